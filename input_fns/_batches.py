@@ -1,0 +1,83 @@
+"""From epochs of examples to batches: the order, and where epochs end. Shared by the shipped input functions.
+
+Each epoch is shuffled by a seed of its own, made of the run's seed and the epoch's number. `Dataset.shuffle` with
+`reshuffle_each_iteration` keeps the seed of the next epoch in the iterator, and the usual `shuffle().batch().repeat()`
+loses it when it is saved after an epoch's last, smaller batch (TensorFlow 2.21): resumed there, it goes through the
+order of the first epoch again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+Epoch = Any
+"""The number of an epoch of TRAIN, an int64 scalar; None for the one ordered pass of EVAL and PREDICT."""
+
+
+def batched(read_epoch: Callable[[Epoch], tf.data.Dataset], mode: str, params: Mapping[str, Any]) -> tf.data.Dataset:
+    """Batches: without end in TRAIN, one pass in EVAL and PREDICT.
+
+    Args:
+      read_epoch: called with an Epoch, gives its examples in their order.
+      mode: train, eval or infer.
+      params: reads batch_size and batch_across_epochs. False: the last batch of an epoch holds what is left, so that
+        an epoch is a whole number of steps. True: it is filled up from the next epoch. Either way every example
+        comes exactly once an epoch.
+    """
+    size = _batch_size(params)
+    if mode != "train":
+        return read_epoch(None).batch(size)
+    epochs = tf.data.Dataset.range(np.iinfo(np.int64).max)
+    if params.get("batch_across_epochs"):
+        batches = epochs.flat_map(read_epoch).batch(size)
+    else:
+        batches = epochs.flat_map(lambda epoch: read_epoch(epoch).batch(size))
+    return batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+
+
+def batches_of_arrays(
+    arrays: Any,
+    num_rows: int,
+    mode: str,
+    params: Mapping[str, Any],
+    config: Any,
+    input_context: tf.distribute.InputContext | None,
+) -> tf.data.Dataset:
+    """Batches of a nest of arrays in memory, each `[num_rows, ...]`, divided by row over the input pipelines."""
+    # Row numbers are shuffled and batched, not rows: one gather a batch is faster, and a checkpoint holds two numbers.
+    rows = np.arange(num_rows, dtype=np.int64)
+    if input_context is not None and input_context.num_input_pipelines > 1:
+        rows = rows[input_context.input_pipeline_id :: input_context.num_input_pipelines]
+    seed = seed_of(params, config)
+    tensors = tf.nest.map_structure(tf.constant, arrays)
+
+    def read_epoch(epoch: Epoch) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices(rows if epoch is None else shuffled(rows, seed, epoch))
+
+    def gather(batch: tf.Tensor) -> Any:
+        return tf.nest.map_structure(lambda tensor: tf.gather(tensor, batch), tensors)
+
+    return batched(read_epoch, mode, params).map(gather).prefetch(tf.data.AUTOTUNE)
+
+
+def shuffled(values: Any, seed: int, epoch: tf.Tensor) -> tf.Tensor:
+    """`values` (`[n]`) in an order that depends on nothing but the seed and the epoch."""
+    return tf.random.experimental.stateless_shuffle(values, tf.stack([seed, epoch]), alg="philox")
+
+
+def seed_of(params: Mapping[str, Any], config: Any) -> int:
+    """params.shuffle_seed, else the run's seed, else 0: the same order in every process, and after a restart."""
+    seed = params.get("shuffle_seed")
+    seed = getattr(config, "tf_random_seed", None) if seed is None else seed
+    return 0 if seed is None else int(seed)
+
+
+def _batch_size(params: Mapping[str, Any]) -> int:
+    size = params.get("batch_size")
+    if not isinstance(size, int) or size < 1:
+        raise ValueError(f"this input function needs a batch size, got {size!r}. Set input.<train|eval>.batch_size.")
+    return size

@@ -1,0 +1,148 @@
+"""Records of files that know their place, so that one which cannot be parsed is named. Shared by the shipped readers.
+
+tf.data's own errors name neither the file nor, mostly, the record. Everything here is made of public tf.data
+transformations without Python functions, so the iterators can be saved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from input_fns._batches import Epoch, batched, seed_of, shuffled
+
+DEFAULT_SHUFFLE_BUFFER = 10_000
+
+# Reads several files at once in TRAIN, a block of each in turn: a first mix, before the shuffle buffer's.
+_FILES_AT_ONCE, _BLOCK = 4, 16
+_PARSERS = 4
+
+# A record's place is one number, file * _FILE + record: a second tensor for each record costs 1 us, a name more.
+_FILE = 1 << 40
+
+Parse = Callable[[tf.Tensor], Any]
+Explain = Callable[[tf.Tensor, tf.Tensor], list[tf.Operation]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Records:
+    """Where records come from, and how a user counts them.
+
+    Attributes:
+      files: in the order of EVAL and PREDICT.
+      read: index of a file (a scalar) -> dataset of its records, strings.
+      part: (n, i): of each file only every n-th record, from the i-th on.
+      counts: records of each file, where known.
+      noun, first: for the errors, `data/a.csv line 2` is the first record where noun is line and first is 2.
+    """
+
+    files: list[str]
+    read: Callable[[tf.Tensor], tf.data.Dataset]
+    part: tuple[int, int] = (1, 0)
+    counts: list[int] | None = None
+    noun: str = "record"
+    first: int = 0
+
+    def placed(self, file: tf.Tensor) -> tf.data.Dataset:
+        """(place, record) of the records of one file."""
+        start = file * _FILE + self.first
+        count = _FILE - self.first if self.counts is None else tf.gather(tf.constant(self.counts, tf.int64), file)
+        records = tf.data.Dataset.zip(tf.data.Dataset.range(start, start + count), self.read(file))
+        return records if self.part[0] == 1 else records.shard(*self.part)
+
+    def describe(self, place: tf.Tensor) -> tf.Tensor:
+        """`file noun number`, a string scalar."""
+        file, number = tf.gather(self.files, place // _FILE), tf.strings.as_string(place % _FILE)
+        return tf.strings.join([file, f" {self.noun} ", number])
+
+    def cardinality(self) -> int | None:
+        """Records in all; None where it is not known."""
+        each, first = self.part
+        return None if self.counts is None else sum(len(range(first, count, each)) for count in self.counts)
+
+    def shuffled(self, epoch: tf.Tensor, seed: int, buffer: int) -> tf.data.Dataset:
+        """(place, record) of all records, in the order of an epoch of TRAIN."""
+        files = tf.data.Dataset.from_tensor_slices(shuffled(tf.range(len(self.files), dtype=tf.int64), seed, epoch))
+        mixed = files.interleave(self.placed, cycle_length=_FILES_AT_ONCE, block_length=_BLOCK)
+        epoch_seed = tf.random.stateless_uniform([], tf.stack([seed, epoch]), None, None, tf.int64, alg="philox")
+        return mixed.shuffle(buffer, seed=epoch_seed, reshuffle_each_iteration=False)
+
+    def in_order(self) -> tf.data.Dataset:
+        """(place, record) of all records, file by file."""
+        return tf.data.Dataset.range(len(self.files)).flat_map(self.placed)
+
+
+def parsed_batches(
+    records: Records, parse: Parse, explain: Explain, mode: str, params: Mapping[str, Any], config: Any
+) -> tf.data.Dataset:
+    """Batches of the parsed records.
+
+    Args:
+      records: one epoch of them.
+      parse: records `[batch]` -> what the dataset holds. Fails if one of them is bad.
+      explain: (place, record), scalars, of the first record that failed -> assertions, one of which says why.
+      mode, params: see `batched`; params.shuffle_buffer is the number of examples to draw from.
+      config: has the seed where params have none.
+    """
+    seed, buffer = seed_of(params, config), params.get("shuffle_buffer", DEFAULT_SHUFFLE_BUFFER)
+    cardinality = records.cardinality()
+
+    def read_epoch(epoch: Epoch) -> tf.data.Dataset:
+        placed = records.in_order() if epoch is None else records.shuffled(epoch, seed, buffer)
+        return placed if cardinality is None else placed.apply(tf.data.experimental.assert_cardinality(cardinality))
+
+    # The seed generators of the epochs' shuffles count as state that cannot be saved. It need not be: the epoch's
+    # number, which is saved, makes them anew.
+    options = tf.data.Options()
+    options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+    batches = batched(read_epoch, mode, params).with_options(options)
+    return _parsed(batches, records, parse, explain).prefetch(tf.data.AUTOTUNE)
+
+
+def first_failing(records: tf.Tensor, parse: Parse) -> tf.Tensor:
+    """Index of the first of `records` (`[n]`) on which `parse` fails; n if none does. In graph; slow."""
+
+    def numbered(i: tf.Tensor, record: tf.Tensor) -> Any:
+        # What was parsed is returned too: tf.data does not run a function for the sake of control dependencies.
+        return i, parse(record[None])
+
+    good = tf.data.Dataset.from_tensor_slices(records).enumerate().map(numbered).ignore_errors()
+    # The good ones come in order: the first number that is missing is the first that failed.
+    return good.reduce(
+        tf.constant(0, tf.int64), lambda expected, one: tf.where(one[0] == expected, one[0] + 1, expected)
+    )
+
+
+def fails(record: tf.Tensor, parse: Parse) -> tf.Tensor:
+    """Whether `parse` fails on this one record. In graph."""
+    return first_failing(record[None], parse) == 0
+
+
+def assert_that(condition: tf.Tensor, *message: Any) -> tf.Operation:
+    """An assertion whose error text is `message`, strings and string tensors, joined."""
+    return tf.debugging.Assert(condition, [tf.strings.join([tf.convert_to_tensor(part) for part in message])])
+
+
+def _parsed(batches: tf.data.Dataset, source: Records, parse: Parse, explain: Explain) -> tf.data.Dataset:
+    def parse_records(places: tf.Tensor, records: tf.Tensor) -> Any:
+        return parse(records)
+
+    def find_bad_record(places: tf.Tensor, records: tf.Tensor) -> Any:
+        bad = tf.minimum(first_failing(records, parse), tf.size(records, tf.int64) - 1)
+        with tf.control_dependencies(explain(source.describe(places[bad]), records[bad])):
+            return parse(tf.identity(records))
+
+    def attempt(places: tf.Tensor, records: tf.Tensor) -> tf.data.Dataset:
+        # try/except in tf.data: the second dataset is only looked at when the first, its error dropped, was empty.
+        one = tf.data.Dataset.from_tensors((places, records))
+        return one.map(parse_records).ignore_errors().concatenate(one.map(find_bad_record)).take(1)
+
+    parsed = batches.interleave(attempt, cycle_length=_PARSERS, num_parallel_calls=_PARSERS, deterministic=True)
+    # One batch in, one out; interleave forgets that.
+    cardinality = batches.cardinality()
+    if cardinality == tf.data.UNKNOWN_CARDINALITY:
+        return parsed
+    return parsed.apply(tf.data.experimental.assert_cardinality(cardinality))

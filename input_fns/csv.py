@@ -1,0 +1,228 @@
+"""CSV files with declared columns."""
+
+from __future__ import annotations
+
+import csv  # the standard library's; this module is input_fns.csv
+import difflib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from input_fns._files import compressions, divide_files, find_files
+from input_fns._records import Records, assert_that, fails, first_failing, parsed_batches
+
+_DTYPES = {
+    "int32": tf.int32,
+    "int64": tf.int64,
+    "float32": tf.float32,
+    "float64": tf.float64,
+    "string": tf.string,
+}
+
+
+class Column(NamedTuple):
+    """One field of every line.
+
+    Attributes:
+      name: in the header and in the features.
+      dtype: None: a column of the file that nobody asked for.
+      default: for an empty field; None: it must not be empty.
+    """
+
+    name: str
+    dtype: tf.DType | None
+    default: Any = None
+
+
+def input_fn(
+    mode: str,
+    params: Mapping[str, Any],
+    config: Any = None,
+    input_context: tf.distribute.InputContext | None = None,
+) -> tf.data.Dataset:
+    """Batches of (dict of features `[batch]`, label `[batch]`).
+
+    TRAIN shuffles anew each epoch and never ends; EVAL and PREDICT are one ordered pass. PREDICT has no label, and with
+    a header needs no column for it.
+
+    Params:
+      files: a path or glob, or a list of them; names in .gz are compressed. A quoted field may hold the delimiter and
+        "" for a quote, not a line break.
+      columns: {name: {dtype: int32|int64|float32|float64|string, default: value}} or {name: dtype}. Without a default
+        the field must not be empty.
+      label: name of the column that is the label; null: there is none.
+      header: the files begin with a line of column names, true. Then columns may be some of them in any order; else
+        they are all of the file's, in its order.
+      delimiter: one character, ','.
+      na_value: a text that means empty too, ''.
+      shuffle_buffer: examples to draw from, 10000.
+      batch_size, shuffle_seed, batch_across_epochs: as for input_fns.digits.
+
+    Raises:
+      ValueError: a file is not there, or its header lacks a column. When the iterator runs, an InvalidArgumentError
+        names the file, the line (from 1, the header included) and the column that cannot be parsed.
+    """
+    delimiter = params.get("delimiter") or ","
+    header, label = bool(params.get("header", True)), params.get("label")
+    declared = _declared_columns(params.get("columns"), label)
+    if mode == "infer" and header and label is not None:
+        del declared[label]
+    found = find_files(params)
+    columns = list(declared.values())
+    if header:
+        columns = [declared.get(name, Column(name, None)) for name in _header(found, declared, delimiter)]
+    files, part = divide_files(found, input_context)
+    skip = 1 if header else 0
+
+    def read(file: tf.Tensor) -> tf.data.Dataset:
+        return tf.data.TextLineDataset(tf.gather(files, file), tf.gather(compressions(files), file)).skip(skip)
+
+    line = Line(columns, delimiter, params.get("na_value") or "")
+
+    def parse(records: tf.Tensor) -> Any:
+        features = line.parse(records)
+        if label is None or label not in features:
+            return features
+        value = features.pop(label)
+        return features if mode == "infer" else (features, value)
+
+    records = Records(files, read, part, noun="line", first=1 + skip)
+    return parsed_batches(records, parse, line.explain, mode, params, config)
+
+
+class Line:
+    """The columns of a line: parses lines, and explains why one cannot be parsed."""
+
+    def __init__(self, columns: list[Column], delimiter: str, na_value: str) -> None:
+        self._columns = columns
+        self._delimiter = delimiter
+        self._na_value = na_value
+
+    def parse(self, lines: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Name -> `[n]` of the declared columns. In graph; fails if one line does not fit."""
+        # All columns of the file are decoded, wanted or not: only then TensorFlow checks how many fields a line has.
+        defaults = [_record_default(column) for column in self._columns]
+        values = self._decode(lines, defaults)
+        return {c.name: value for c, value in zip(self._columns, values, strict=True) if c.dtype is not None}
+
+    def explain(self, place: tf.Tensor, line: tf.Tensor) -> list[tf.Operation]:
+        """Assertions of which one fails, and says why: for a scalar `line` that `parse` failed on. In graph."""
+        number = self._num_fields(line)
+        count = assert_that(
+            number == len(self._columns),
+            *(place, ": has ", tf.strings.as_string(number), f" fields, and there are {len(self._columns)} columns: "),
+            line,
+        )
+        quotes = assert_that(~fails(line, self._fields), place, ": its quotes are not as CSV has them: ", line)
+        with tf.control_dependencies([count, quotes]):
+            fields = self._fields(tf.identity(line)[None])
+        checks = [self._check_dtype(place, fields, name) for name in _DTYPES]
+        with tf.control_dependencies([check for check in checks if check is not None]):
+            return [assert_that(tf.constant(False), place, ": cannot be parsed: ", line)]
+
+    def _check_dtype(self, place: tf.Tensor, fields: tf.Tensor, dtype: str) -> tf.Operation | None:
+        """That the fields of the columns of one dtype are values of it."""
+        chosen = [i for i, column in enumerate(self._columns) if column.dtype == _DTYPES[dtype]]
+        if not chosen:
+            return None
+        names = tf.constant([self._columns[i].name for i in chosen])
+        required = tf.constant([self._columns[i].default is None for i in chosen])
+        texts = tf.gather(fields, chosen)
+        empty = (texts == "") | (texts == self._na_value)
+        missing = empty & required
+        no_value = assert_that(
+            ~tf.reduce_any(missing), place, ": column ", names[tf.argmax(missing)], " is empty and has no default"
+        )
+        if dtype == "string":
+            return no_value
+        # An empty field with a default is fine, whatever the default.
+        texts = tf.where(empty, "0", texts)
+        bad = first_failing(texts, lambda text: tf.strings.to_number(text, _DTYPES[dtype]))
+        index = tf.minimum(bad, len(chosen) - 1)
+        with tf.control_dependencies([no_value]):
+            is_number = bad == len(chosen)
+            return assert_that(
+                is_number, place, ": column ", names[index], " is ", texts[index], f", not {_article(dtype)}"
+            )
+
+    def _fields(self, lines: tf.Tensor) -> tf.Tensor:
+        """The fields of one line as strings, `[columns]`."""
+        return tf.concat(self._decode(lines, [tf.constant([""])] * len(self._columns), na_value=""), 0)
+
+    def _decode(self, lines: tf.Tensor, defaults: list[tf.Tensor], na_value: str | None = None) -> list[tf.Tensor]:
+        na_value = self._na_value if na_value is None else na_value
+        return tf.io.decode_csv(lines, defaults, field_delim=self._delimiter, na_value=na_value)
+
+    def _num_fields(self, line: tf.Tensor) -> tf.Tensor:
+        # What is left when quoted fields and all other characters are taken out are the delimiters.
+        escaped = "\\" + self._delimiter if self._delimiter in r"\^]-|.*+?()[{}$" else self._delimiter
+        return tf.strings.length(tf.strings.regex_replace(line, f'"(?:[^"]|"")*"|[^{escaped}]', "")) + 1
+
+
+def _declared_columns(columns: Any, label: str | None) -> dict[str, Column]:
+    if not isinstance(columns, Mapping) or not columns:
+        raise ValueError(f"params.columns is not set. Give {{name: {{dtype: {'|'.join(_DTYPES)}, default: value}}}}.")
+    if label is not None and label not in columns:
+        raise ValueError(f"params.label={label!r} is not among params.columns: {', '.join(columns)}.")
+    return {name: _declared_column(name, declared) for name, declared in columns.items()}
+
+
+def _declared_column(name: str, declared: Any) -> Column:
+    declared = {"dtype": declared} if isinstance(declared, str) else dict(declared)
+    unknown = set(declared) - {"dtype", "default"}
+    if unknown:
+        raise ValueError(f"params.columns.{name} has {', '.join(sorted(unknown))}; it can have dtype and default.")
+    if declared.get("dtype") not in _DTYPES:
+        raise ValueError(f"params.columns.{name}.dtype={declared.get('dtype')!r} is not one of {', '.join(_DTYPES)}.")
+    dtype, default = _DTYPES[declared["dtype"]], declared.get("default")
+    try:
+        if default is not None:
+            tf.constant(default, dtype)
+    except (TypeError, ValueError):
+        article = _article(declared["dtype"])
+        raise ValueError(f"params.columns.{name}.default={default!r} is not {article}.") from None
+    return Column(name, dtype, default)
+
+
+def _record_default(column: Column) -> tf.Tensor:
+    """tf.io.decode_csv's: empty means required."""
+    if column.dtype is None:
+        return tf.constant([""])
+    return tf.constant([] if column.default is None else [column.default], column.dtype)
+
+
+def _header(files: list[str], declared: Mapping[str, Column], delimiter: str) -> list[str]:
+    """The column names of the files, which all have the same.
+
+    Raises:
+      ValueError: naming the file, and the declared column that it lacks or where it differs from the first file.
+    """
+    first: list[str] | None = None
+    for file, compression in zip(files, compressions(files), strict=True):
+        lines = list(tf.data.TextLineDataset(file, compression).take(1).as_numpy_iterator())
+        if not lines:
+            raise ValueError(f"{file}: is empty; its first line should be the header. Set params.header=false if not.")
+        names = _split(lines[0].decode("utf-8-sig"), delimiter)
+        for name in declared:
+            if name not in names:
+                near = difflib.get_close_matches(name, names, 1)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                raise ValueError(f"{file} line 1: no column {name!r}.{hint} The header has: {', '.join(names)}.")
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"{file} line 1: the header has {twice!r} twice.")
+        first = first or names
+        if names != first:
+            raise ValueError(f"{file} line 1: the header is {', '.join(names)}; that of {files[0]} {', '.join(first)}.")
+    assert first is not None
+    return first
+
+
+def _split(line: str, delimiter: str) -> list[str]:
+    """The fields of a header line."""
+    return [name.strip() for name in next(csv.reader([line], delimiter=delimiter))]
+
+
+def _article(dtype: str) -> str:
+    return f"{'an' if dtype[0] in 'aeiou' else 'a'} {dtype}"

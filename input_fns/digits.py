@@ -1,0 +1,45 @@
+"""scikit-learn's handwritten digits: 1,797 images of 8x8, ten classes, a fifth of them held out for evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+from input_fns._batches import batches_of_arrays
+
+
+def input_fn(
+    mode: str,
+    params: Mapping[str, Any],
+    config: Any = None,
+    input_context: tf.distribute.InputContext | None = None,
+) -> tf.data.Dataset:
+    """Batches of ({"image": float32 `[batch, 8, 8, 1]` in 0..1, "id": int64 `[batch]`}, labels int64 `[batch]`).
+
+    TRAIN shuffles its part anew each epoch and never ends; EVAL and PREDICT are one pass of the held-out part, by id.
+    PREDICT has no labels. The split is stratified: both parts have the classes in the same proportions.
+
+    Params:
+      batch_size: examples a batch.
+      shuffle_seed: null: the run's seed, else 0. The epochs' orders differ in any case.
+      eval_fraction: part that is held out, 0.2.
+      split_seed: which part that is, 0.
+      flat: images as `[batch, 64]`, false.
+      batch_across_epochs: fill the last batch of an epoch from the next, false.
+    """
+    data = load_digits()
+    ids = np.arange(len(data.target), dtype=np.int64)
+    train, held_out = train_test_split(
+        ids, test_size=params.get("eval_fraction", 0.2), random_state=params.get("split_seed", 0), stratify=data.target
+    )
+    rows = np.sort(train if mode == "train" else held_out)
+    images = (data.images[rows] / 16.0).astype(np.float32)
+    shape = (-1, 64) if params.get("flat") else (-1, 8, 8, 1)
+    features = {"image": images.reshape(shape), "id": rows}
+    arrays = features if mode == "infer" else (features, data.target[rows].astype(np.int64))
+    return batches_of_arrays(arrays, len(rows), mode, params, config, input_context)

@@ -1,0 +1,119 @@
+"""Arrays of NumPy's .npz files, by key, held in memory."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from input_fns._batches import batches_of_arrays
+from input_fns._files import divide_files, find_files
+
+
+def input_fn(
+    mode: str,
+    params: Mapping[str, Any],
+    config: Any = None,
+    input_context: tf.distribute.InputContext | None = None,
+) -> tf.data.Dataset:
+    """Batches of (dict of features, label), the rows of all files, in the dtypes that are stored.
+
+    TRAIN shuffles all rows anew each epoch and never ends; EVAL and PREDICT are one ordered pass. PREDICT has no label.
+
+    Params:
+      files: a path or glob, or a list of them. Each holds the same arrays, `[rows, ...]`.
+      features: keys of the arrays; null: all but the label.
+      label: key of the labels; null: there are none.
+      allow_nan: let NaN and infinity in float arrays through, false.
+      batch_size, shuffle_seed, batch_across_epochs: as for input_fns.digits.
+
+    Raises:
+      ValueError: naming the file and the array, and the row where one row is bad.
+    """
+    files, part = divide_files(find_files(params), input_context)
+    label: str | None = params.get("label")
+    keys = _keys(files[0], params.get("features"), label)
+    if mode == "infer":
+        label = None
+    wanted = keys if label is None else [*keys, label]
+    loaded = [_load(file, wanted, bool(params.get("allow_nan"))) for file in files]
+    _check_alike(files, loaded)
+    each, first = part
+    arrays = {key: np.concatenate([file[key][first::each] for file in loaded]) for key in wanted}
+    features = {key: arrays[key] for key in keys}
+    rows = len(arrays[wanted[0]])
+    return batches_of_arrays(features if label is None else (features, arrays[label]), rows, mode, params, config, None)
+
+
+def _keys(file: str, features: Any, label: str | None) -> list[str]:
+    if isinstance(features, str):
+        return [features]
+    if features is not None:
+        return list(features)
+    with _open(file) as archive:
+        keys = [key for key in archive.files if key != label]
+    if not keys:
+        raise ValueError(f"{file}: holds no array beside the label {label!r}.")
+    return keys
+
+
+def _open(file: str) -> Any:
+    try:
+        # Never unpickles: a pickle in a data file could run any code.
+        archive = np.load(tf.io.gfile.GFile(file, "rb"), allow_pickle=False)
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{file}: not an .npz file ({error}).") from error
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise ValueError(f"{file}: one .npy array, not an .npz file. Save it with np.savez(path, name=array).")
+    return archive
+
+
+def _load(file: str, keys: list[str], allow_nan: bool) -> dict[str, np.ndarray]:
+    """The arrays by key, checked."""
+    arrays: dict[str, np.ndarray] = {}
+    with _open(file) as archive:
+        for key in keys:
+            if key not in archive.files:
+                raise ValueError(f"{file}: no array {key!r}; there are: {', '.join(archive.files) or 'none'}.")
+            try:
+                arrays[key] = archive[key]
+            except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
+                raise ValueError(f"{file}: array {key!r} cannot be read ({error}).") from error
+            _check_array(file, key, arrays[key], allow_nan)
+    lengths = {key: len(array) for key, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(
+            f"{file}: its arrays have different numbers of rows: {', '.join(f'{k} {n}' for k, n in lengths.items())}. "
+            f"Row {min(lengths.values())} (from 0) is the first that not all of them have."
+        )
+    return arrays
+
+
+def _check_array(file: str, key: str, array: np.ndarray, allow_nan: bool) -> None:
+    if array.ndim == 0:
+        raise ValueError(f"{file}: array {key!r} is a single value; it must have a row for each example.")
+    if allow_nan or not np.issubdtype(array.dtype, np.floating):
+        return
+    bad = ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
+    if bad.any():
+        row = int(np.argmax(bad))
+        value = next(v for v in array[row].ravel() if not np.isfinite(v))
+        raise ValueError(
+            f"{file}: array {key!r} row {row} (from 0) holds {value}, as do {int(bad.sum())} rows in all. "
+            "Set params.allow_nan=true to let them through."
+        )
+
+
+def _check_alike(files: list[str], loaded: list[dict[str, np.ndarray]]) -> None:
+    for file, arrays in zip(files[1:], loaded[1:], strict=True):
+        for key, array in arrays.items():
+            first = loaded[0][key]
+            if (array.dtype, array.shape[1:]) != (first.dtype, first.shape[1:]):
+                raise ValueError(
+                    f"{file}: array {key!r} has rows of {array.dtype} {array.shape[1:]}, and those of {files[0]} are "
+                    f"{first.dtype} {first.shape[1:]}."
+                )

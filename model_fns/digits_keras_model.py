@@ -1,0 +1,32 @@
+"""The digits classifier as a compiled keras.Model: model_fn returns it, and the runner trains it."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from runner import Params
+
+
+def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, params: Params) -> keras.Model:
+    """A compiled model.
+
+    Args:
+      features: `image` float32 [batch, 8, 8, 1] in 0..1; others are not used.
+      labels: int64 [batch], 0..9; the runner brings them to the loss that is compiled.
+      params: width, learning_rate.
+    """
+    # A Keras model takes the features that it declares, no more and no fewer.
+    inputs = {
+        name: keras.Input(tensor.shape[1:], dtype=tensor.dtype.name, name=name) for name, tensor in features.items()
+    }
+    x = keras.layers.Flatten()(inputs["image"])
+    x = keras.layers.Dense(params.width, activation="relu", name="hidden")(x)
+    logits = keras.layers.Dense(10, name="logits")(x)
+    model = keras.Model(inputs, logits)
+    model.compile(
+        optimizer=keras.optimizers.Adam(params.learning_rate),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+    )
+    return model

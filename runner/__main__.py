@@ -1,0 +1,8 @@
+"""`python -m runner`."""
+
+from __future__ import annotations
+
+from runner.app import main
+
+if __name__ == "__main__":
+    main()

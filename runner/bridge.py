@@ -1,0 +1,331 @@
+"""The one file that touches private names of TensorFlow and Keras.
+
+Written against TensorFlow 2.21 and Keras 3.15. Each entry says what it is for and what to do when the name moves;
+`tests/test_bridge.py` fails first, and by name, when one does.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import contextlib
+import dataclasses
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+# PerReplica: one value a replica, for reductions that weight them. When it moves: it is what
+# `strategy.experimental_distribute_values_from_function` returns an instance of.
+from tensorflow.python.distribute.values import PerReplica
+
+# UninitializedVariable: a tf.Variable with a handle but no value, so that discovery allocates nothing.
+# When it moves: create tf.Variable(tf.zeros(shape)) instead; discovery then holds a second copy of the model.
+from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+__all__ = [
+    "CallTimeValue",
+    "KerasTrace",
+    "PerReplica",
+    "collect_call_time_values",
+    "control_inputs",
+    "creator_scope",
+    "fresh_collections",
+    "fresh_thread_collections",
+    "keras_trace",
+    "logging_cadence",
+    "program_order_in_branches",
+    "settings_of_hook",
+    "skip_iterations",
+    "uninitialized_variable",
+]
+
+v1 = tf.compat.v1
+
+
+def uninitialized_variable(name: str, shape: tf.TensorShape, dtype: tf.DType, trainable: bool) -> tf.Variable:
+    """An eager variable without a value; `assign` gives it one and allocates it."""
+    with tf.init_scope(), v1.name_scope(None):
+        return UninitializedVariable(name=name, shape=shape, dtype=dtype, trainable=trainable)
+
+
+# --- graphs ---------------------------------------------------------------------------------------------------
+
+
+class _ThreadCollections(collections.abc.MutableMapping[Any, Any]):
+    """Graph collections, one set per thread.
+
+    Replica threads take turns at every merge_call and must not see each other's variable store, scope counters,
+    UPDATE_OPS or global step.
+    """
+
+    def __init__(self) -> None:
+        self.local = threading.local()
+
+    @property
+    def values_of_thread(self) -> dict[Any, Any]:
+        if not hasattr(self.local, "values"):
+            self.local.values = {}
+        values: dict[Any, Any] = self.local.values
+        return values
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.values_of_thread[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.values_of_thread[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self.values_of_thread[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(list(self.values_of_thread))
+
+    def __len__(self) -> int:
+        return len(self.values_of_thread)
+
+
+@contextlib.contextmanager
+def fresh_collections() -> Iterator[None]:
+    """Empty graph collections for one trace, at the graph being traced and at the eager level.
+
+    The eager level too, because v1 optimizers and moving averages make their slots under `init_scope`, in *its*
+    variable store; a second trace would find them "already exists".
+    Private: `Graph._collections`, which has been a plain dict since TF 1. When it changes, copy the public
+    `get_collection_ref` lists out and back; `__variable_store` is not among the public keys, hence this.
+    """
+    with tf.init_scope():
+        eager = v1.get_default_graph()
+    graphs = [v1.get_default_graph(), eager]
+    saved = [graph._collections for graph in graphs]
+    for graph in graphs:
+        graph._collections = _ThreadCollections()
+    try:
+        yield
+    finally:
+        for graph, collections_ in zip(graphs, saved, strict=True):
+            graph._collections = collections_
+
+
+@contextlib.contextmanager
+def fresh_thread_collections() -> Iterator[None]:
+    """The collections of this thread alone, empty: one replica's call of model_fn within `fresh_collections`."""
+    local = v1.get_default_graph()._collections.local
+    saved, local.values = getattr(local, "values", {}), {}
+    try:
+        yield
+    finally:
+        local.values = saved
+
+
+@contextlib.contextmanager
+def creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
+    """`tf.variable_creator_scope`, which also holds inside `tf.init_scope` (where v1 slots are made).
+
+    The stack belongs to the current graph, so it is entered on the eager level as well. Private:
+    `Graph._variable_creator_scope`, what tf.variable_creator_scope calls on the default graph.
+    """
+    with tf.init_scope():
+        eager = v1.get_default_graph()
+    with contextlib.ExitStack() as stack:
+        if eager is not v1.get_default_graph():
+            stack.enter_context(eager._variable_creator_scope(creator))
+        stack.enter_context(tf.variable_creator_scope(creator))
+        yield
+
+
+@contextlib.contextmanager
+def control_inputs(edges: Mapping[tf.Operation, list[tf.Operation]]) -> Iterator[None]:
+    """Makes each key run after its values, for functions pruned from the graph meanwhile.
+
+    The edges are taken back: a function pruned later would pull in what an earlier one had to wait for.
+    Private: `Operation._add_control_inputs` and `_remove_all_control_inputs`; tf.control_dependencies can order
+    only operations that are still to be made.
+    """
+    originals = {operation: list(operation.control_inputs) for operation in edges}
+    for operation, before in edges.items():
+        operation._add_control_inputs(before)
+    try:
+        yield
+    finally:
+        for operation, before in originals.items():
+            operation._remove_all_control_inputs()
+            operation._add_control_inputs(before)
+
+
+def program_order_in_branches(graph: Any) -> None:
+    """Bodies of `tf.cond`, `tf.while_loop` in `graph` run all their effects in program order, as in tf.function.
+
+    Private: `FuncGraph._add_control_dependencies`, which control flow takes over from the graph around it and
+    wrap_function leaves off. The graph itself is pruned and ordered by `runner.traces`.
+    """
+    graph._add_control_dependencies = True
+
+
+@dataclasses.dataclass(frozen=True)
+class CallTimeValue:
+    """A value that a graph wants anew at each call: the instance keys of collectives."""
+
+    placeholder: tf.Tensor
+    closure: Callable[[], Any]
+    spec: Any
+
+    def capture(self) -> tf.Tensor:
+        """The value for one call: eagerly now, or when the graph that is being traced is called."""
+        graph = v1.get_default_graph()
+        if tf.executing_eagerly():
+            return self.closure()
+        # As TensorFlow does for its own collectives: control flow bodies cannot capture at call time.
+        while getattr(graph, "is_control_flow_graph", False):
+            graph = graph.outer_graph
+        return graph.capture_call_time_value(self.closure, self.spec)
+
+
+def collect_call_time_values(graph: Any) -> list[CallTimeValue]:
+    """From now on, call-time captures of `graph` become placeholders, listed in what this returns.
+
+    `WrappedFunction.prune` cannot lift a call-time capture (UnliftableError); a placeholder it can.
+    Private: `FuncGraph.capture_call_time_value`, replaced on this one graph.
+    """
+    values: list[CallTimeValue] = []
+
+    def capture(closure: Callable[[], Any], spec: Any, key: Any = None, default_value: Any = None, **_: Any) -> Any:
+        with graph.as_default(), tf.device(None), v1.name_scope(None):
+            placeholder = v1.placeholder(spec.dtype, spec.shape, "call_time_value")
+        values.append(CallTimeValue(placeholder, closure, spec))
+        return placeholder
+
+    graph.capture_call_time_value = capture
+    return values
+
+
+# --- Keras 3 --------------------------------------------------------------------------------------------------
+
+
+class KerasTrace:
+    """What Keras 3 does during one trace: whose variables it makes, and what its optimizers write.
+
+    Attributes:
+      written: operations that Keras optimizers issued, which return no update op to fetch.
+      reduce: called by Keras optimizers in place of their sum over replicas, with (grads, variables).
+    """
+
+    def __init__(self, reduce: Callable[[list[Any]], list[Any]] | None = None) -> None:
+        self.written: list[tf.Operation] = []
+        self.reduce = reduce
+        self._owners = threading.local()
+
+    @property
+    def owner(self) -> Any:
+        """The `keras.Variable` on whose behalf tf.Variable is being called in this thread, or None."""
+        stack = getattr(self._owners, "stack", None)
+        return stack[-1] if stack else None
+
+    @contextlib.contextmanager
+    def owned_by(self, owner: Any) -> Iterator[None]:
+        if not hasattr(self._owners, "stack"):
+            self._owners.stack = []
+        self._owners.stack.append(owner)
+        try:
+            yield
+        finally:
+            self._owners.stack.pop()
+
+
+@contextlib.contextmanager
+def keras_trace(reduce: Callable[[list[Any]], list[Any]] | None = None) -> Iterator[KerasTrace]:
+    """Watches Keras 3 during a trace, and gives it fresh name counters and seed generators.
+
+    Private, all in Keras 3.15: `backend.Variable._initialize` (Keras hands tf.Variable only the short name; its
+    `path` is what a checkpoint needs), `TFOptimizer.assign*` (the methods every Keras optimizer writes through) and
+    `TFOptimizer._all_reduce_sum_gradients` (its sum over replicas), `global_state.GLOBAL_STATE_TRACKER` (what
+    `keras.utils.clear_session` replaces; replaced and put back here, so that the caller's own models keep theirs).
+    `losses.loss.scale_loss_for_distribution`: Keras divides each scalar loss by the number of replicas, for
+    optimizers that sum; the runner weights gradients itself, and wants the loss as it is.
+    Does nothing when Keras 3 has not been imported by the time of the trace.
+    """
+    trace = KerasTrace(reduce)
+    if "keras" not in sys.modules:
+        yield trace
+        return
+    from keras.src.backend.common import global_state
+    from keras.src.backend.tensorflow.core import Variable
+    from keras.src.backend.tensorflow.optimizer import TFOptimizer
+    from keras.src.losses import loss as keras_loss
+
+    initialize, all_reduce = Variable._initialize, TFOptimizer._all_reduce_sum_gradients
+
+    def owned_initialize(self: Any, value: Any) -> None:
+        with trace.owned_by(self):
+            initialize(self, value)
+
+    def recorded(method: Callable[..., Any]) -> Callable[..., Any]:
+        def write(self: Any, variable: Any, value: Any) -> None:
+            graph = v1.get_default_graph()
+            first = len(graph.get_operations())
+            method(self, variable, value)
+            trace.written.extend(graph.get_operations()[first:])
+
+        return write
+
+    def reduced(self: Any, grads_and_vars: Any) -> list[Any]:
+        if trace.reduce is None:
+            return all_reduce(self, grads_and_vars)
+        return trace.reduce(list(grads_and_vars))
+
+    patches: list[tuple[Any, str, Any]] = [
+        (Variable, "_initialize", owned_initialize),
+        (TFOptimizer, "_all_reduce_sum_gradients", reduced),
+        (keras_loss, "scale_loss_for_distribution", lambda value: value),
+        (keras_loss, "unscale_loss_for_distribution", lambda value: value),
+        (global_state, "GLOBAL_STATE_TRACKER", threading.local()),
+        *((TFOptimizer, name, recorded(getattr(TFOptimizer, name))) for name in ("assign", "assign_add", "assign_sub")),
+    ]
+    with contextlib.ExitStack() as stack:
+        for target, name, value in patches:
+            stack.callback(setattr, target, name, getattr(target, name))
+            setattr(target, name, value)
+        yield trace
+
+
+# --- v1 hooks -------------------------------------------------------------------------------------------------
+
+
+def logging_cadence(hook: Any) -> int | None:
+    """Steps between the lines of a LoggingTensorHook; None when it goes by the clock or logs only at the end.
+
+    Private: `LoggingTensorHook._timer` and `SecondOrStepTimer._every_steps`, both unchanged since TF 1.4.
+    """
+    steps: int | None = getattr(hook._timer, "_every_steps", None)
+    return steps
+
+
+def skip_iterations(hook: Any, num_iterations: int) -> None:
+    """Tells a LoggingTensorHook of iterations that ran in one loop. Private: its counter, `_iter_count`."""
+    hook._iter_count += num_iterations
+
+
+def settings_of_hook(hook: Any) -> dict[str, Any] | None:
+    """What one of TensorFlow's own training hooks was constructed with, for the runner to do; None for others.
+
+    Private: the attributes in which these hooks keep their arguments, unchanged since TF 1.4. A subclass may do
+    more, so only the classes themselves count.
+    """
+    kind = type(hook)
+    if kind is v1.train.StopAtStepHook:
+        return {"num_steps": hook._num_steps} if hook._num_steps is not None else {"last_step": hook._last_step}
+    if kind is v1.train.StepCounterHook:
+        return {}
+    if kind is v1.train.NanTensorHook:
+        return {"stop_at_nan": hook._fail_on_nan_loss}
+    if kind is v1.train.SummarySaverHook:
+        return {"summary_steps": hook._timer._every_steps}
+    if kind is v1.train.CheckpointSaverHook:
+        timer = hook._timer
+        return {
+            "save_steps": timer._every_steps,
+            "save_secs": timer._every_secs,
+            "listeners": tuple(hook._listeners),
+        }
+    return None

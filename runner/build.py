@@ -1,0 +1,121 @@
+"""From a checked config to the objects that run it; the only file that knows both."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from runner import user_code
+from runner.config import Config, InputBlock, RunSettings, StrategyConfig, eval_key
+from runner.estimator import Estimator
+from runner.inputs import Input
+from runner.journal import Journal, NullJournal
+from runner.report import NullProgress, Progress
+from runner.run_config import RunConfig
+from runner.strategy import build_strategy, split_cpu
+from runner.training import EvalSpec, TrainSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What a config describes, ready to run.
+
+    Attributes:
+      train_spec: None where the command does not train.
+      eval_specs: empty where it does not evaluate.
+    """
+
+    estimator: Estimator
+    train_spec: TrainSpec | None
+    eval_specs: tuple[EvalSpec, ...]
+
+
+def build_job(
+    config: Config, journal: Journal | NullJournal, progress: Progress | NullProgress, hooks: tuple[Any, ...] = ()
+) -> Job:
+    """Imports the user's functions and builds what the command needs.
+
+    Args:
+      hooks: added to those of training.
+
+    Raises:
+      UserCodeError: a function is not there. What the user's modules raise passes.
+      ValueError: the strategy cannot be built here.
+    """
+    functions = {key: user_code.load(key, name, default) for key, name, default in config.functions()}
+    configure_tensorflow(config.run)
+    estimator = Estimator(
+        functions["model.fn"],
+        model_dir=config.model_dir,
+        config=build_run_config(config),
+        params=config.model.params,
+        journal=journal,
+        progress=progress,
+    )
+    train_spec = None
+    if config.command != "evaluate":
+        train_input = build_input(config.input.train, functions["input.train.fn"])
+        train_spec = TrainSpec(train_input, max_steps=config.train.max_steps, hooks=hooks)
+    eval_specs = () if config.command == "train" else tuple(_build_eval_specs(config, functions))
+    return Job(estimator, train_spec, eval_specs)
+
+
+def build_run_config(config: Config) -> RunConfig:
+    """The RunConfig that `run`, `train`, `checkpoint` and the strategies describe."""
+    # Once, before either strategy touches a device: TensorFlow cannot split them afterwards.
+    split_cpu(config.strategy.virtual_devices or config.eval_strategy.virtual_devices)
+    strategy = _build_strategy(config.strategy)
+    same = config.eval_strategy.name is None
+    return RunConfig(
+        model_dir=config.model_dir,
+        tf_random_seed=secrets.randbits(31) if config.run.seed is None else config.run.seed,
+        save_summary_steps=config.train.summary_steps,
+        save_checkpoints_steps=config.checkpoint.save_steps,
+        save_checkpoints_secs=None if config.checkpoint.save_steps else config.checkpoint.save_secs,
+        keep_checkpoint_max=config.checkpoint.keep_max,
+        log_step_count_steps=config.train.log_steps,
+        steps_per_loop=None if config.train.steps_per_loop == "auto" else config.train.steps_per_loop,
+        train_distribute=strategy,
+        eval_distribute=strategy if same else _build_strategy(config.eval_strategy),
+        nan=config.train.nan,
+    )
+
+
+def build_input(block: InputBlock, fn: Any) -> Input:
+    """The Input that a block of `input` describes."""
+    return Input(
+        fn, params=block.params, batch_size=block.batch_size, shard=block.shard, shuffle_seed=block.shuffle_seed
+    )
+
+
+def configure_tensorflow(run: RunSettings) -> None:
+    """Sets what holds for the whole process, before anything uses TensorFlow."""
+    if run.deterministic:
+        tf.config.experimental.enable_op_determinism()
+
+
+def _build_eval_specs(config: Config, functions: Mapping[str, Any]) -> list[EvalSpec]:
+    return [
+        EvalSpec(
+            build_input(block, functions[f"{eval_key(name)}.fn"]),
+            steps=config.eval.steps,
+            name=name or None,
+            throttle_secs=config.eval.throttle_secs,
+        )
+        for name, block in config.input.evals.items()
+    ]
+
+
+def _build_strategy(strategy: StrategyConfig) -> Any:
+    return build_strategy(
+        strategy.name or "default",
+        devices=strategy.devices,
+        num_gpus=strategy.num_gpus,
+        virtual_devices=strategy.virtual_devices,
+        cross_device_ops=strategy.cross_device_ops or "auto",
+        num_packs=1 if strategy.num_packs is None else strategy.num_packs,
+    )

@@ -1,0 +1,123 @@
+"""What an input function returned, as a dataset of (features,) or (features, labels), and the checks of its shapes."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+_log = logging.getLogger(__name__)
+
+
+def as_dataset(result: Any, name: str, mode: str) -> tf.data.Dataset:
+    """`result` of the input function `name` as a dataset of (features,) or (features, labels).
+
+    Tensors are one batch: in TRAIN the batch of every step, as in tf.estimator; in EVAL and PREDICT, where that
+    never ended, they are seen once.
+
+    Raises:
+      ValueError: it is something else, or a tuple that is not (features, labels).
+    """
+    if isinstance(result, tf.data.Dataset):
+        return _normalised(result, name)
+    if isinstance(result, tuple | list):
+        if len(result) != 2:
+            raise ValueError(
+                f"{name} returned a {type(result).__name__} of {len(result)}. Return (features, labels), or features "
+                "alone: a tensor or a dict of tensors."
+            )
+        result = tuple(result)
+    elif result is None or callable(result) or (hasattr(result, "__next__") and not tf.is_tensor(result)):
+        raise ValueError(
+            f"{name} returned {_article(result)}. Return a tf.data.Dataset, (features, labels), or features. Of a "
+            "generator make one with tf.data.Dataset.from_generator."
+        )
+    if all(leaf is None for leaf in tf.nest.flatten(result)):
+        raise ValueError(f"{name} gave no tensors: it returned {result!r}.")
+    try:
+        dataset = tf.data.Dataset.from_tensors(result)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} returned {_article(result)}, which does not become tensors: {error}") from error
+    if mode == "train":
+        _log.warning("%s returned tensors, not a tf.data.Dataset: every step trains on these same examples.", name)
+        dataset = dataset.repeat()
+    return _normalised(dataset, name)
+
+
+def check_batches(element_spec: Any, name: str, setting: str, expected: int | None) -> None:
+    """That what should be batches are batches, as far as the static shapes tell.
+
+    Args:
+      element_spec: of a dataset of `as_dataset`.
+      name: of the input function.
+      setting: what the user wrote, such as `input.train.batch_size=100`.
+      expected: params["batch_size"] where the batches must have that size, else None.
+
+    Raises:
+      ValueError: naming the tensor and what to write.
+    """
+    leaves = tensors(element_spec)
+    for leaf, spec in leaves:
+        if not isinstance(spec, tf.TensorSpec | tf.SparseTensorSpec | tf.RaggedTensorSpec):
+            raise ValueError(f"{setting} is divided by rows, and {leaf} of {name} is a {type(spec).__name__}.")
+        if spec.shape.rank == 0:
+            raise ValueError(
+                f"{setting}, but {name} gives single examples: {leaf} is a scalar. Add "
+                '.batch(params["batch_size"]), or set batch_size=null if its elements are what one replica takes.'
+            )
+    sizes = {leaf: spec.shape[0] for leaf, spec in leaves if spec.shape.rank and spec.shape[0] is not None}
+    if len(set(sizes.values())) > 1:
+        different = ", ".join(f"{leaf} {size}" for leaf, size in sizes.items())
+        raise ValueError(f"the batches of {name} have different numbers of examples: {different}.")
+    size = next(iter(sizes.values()), None)
+    if expected is not None and size is not None and size != expected:
+        raise ValueError(
+            f'{setting}, but {name} gives batches of {size} where it was given params["batch_size"]={expected}. Use '
+            "that in .batch(), or set batch_size=null to keep its own size."
+        )
+
+
+def tensors(element_spec: Any) -> list[tuple[str, Any]]:
+    """(name as a user would write it, spec) of each tensor of an element."""
+    leaves = _leaves("features", element_spec[0])
+    return leaves + (_leaves("labels", element_spec[1]) if len(element_spec) > 1 else [])
+
+
+def none_spec(spec: Any) -> Any:
+    """`spec`, or None for tf.data's spec of None (a type without a public name)."""
+    return None if spec is None or spec.is_compatible_with(None) else spec
+
+
+def _normalised(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
+    # tf.data runs these maps without a function call (they hand their arguments on): they cost nothing measurable.
+    spec = dataset.element_spec
+    if not isinstance(spec, tuple):
+        dataset = dataset.map(lambda features: (features,))
+    elif len(spec) != 2:
+        raise ValueError(
+            f"the dataset of {name} has elements of {len(spec)} parts. They must be (features, labels), or features "
+            "alone: a tensor or a dict of tensors. Several features go into one dict."
+        )
+    elif not tf.nest.is_nested(spec[1]) and none_spec(spec[1]) is None:
+        dataset = dataset.map(lambda features, labels: (features,))
+    if not tensors(dataset.element_spec):
+        raise ValueError(f"{name} gave no tensors: its elements are {spec}.")
+    return dataset
+
+
+def _leaves(name: str, spec: Any) -> list[tuple[str, Any]]:
+    if isinstance(spec, Mapping):
+        return [leaf for key, value in spec.items() for leaf in _leaves(f"{name}[{key!r}]", value)]
+    if isinstance(spec, tuple | list):
+        return [leaf for i, value in enumerate(spec) for leaf in _leaves(f"{name}[{i}]", value)]
+    return [] if none_spec(spec) is None else [(name, spec)]
+
+
+def _article(value: Any) -> str:
+    if value is None:
+        return "None"
+    name = "function" if inspect.isfunction(value) else type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

@@ -1,0 +1,423 @@
+"""The Estimator: trains, evaluates and predicts with a model_fn, from the checkpoints of its model_dir."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from runner import checkpoints
+from runner.hooks import Hook
+from runner.inputs import Feed, Input, build_feed
+from runner.journal import Journal, NullJournal
+from runner.loop import LoopLength, Position, TrainingRun
+from runner.model import Model
+from runner.model_fn import ModeKeys, ModelFn
+from runner.report import NullProgress, Progress
+from runner.run_config import RunConfig
+from runner.session_hooks import SessionHooks, split_hooks
+from runner.types import Params
+from runner.variables import seeded
+
+_log = logging.getLogger(__name__)
+
+InputFn = Callable[..., Any] | Input
+
+
+class Estimator:
+    """A model_fn and its life in `model_dir`, with tf.estimator's methods and argument rules.
+
+    Args:
+      model_fn: called with those of features, labels, mode, params, config that it declares; see `EstimatorSpec`.
+      model_dir: folder of checkpoints and events; None: config's, or a temporary one.
+      config: None: `RunConfig()`.
+      params: for model_fn, and for input functions that bring none of their own; copied.
+      journal: where what happens is noted for the supervisor; by default nowhere.
+      progress: what a person watches; by default nothing.
+
+    Raises:
+      ValueError: model_dir differs from config's; model_fn's arguments cannot be filled.
+    """
+
+    def __init__(
+        self,
+        model_fn: Callable[..., Any],
+        model_dir: str | os.PathLike[str] | None = None,
+        config: RunConfig | None = None,
+        params: Mapping[str, Any] | None = None,
+        *,
+        journal: Journal | NullJournal | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._config = _with_model_dir(config, model_dir)
+        self._params = copy.deepcopy(dict(params or {}))
+        self._model_fn = ModelFn(model_fn, Params(self._params), self._config)
+        self._journal = journal or NullJournal()
+        self._progress = progress or NullProgress()
+        self._writer = _event_writer(self.model_dir)
+        self._models: dict[bool, Model] = {}
+
+    @property
+    def model_dir(self) -> str:
+        assert self._config.model_dir is not None
+        return self._config.model_dir
+
+    @property
+    def config(self) -> RunConfig:
+        return self._config
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """A copy of the parameters."""
+        return copy.deepcopy(self._params)
+
+    # --- training ---------------------------------------------------------------------------------------------
+
+    def train(
+        self,
+        input_fn: InputFn,
+        hooks: Sequence[Any] | None = None,
+        steps: int | None = None,
+        max_steps: int | None = None,
+        saving_listeners: Sequence[Any] | None = None,
+    ) -> Estimator:
+        """Trains from the latest checkpoint on, and saves one at the end.
+
+        Args:
+          hooks: native `Hook`s and `tf.compat.v1.train.SessionRunHook`s.
+          steps: so many further steps; None: until the input ends.
+          max_steps: until the global step is so large; nothing happens when it already is.
+          saving_listeners: `tf.compat.v1.train.CheckpointSaverListener`s.
+
+        Raises:
+          ValueError: both steps and max_steps are given, or one is not positive.
+          tf.compat.v1.train.NanLossDuringTrainingError: a loss was not finite; it names the step.
+        """
+        self.train_run(input_fn, hooks, steps, max_steps, saving_listeners)
+        return self
+
+    def train_run(
+        self,
+        input_fn: InputFn,
+        hooks: Sequence[Any] | None = None,
+        steps: int | None = None,
+        max_steps: int | None = None,
+        saving_listeners: Sequence[Any] | None = None,
+    ) -> TrainingRun | None:
+        """As `train`. Returns what the run came to; None when there was nothing to do."""
+        _check_positive(steps=steps, max_steps=max_steps)
+        if steps is not None and max_steps is not None:
+            raise ValueError(f"train(steps={steps}, max_steps={max_steps}): give one of them.")
+        latest = self.latest_checkpoint()
+        if latest is not None and max_steps is not None and checkpoints.checkpoint_step(latest) >= max_steps:
+            _log.info("Nothing to train: %s is at step %d.", latest, checkpoints.checkpoint_step(latest))
+            return None
+        run = self._training_run(input_fn, list(hooks or ()), list(saving_listeners or ()), latest, steps, max_steps)
+        try:
+            run.run(save_first=latest is None)
+        finally:
+            self._progress.stop()
+        return run
+
+    def _training_run(
+        self,
+        input_fn: InputFn,
+        hooks: list[Any],
+        listeners: list[Any],
+        latest: str | None,
+        steps: int | None,
+        max_steps: int | None,
+    ) -> TrainingRun:
+        model = self._model(training=True)
+        feed = self._feed(input_fn, ModeKeys.TRAIN, model)
+        overrides, _, _ = split_hooks(hooks)
+        program = model.train_program(feed, stop_at_nan=overrides.nan(self._config.nan) == "stop")
+        spec = program.spec
+        hooks += [*spec.training_hooks, *(spec.training_chief_hooks if self._config.is_chief else ())]
+        overrides, native, session = split_hooks(hooks)
+        session_hooks = SessionHooks(session, program.trace, lambda reason: run.request_stop(reason))
+        if latest is not None:
+            model.restore(latest)
+        elif spec.scaffold is not None and spec.scaffold.init_fn is not None:
+            spec.scaffold.init_fn(session_hooks.session)
+        iterator, position = self._iterator(feed, input_fn, latest)
+        config = overrides.config(self._config)
+        run = TrainingRun(
+            model,
+            program,
+            feed,
+            iterator,
+            position,
+            config=config,
+            checkpoints=checkpoints.CheckpointWriter(self.model_dir, config.keep_checkpoint_max),
+            summary_writer=self._writer,
+            journal=self._journal,
+            progress=self._progress,
+            hooks=native,
+            session_hooks=session_hooks,
+            listeners=[*listeners, *overrides.listeners],
+            target=overrides.target(model.store.global_step, steps, max_steps),
+        )
+        return run
+
+    def _iterator(self, feed: Feed, input_fn: InputFn, latest: str | None) -> tuple[Any, Position]:
+        """The training iterator, at the example that follows the checkpoint's last one."""
+        position = Position(source=_source(input_fn, feed))
+        saved = {} if latest is None else checkpoints.Reader(latest).extra().get("input") or {}
+        iterator = iter(feed.dataset)
+        if latest is None or not saved or saved["ended"]:
+            return iterator, position
+        if saved["source"] != position.source:
+            _log.info("The training input is another one than that of %s: it starts from its beginning.", latest)
+            return iterator, position
+        position = Position(**saved)
+        if checkpoints.restore_iterator(latest, self._config.cluster.worker_index, iterator):
+            return iterator, position
+        _log.warning("Reading %d batches again to reach the position of %s.", position.elements, latest)
+        return iter(feed.dataset.skip(position.elements)), position
+
+    # --- evaluation and prediction ----------------------------------------------------------------------------
+
+    def evaluate(
+        self,
+        input_fn: InputFn,
+        steps: int | None = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | None = None,
+        name: str | None = None,
+    ) -> dict[str, Any]:
+        """Evaluates a checkpoint. Every example counts once, whatever the strategy.
+
+        Args:
+          steps: batches to evaluate; None: all examples.
+          hooks: native hooks, whose begin and end are called; see `Hook`.
+          checkpoint_path: None: the latest.
+          name: of this evaluation, where there are several: its events go to `eval_<name>`.
+
+        Returns: the metrics, `loss` (mean over examples) and `global_step`.
+
+        Raises:
+          ValueError: there is no checkpoint; steps is not positive; the input is empty.
+        """
+        _check_positive(steps=steps)
+        path = self._checkpoint(checkpoint_path, "evaluate")
+        model = self._model(training=False)
+        feed = self._feed(input_fn, ModeKeys.EVAL, model)
+        program = model.eval_program(feed)
+        model.restore(path)
+        _refuse_session_hooks([*(hooks or ()), *program.spec.evaluation_hooks], "evaluate")
+        program.reset()
+        sums = _evaluated(program, iter(feed.dataset), math.inf if steps is None else steps)
+        if not sums.examples:
+            raise ValueError(f"evaluate({name or ''}): the input has no examples.")
+        results = {key: total / weight if weight else math.nan for key, (total, weight) in sums.sums.items()}
+        results.update(program.values())
+        results["global_step"] = model.store.global_step
+        self._report_evaluation(results, name, path, sums.examples)
+        return results
+
+    def predict(
+        self,
+        input_fn: InputFn,
+        predict_keys: Sequence[str] | str | None = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | None = None,
+        yield_single_examples: bool = True,
+    ) -> Iterator[Any]:
+        """Yields predictions, in the order of the input. NumPy values.
+
+        Args:
+          predict_keys: of a dict of predictions, only these.
+          yield_single_examples: one example at a time; False: one batch of a replica at a time.
+
+        Raises:
+          ValueError: there is no checkpoint; predict_keys names none of the predictions, or there is no dict;
+            predictions differ in their number of examples.
+        """
+        path = self._checkpoint(checkpoint_path, "predict")
+        return self._predictions(input_fn, predict_keys, list(hooks or ()), path, yield_single_examples)
+
+    def _predictions(
+        self, input_fn: InputFn, predict_keys: Sequence[str] | str | None, hooks: list[Any], path: str, single: bool
+    ) -> Iterator[Any]:
+        model = self._model(training=False)
+        feed = self._feed(input_fn, ModeKeys.PREDICT, model)
+        program = model.predict_program(feed)
+        model.restore(path)
+        _refuse_session_hooks([*hooks, *program.spec.prediction_hooks], "predict")
+        program.reset()
+        for batch in program.batches(iter(feed.dataset)):
+            if model.is_stale(path):
+                raise RuntimeError("the model was trained or restored while predict was under way: call predict again.")
+            batch = _chosen(batch, predict_keys)
+            if not single:
+                yield batch
+                continue
+            for example in range(_num_examples(batch)):
+                yield tf.nest.map_structure(lambda values, example=example: values[example], batch)
+
+    # --- what is there ----------------------------------------------------------------------------------------
+
+    def latest_checkpoint(self) -> str | None:
+        """Path of the newest checkpoint in model_dir; None when there is none."""
+        return checkpoints.latest_checkpoint(self.model_dir)
+
+    def get_variable_names(self) -> list[str]:
+        """Names of the variables in the latest checkpoint, optimizer slots and global_step among them."""
+        return sorted(checkpoints.Reader(self._checkpoint(None, "get_variable_names")).names())
+
+    def get_variable_value(self, name: str) -> np.ndarray:
+        """Value of a variable in the latest checkpoint. Raises: KeyError: there is none of that name."""
+        return checkpoints.Reader(self._checkpoint(None, "get_variable_value")).get(name)
+
+    def eval_dir(self, name: str | None = None) -> str:
+        """Where the events of an evaluation go."""
+        return os.path.join(self.model_dir, "eval" if not name else f"eval_{name}")
+
+    # --- parts ------------------------------------------------------------------------------------------------
+
+    def _model(self, *, training: bool) -> Model:
+        """The model on the strategy of training, or on that of evaluation where it is another one."""
+        other = not training and self._config.eval_distribute is not None
+        other = other and self._config.eval_distribute is not self._config.train_distribute
+        if other not in self._models:
+            strategy = self._config.eval_distribute if other else self._config.train_distribute
+            self._models[other] = Model(
+                self._model_fn,
+                None if strategy == "default" else strategy,
+                seed=self._config.seed,
+                summary_writer=None if other else self._writer,
+            )
+        return self._models[other]
+
+    def _feed(self, input_fn: InputFn, mode: str, model: Model) -> Feed:
+        # As tf.estimator seeded the graph before input_fn was called: what shuffles in it, shuffles the same way.
+        with seeded(self._config.seed):
+            feed = build_feed(
+                input_fn,
+                mode=mode,
+                params=self._params,
+                config=self._config,
+                num_replicas=model.num_replicas(training=mode == ModeKeys.TRAIN),
+            )
+        _log.info("Input (%s): sharding %s: %s", mode, feed.shard, feed.reason)
+        return feed
+
+    def _checkpoint(self, path: str | None, command: str) -> str:
+        path = path or self.latest_checkpoint()
+        if path is None:
+            raise ValueError(
+                f"{command}: there is no checkpoint in {self.model_dir}. Train first, or give the model_dir of a model "
+                "that was trained."
+            )
+        return path
+
+    def _report_evaluation(self, results: Mapping[str, Any], name: str | None, path: str, examples: int) -> None:
+        step = results["global_step"]
+        scalars = {key: float(value) for key, value in results.items() if np.ndim(value) == 0 and key != "global_step"}
+        prefix = f"eval_{name}" if name else "eval"
+        self._journal.metrics(step, {f"{prefix}/{key}": value for key, value in scalars.items()})
+        self._journal.event("evaluated", name=name or "", step=step, checkpoint=path, examples=examples)
+        shown = ", ".join(f"{key} = {value:.6g}" for key, value in sorted(scalars.items()))
+        self._progress.message(f"{prefix} at step {step}: {shown} ({examples} examples)")
+        writer = tf.summary.create_file_writer(self.eval_dir(name))
+        with writer.as_default(step=step):
+            for key, value in scalars.items():
+                tf.summary.scalar(key, value)
+        writer.close()
+
+
+@dataclasses.dataclass
+class _Sums:
+    """What an evaluation has counted so far."""
+
+    sums: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    examples: int = 0
+
+
+def _evaluated(program: Any, iterator: Any, steps: float) -> _Sums:
+    total, length, taken = _Sums(), LoopLength(None), 0
+    while taken < steps:
+        num_steps, started = length.next(steps - taken), time.perf_counter()
+        result = program.run(iterator, num_steps)
+        for key, (value, weight) in result.sums.items():
+            before = total.sums.get(key, (0.0, 0.0))
+            total.sums[key] = (before[0] + value, before[1] + weight)
+        total.examples += result.examples
+        taken += num_steps
+        length.took(num_steps, time.perf_counter() - started)
+        if result.data_ended:
+            break
+    return total
+
+
+def _event_writer(model_dir: str) -> Any:
+    """A writer that makes its file with the first event: an Estimator that only evaluates leaves no empty one."""
+    return tf.summary.create_file_writer(model_dir)
+
+
+def _with_model_dir(config: RunConfig | None, model_dir: str | os.PathLike[str] | None) -> RunConfig:
+    if config is not None and not isinstance(config, RunConfig):
+        raise ValueError(f"Estimator(config={config!r}): it must be a RunConfig.")
+    config = config or RunConfig()
+    if model_dir is not None:
+        given = os.fspath(model_dir)
+        if not given:
+            raise ValueError("Estimator(model_dir=''): give a folder, or None for a temporary one.")
+        if config.model_dir is not None and config.model_dir != given:
+            raise ValueError(f"Estimator(model_dir={given!r}) and its config's model_dir={config.model_dir!r} differ.")
+        config = config.replace(model_dir=given)
+    if config.model_dir is None:
+        config = config.replace(model_dir=tempfile.mkdtemp(prefix="model-"))
+        _log.warning("No model_dir was given: using the temporary folder %s.", config.model_dir)
+    return config
+
+
+def _check_positive(**arguments: int | None) -> None:
+    for name, value in arguments.items():
+        if value is not None and value <= 0:
+            raise ValueError(f"{name}={value}: it must be positive; None sets no limit.")
+
+
+def _source(input_fn: InputFn, feed: Feed) -> str:
+    """Tells one training input from another, across processes."""
+    fn = input_fn.fn if isinstance(input_fn, Input) else input_fn
+    name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__name__)}"
+    return f"{name} {feed.dataset.element_spec!r}"
+
+
+def _chosen(predictions: Any, keys: Sequence[str] | str | None) -> Any:
+    if not keys:
+        return predictions
+    keys = [keys] if isinstance(keys, str) else list(keys)
+    if not isinstance(predictions, Mapping):
+        raise ValueError(f"predict_keys={keys}: the predictions of model_fn are one tensor, not a dict.")
+    chosen = {key: value for key, value in predictions.items() if key in keys}
+    if not chosen:
+        raise ValueError(f"predict_keys={keys} names no prediction. There are: {', '.join(predictions)}.")
+    return chosen
+
+
+def _num_examples(predictions: Any) -> int:
+    sizes = {len(value) if np.ndim(value) else 0 for value in tf.nest.flatten(predictions)}
+    if len(sizes) != 1:
+        raise ValueError(
+            f"predictions have {sorted(sizes)} examples in one batch. All must have the same number; "
+            "or pass yield_single_examples=False."
+        )
+    return sizes.pop()
+
+
+def _refuse_session_hooks(hooks: Sequence[Any], command: str) -> None:
+    for hook in hooks:
+        if not isinstance(hook, Hook):
+            raise ValueError(f"{command}: the hook {type(hook).__name__} is a session hook, which training alone runs.")

@@ -1,0 +1,152 @@
+"""Gradients are the mean over the global batch, whoever sums them.
+
+TensorFlow sums gradients over replicas, or takes their mean, depending on the optimizer's family and on how it is
+called. Here each replica's gradient is weighted by its share of the global batch before that sum, so that uneven
+batches and replicas without an example come out right, and every family gives the same numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner import bridge
+
+v1 = tf.compat.v1
+_SUM = tf.distribute.ReduceOp.SUM
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaWeights:
+    """How much each local replica counts in one step. Graph tensors.
+
+    Attributes:
+      counts: `[local replicas]` int64: real examples of each; 0 marks a placeholder example.
+      global_count: int64 scalar: real examples of the step over all replicas of all workers, >= 1.
+    """
+
+    counts: tf.Tensor
+    global_count: tf.Tensor
+
+    def share(self, replica: int, dtype: tf.DType) -> tf.Tensor:
+        """Replica's part of the global batch; over all replicas they sum to 1."""
+        return tf.cast(self.counts[replica] / self.global_count, dtype)
+
+    def presence(self, replica: int, dtype: tf.DType) -> tf.Tensor:
+        """1 where the replica has an example, 0 where it was given a placeholder."""
+        return tf.cast(self.counts[replica] > 0, dtype)
+
+
+def scale(gradient: Any, factor: tf.Tensor) -> Any:
+    """`gradient * factor` for tensors and IndexedSlices; None stays None."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor
+
+
+def local_replica() -> int:
+    """Index of the current replica among those of this process, in a trace of strategy.run.
+
+    Replicas are numbered over all workers, and each worker has the same number of them.
+    """
+    context = tf.distribute.get_replica_context()
+    replica_id = tf.get_static_value(context.replica_id_in_sync_group)
+    return int(replica_id) % len(context.strategy.extended.worker_devices)
+
+
+class Reductions:
+    """Reductions over replicas during one trace, weighted.
+
+    While entered:
+    - `v1.train.Optimizer.apply_gradients` and Keras 3 optimizers, when *model_fn* calls them, see each gradient
+      multiplied by the replica's share of the global batch (they then sum: the mean over examples);
+    - a MEAN (moving averages of BatchNorm) becomes the example-weighted mean;
+    - a SUM inside the layers (synchronized BatchNorm) leaves out replicas that hold a placeholder.
+    Within `as_is` nothing is weighted, and optimizers take gradients for the global ones (`optimizer=`).
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, weights: ReplicaWeights) -> None:
+        self._strategy = strategy
+        self._weights = weights
+        # Shared by the replica threads: they pass every merge_call together, so they enter and leave together.
+        self._as_is = False
+
+    @contextlib.contextmanager
+    def as_is(self) -> Iterator[None]:
+        """What is reduced in here is weighted already, and what an optimizer gets is the global gradient."""
+        self._as_is = True
+        try:
+            yield
+        finally:
+            self._as_is = False
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[Reductions]:
+        if self._weights.counts.shape[0] == 1 and self._strategy.num_replicas_in_sync == 1:
+            yield self
+            return
+        extended = self._strategy.extended
+        batch_reduce_to, reduce_to = extended.batch_reduce_to, extended.reduce_to
+        apply_gradients = v1.train.Optimizer.apply_gradients
+
+        def weighted_batch_reduce_to(op: Any, pairs: Sequence[tuple[Any, Any]], options: Any = None) -> Any:
+            gradients = all(isinstance(destination, tf.Variable) for _, destination in pairs)
+            if self._as_is and gradients:
+                return [value for value, _ in pairs]
+            if self._as_is or gradients:  # gradients have been weighted in replica context
+                return batch_reduce_to(op, pairs, options)
+            return batch_reduce_to(_SUM, [(self._weighted(op, value), where) for value, where in pairs], options)
+
+        def weighted_reduce_to(op: Any, value: Any, destinations: Any, options: Any = None) -> Any:
+            if self._as_is or not isinstance(value, bridge.PerReplica):
+                return reduce_to(op, value, destinations, options)
+            return reduce_to(_SUM, self._weighted(op, value), destinations, options)
+
+        def weighted_apply_gradients(optimizer: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+            return apply_gradients(optimizer, self._weighted_gradients(grads_and_vars), *args, **kwargs)
+
+        extended.batch_reduce_to, extended.reduce_to = weighted_batch_reduce_to, weighted_reduce_to
+        v1.train.Optimizer.apply_gradients = weighted_apply_gradients
+        try:
+            yield self
+        finally:
+            del extended.batch_reduce_to, extended.reduce_to  # the class's own again
+            v1.train.Optimizer.apply_gradients = apply_gradients
+
+    def all_reduce(self, grads_and_vars: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """What a Keras 3 optimizer calls for its sum over replicas."""
+        if self._as_is:
+            return grads_and_vars
+        pairs = self._weighted_gradients(grads_and_vars)
+        context = tf.distribute.get_replica_context()
+        present = [g for g, _ in pairs if g is not None]
+        reduced = iter(context.all_reduce(_SUM, present) if present else [])
+        return [(None if g is None else next(reduced), variable) for g, variable in pairs]
+
+    def _weighted_gradients(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
+        pairs = list(grads_and_vars)
+        if self._as_is or tf.distribute.in_cross_replica_context():
+            return pairs
+        replica = local_replica()
+        return [
+            (None if g is None else scale(g, self._weights.share(replica, g.dtype)), variable) for g, variable in pairs
+        ]
+
+    def _weighted(self, op: Any, value: Any) -> bridge.PerReplica:
+        """Values whose SUM is the weighted mean (op MEAN), or the sum without placeholders (op SUM)."""
+        replicas = range(self._weights.counts.shape[0])
+        values = self._strategy.experimental_local_results(value)
+        if len(values) == 1:
+            values = values * len(replicas)
+        weight = self._weights.presence if op == _SUM else self._weights.share
+        weighted = []
+        for replica, local in zip(replicas, values, strict=True):
+            with tf.device(local.device):
+                weighted.append(scale(local, weight(replica, local.dtype)))
+        return bridge.PerReplica(weighted)

@@ -1,0 +1,67 @@
+"""Hooks: what happens beside the loop, and how often."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Protocol
+
+from runner.types import StepResult
+
+
+@dataclasses.dataclass(frozen=True)
+class Every:
+    """A cadence. Python runs once per loop of many steps, so a cadence is *crossed*, not met.
+
+    Attributes:
+      steps: due at each multiple of so many global steps; the loop ends there.
+      secs: due at the first end of a loop after so many seconds.
+    """
+
+    steps: int | None = None
+    secs: float | None = None
+
+    def due(self, before: int, after: int, elapsed_secs: float = 0.0) -> bool:
+        """Whether going from step `before` to step `after`, `elapsed_secs` since it last was due, makes it due."""
+        if self.steps and after // self.steps > before // self.steps:
+            return True
+        return self.secs is not None and elapsed_secs >= self.secs
+
+    def steps_until_due(self, step: int) -> float:
+        """Steps from `step` to the next multiple; infinite for a cadence in seconds or none."""
+        return self.steps - step % self.steps if self.steps else math.inf
+
+
+class Run(Protocol):
+    """The run that a hook is told about."""
+
+    @property
+    def model_dir(self) -> str: ...
+
+    @property
+    def global_step(self) -> int: ...
+
+    def request_stop(self, reason: str = ...) -> None:
+        """Ends training after this loop, with a checkpoint."""
+
+
+class Hook:
+    """Base of native hooks; override what you need.
+
+    A subclass that must see certain steps sets `every`: a loop then ends at each of them. Without it, `before_step`
+    and `after_step` are called once per loop, whose steps StepResult holds.
+    """
+
+    every: Every = Every()
+
+    def begin(self, run: Run) -> None:
+        """Before the first step; variables hold their values."""
+
+    def before_step(self, run: Run, step: int) -> None:
+        """Before a loop; `step` is the global step so far."""
+
+    def after_step(self, run: Run, result: StepResult) -> None:
+        """After a loop."""
+
+    def end(self, run: Run) -> None:
+        """After the last checkpoint; not called when training failed."""

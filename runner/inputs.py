@@ -1,0 +1,328 @@
+"""An input function and what becomes of it: one dataset a process, and its examples divided over the replicas."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.elements import as_dataset, check_batches, none_spec
+from runner.sharding import Division, InTurn, Rows, Share
+from runner.types import Params
+
+__all__ = ["Feed", "Input", "InputContext", "Share", "build_feed"]
+
+SHARD_CHOICES = ("auto", "files", "examples", "input_fn", "off")
+ARGUMENTS = ("mode", "params", "config", "input_context")
+_BLOCKS = {"train": "input.train", "eval": "input.eval", "infer": "input.predict"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """An input function and how its examples reach the replicas.
+
+    Attributes:
+      fn: called with those of mode, params, config, input_context that it declares. Returns a tf.data.Dataset of
+        (features, labels) or of features, or these as tensors.
+      params: what `fn` gets as params; None: the Estimator's (tf.estimator's rule).
+      batch_size: examples of one step over all replicas; in TRAIN it divides evenly by their number. None: the
+        function's own batches are per replica and taken in turn, as in tf.estimator.
+      shard: how several workers share the data.
+        examples: all run the same pipeline, each takes its rows of each global batch (step k is then the same at any
+          number of workers). files, input_fn: the function divides the data by its input_context. off: nobody
+          divides, every worker trains on all of it. auto: input_fn where the function reads
+          `input_context.input_pipeline_id` or `num_input_pipelines`, else examples.
+      shuffle_seed: given to `fn` as params["shuffle_seed"]; None: not given.
+
+    Raises:
+      ValueError: a batch_size that is not a positive int, or an unknown shard.
+    """
+
+    fn: Callable[..., Any]
+    params: Mapping[str, Any] | None = None
+    batch_size: int | None = None
+    shard: str = "auto"
+    shuffle_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise ValueError(f"an input needs a function, got {self.fn!r}.")
+        if self.shard not in SHARD_CHOICES:
+            raise ValueError(f"shard={self.shard!r} of {_describe(self.fn)} is not one of {', '.join(SHARD_CHOICES)}.")
+        size = self.batch_size
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+            raise ValueError(f"batch_size={size!r} of {_describe(self.fn)} is not a number of examples (1 or more).")
+
+
+class InputContext(tf.distribute.InputContext):
+    """tf.distribute's InputContext, which remembers whether the function looked at its place among the pipelines."""
+
+    def __init__(self, num_input_pipelines: int = 1, input_pipeline_id: int = 0, num_replicas_in_sync: int = 1) -> None:
+        super().__init__(num_input_pipelines, input_pipeline_id, num_replicas_in_sync)
+        self._was_sharded = False
+
+    @property
+    def input_pipeline_id(self) -> int:
+        """Which of the pipelines this is, from 0."""
+        self._was_sharded = True
+        return self._input_pipeline_id
+
+    @property
+    def num_input_pipelines(self) -> int:
+        """Pipelines that share the data."""
+        self._was_sharded = True
+        return self._num_input_pipelines
+
+    @property
+    def was_sharded(self) -> bool:
+        """Whether one of the two was read. Reading the batch size alone does not divide the data."""
+        return self._was_sharded
+
+    def __str__(self) -> str:
+        # Of the fields, since the base class prints the properties: to log a context is not to divide by it.
+        return f"InputContext(input pipeline id {self._input_pipeline_id}, total: {self._num_input_pipelines})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Feed:
+    """This process's input: a dataset and how one step's examples are divided over the local replicas.
+
+    Attributes:
+      dataset: elements are (features,) or (features, labels).
+      num_replicas: replicas of this process.
+      global_batch_size: examples of one step over all replicas; None: whatever the function's batches hold.
+      shard: examples, files, input_fn or off; never auto.
+      reason: why, for the log.
+      division: does the dividing.
+    """
+
+    dataset: tf.data.Dataset
+    num_replicas: int
+    global_batch_size: int | None
+    shard: str
+    reason: str
+    division: Division
+
+    @property
+    def replica_spec(self) -> tuple[Any, Any]:
+        """(features, labels or None) of TensorSpecs, as a replica sees them.
+
+        The leading dimension is None unless it is static and divides; the others are the dataset's.
+        """
+        spec = tf.nest.map_structure(none_spec, self.dataset.element_spec)
+        spec = self.division.replica_spec(spec)
+        return spec[0], (spec[1] if len(spec) > 1 else None)
+
+    def remaining_steps(self) -> float | None:
+        """Steps in one pass from the start: an int; math.inf for data without end; None where nobody knows."""
+        cardinality = int(self.dataset.cardinality())
+        if cardinality == tf.data.INFINITE_CARDINALITY:
+            return math.inf
+        if cardinality == tf.data.UNKNOWN_CARDINALITY:
+            return None
+        return self.division.num_steps(cardinality)
+
+    def shares(self, element: tuple[Any, ...], iterator: Any) -> tuple[Share, ...]:
+        """One share a replica, in replica order. In graph, once a step.
+
+        Args:
+          element: the first element of the step, which the caller pulled from `iterator`.
+          iterator: of `dataset`; more is pulled from it where the replicas take batches in turn. These pulls must not
+            be pruned, even where their value is not used.
+        """
+        return self.division.shares(element, iterator)
+
+    @property
+    def elements_per_step(self) -> int:
+        """Elements of `dataset` that one step reads."""
+        return self.division.elements_per_step
+
+    def global_count(self, element: tuple[Any, ...], shares: Sequence[Share]) -> tf.Tensor:
+        """int64 scalar: real examples of the step over all replicas of all processes. In graph."""
+        return self.division.global_count(element, shares)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What the function is told, and how its elements are then divided."""
+
+    context: InputContext
+    batch_size: int | None
+    division: Division
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """This process among those that train together."""
+
+    num_replicas: int
+    worker_index: int
+    num_workers: int
+
+    @property
+    def total(self) -> int:
+        return self.num_replicas * self.num_workers
+
+    @property
+    def first(self) -> int:
+        return self.num_replicas * self.worker_index
+
+    def __str__(self) -> str:
+        if self.num_workers == 1:
+            return f"{self.total} replicas"
+        return f"{self.total} replicas ({self.num_workers} workers x {self.num_replicas} replicas)"
+
+
+def build_feed(
+    input: Input | Callable[..., Any],
+    *,
+    mode: str,
+    params: Mapping[str, Any],
+    config: Any,
+    num_replicas: int,
+    worker_index: int = 0,
+    num_workers: int = 1,
+) -> Feed:
+    """Calls the input function and makes its result this process's Feed.
+
+    Args:
+      input: an Input, or the bare function (no batch_size, shard auto).
+      mode: train, eval or infer.
+      params: the Estimator's; used where the Input has none of its own.
+      config: handed to the function as it is.
+      num_replicas: of this process.
+      worker_index, num_workers: this process among those that train together; all call this with the same input.
+
+    Raises:
+      ValueError: the batch size does not divide (TRAIN), the function cannot be called or returned something else
+        than data; the message names the function or the setting.
+    """
+    source = input if isinstance(input, Input) else Input(input)
+    place = _Place(num_replicas, worker_index, num_workers)
+    _check_batch_size(source, mode, place)
+
+    def call(plan: _Plan) -> Any:
+        return _call(source, plan, mode, params, config)
+
+    shard, reason, plan, result = _call_sharded(source, place, call)
+    name = _describe(source.fn)
+    if shard in ("files", "input_fn") and num_workers > 1 and not plan.context.was_sharded:
+        raise ValueError(
+            f"{_BLOCKS[mode]}.shard={shard} leaves it to {name} to take its part of the data, but that reads neither "
+            "input_context.input_pipeline_id nor num_input_pipelines. Read them, or use shard=examples."
+        )
+    dataset = as_dataset(result, name, mode)
+    if source.batch_size is not None:
+        # EVAL may hold any batches: all are counted right. In TRAIN the size is part of what is trained.
+        expected = plan.batch_size if mode == "train" and isinstance(result, tf.data.Dataset) else None
+        check_batches(dataset.element_spec, name, f"{_BLOCKS[mode]}.batch_size={source.batch_size}", expected)
+    division = plan.division
+    if isinstance(division, InTurn):
+        division = dataclasses.replace(division, endless=int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY)
+    return Feed(dataset, num_replicas, source.batch_size, shard, reason, division)
+
+
+def _call_sharded(source: Input, place: _Place, call: Callable[[_Plan], Any]) -> tuple[str, str, _Plan, Any]:
+    """(shard, reason, plan, what the function returned): calls it, and where shard is auto finds out by that."""
+    if source.shard != "auto":
+        plan = _plan(source.shard, source.batch_size, place)
+        return source.shard, f"shard={source.shard}", plan, call(plan)
+    plan = _plan("examples", source.batch_size, place)
+    result = call(plan)
+    if place.num_workers == 1:
+        return "examples", "one process, so there is nothing to divide", plan, result
+    if not plan.context.was_sharded:
+        return "examples", "the function did not read its place among the input pipelines", plan, result
+    # Called again, now with its true place: what it built for "one pipeline" is of no use here.
+    plan = _plan("input_fn", source.batch_size, place)
+    return "input_fn", "the function read its place among the input pipelines", plan, call(plan)
+
+
+def _plan(shard: str, batch_size: int | None, place: _Place) -> _Plan:
+    if shard in ("files", "input_fn"):
+        # EVAL takes any global size: rounded down, so that a step never holds more examples than the user allowed.
+        size = None if batch_size is None else max(1, batch_size // place.total)
+        context = InputContext(place.num_workers, place.worker_index, place.total)
+        return _Plan(context, size, InTurn(0, place.num_replicas, place.num_replicas))
+    if shard == "off":
+        own = _Place(place.num_replicas, 0, 1)
+        size = None if batch_size is None else max(1, batch_size // place.num_workers)
+        return _Plan(InputContext(1, 0, place.num_workers if size else place.total), size, _division(own, size))
+    # One pipeline and one replica: the function gives whole global batches. Without a batch_size its batches are per
+    # replica, so that is the number it must be able to divide its own size by.
+    return _Plan(InputContext(1, 0, 1 if batch_size else place.total), batch_size, _division(place, batch_size))
+
+
+def _division(place: _Place, batch_size: int | None) -> Division:
+    kind = InTurn if batch_size is None else Rows
+    return kind(place.first, place.num_replicas, place.total)
+
+
+def _call(source: Input, plan: _Plan, mode: str, params: Mapping[str, Any], config: Any) -> Any:
+    """Calls the function with those of ARGUMENTS that it declares."""
+    given: dict[str, Any] = {}
+    if plan.batch_size is not None:
+        given["batch_size"] = plan.batch_size
+    if source.shuffle_seed is not None:
+        given["shuffle_seed"] = source.shuffle_seed
+    values = Params(params if source.params is None else source.params).merged(**given)
+    offered = {"mode": mode, "params": values, "config": config, "input_context": plan.context}
+    arguments = {name: offered[name] for name in _declared(source.fn)}
+    try:
+        return source.fn(**arguments)
+    except Exception as error:
+        with_what = ", ".join(arguments) or "nothing"
+        error.add_note(f"in {_describe(source.fn)}, called for {_BLOCKS[mode]} with {with_what}")
+        raise
+
+
+def _declared(fn: Callable[..., Any]) -> list[str]:
+    """Those of ARGUMENTS that `fn` takes by name; not those that a functools.partial already binds."""
+    try:
+        parameters = inspect.signature(fn).parameters
+    except ValueError:  # some builtins have none
+        return []
+    bound = set(fn.keywords) if isinstance(fn, functools.partial) else set()
+    by_name = {
+        name: parameter
+        for name, parameter in parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and name not in bound
+    }
+    kinds = {parameter.kind for parameter in parameters.values()}
+    required = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and name not in bound
+        and not (name in by_name and name in ARGUMENTS)
+    ]
+    if required:
+        raise ValueError(
+            f"{_describe(fn)} needs {', '.join(map(repr, required))}. An input function is given, by name: "
+            f"{', '.join(ARGUMENTS)}. Bind the rest with functools.partial, or take it from params."
+        )
+    takes_all = inspect.Parameter.VAR_KEYWORD in kinds
+    return [name for name in ARGUMENTS if name in by_name or (takes_all and name not in bound)]
+
+
+def _check_batch_size(source: Input, mode: str, place: _Place) -> None:
+    size, total = source.batch_size, place.total
+    if mode != "train" or size is None or size % total == 0:
+        return
+    below = size // total * total
+    use = f"{below} or {below + total}" if below else f"{total}"
+    raise ValueError(f"{_BLOCKS[mode]}.batch_size={size} does not divide over {place}. Use {use}.")
+
+
+def _describe(fn: Any) -> str:
+    """The dotted name of a function, of the function in a partial, or of the class of a callable object."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    named = fn if hasattr(fn, "__qualname__") else type(fn)
+    return f"{getattr(named, '__module__', None) or '?'}.{named.__qualname__}"

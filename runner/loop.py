@@ -1,0 +1,335 @@
+"""One run of training: the loop, and what happens between its turns."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from runner.checkpoints import CheckpointWriter, Snapshot
+from runner.hooks import Every, Hook
+from runner.inputs import Feed
+from runner.journal import Journal, NullJournal
+from runner.model import Model
+from runner.report import Progress
+from runner.run_config import RunConfig
+from runner.session_hooks import SessionHooks
+from runner.steps import LoopResult, TrainProgram
+from runner.types import StepResult
+
+_log = logging.getLogger(__name__)
+
+# A loop that takes this long costs little in Python and still answers signals and clocks soon enough.
+_LOOP_SECS = 1.0
+_GROWTH = 10
+
+
+class LoopLength:
+    """Steps per loop: a fixed number, or growing until a loop takes about a second.
+
+    Args:
+      fixed: None for automatic.
+    """
+
+    def __init__(self, fixed: int | None) -> None:
+        self._fixed = fixed
+        self._steps = fixed or 1
+
+    def next(self, limit: float) -> int:
+        """Steps of the next loop, at most `limit`."""
+        return int(min(self._steps, limit))
+
+    def took(self, num_steps: int, secs: float) -> None:
+        if self._fixed is None and num_steps:
+            fitting = max(1, int(_LOOP_SECS * num_steps / max(secs, 1e-9)))
+            self._steps = min(fitting, self._steps * _GROWTH)
+
+
+@dataclasses.dataclass
+class Position:
+    """Where the training input stands.
+
+    Attributes:
+      source: what tells this input from another one.
+      ended: it was read to its end; who continues starts from its beginning.
+      elements: elements of the dataset read since its beginning.
+    """
+
+    source: str
+    ended: bool = False
+    elements: int = 0
+
+    def as_extra(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+class TrainingRun:
+    """One call of `Estimator.train`, as hooks see it.
+
+    Args:
+      first_hooks: v1 hooks and native ones, in the order in which they are called.
+      target: train until this global step; infinite: until the data ends or a hook stops.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        program: TrainProgram,
+        feed: Feed,
+        iterator: Any,
+        position: Position,
+        *,
+        config: RunConfig,
+        checkpoints: CheckpointWriter,
+        summary_writer: Any,
+        journal: Journal | NullJournal,
+        progress: Progress,
+        hooks: Sequence[Hook],
+        session_hooks: SessionHooks,
+        listeners: Sequence[Any],
+        target: float,
+    ) -> None:
+        assert config.model_dir is not None
+        self.model_dir: str = config.model_dir
+        self.examples = 0
+        self.secs = 0.0
+        self.stop_reason: str | None = None
+        self._model, self._program, self._feed, self._iterator = model, program, feed, iterator
+        self._position = position
+        self._config, self._checkpoints, self._summary_writer = config, checkpoints, summary_writer
+        self._journal, self._progress = journal, progress
+        self._hooks, self._session_hooks, self._listeners = hooks, session_hooks, listeners
+        self._target = target
+        self._step = self._first_step = model.store.global_step
+        self._advance = 1
+        self._length = LoopLength(config.steps_per_loop)
+        self._save_every = Every(config.save_checkpoints_steps, config.save_checkpoints_secs)
+        self._summary_every = Every(config.save_summary_steps or None)
+        self._saved_step: int | None = None
+        self._saved_at = time.monotonic()
+        self._remaining = _remaining_steps(feed, position)
+
+    @property
+    def global_step(self) -> int:
+        return self._step
+
+    @property
+    def steps_per_sec(self) -> float:
+        return (self._step - self._first_step) / self.secs if self.secs else 0.0
+
+    def request_stop(self, reason: str = "a hook requested it") -> None:
+        self.stop_reason = self.stop_reason or reason
+
+    def run(self, *, save_first: bool) -> None:
+        """Trains.
+
+            begin hooks
+            while step < target and nobody stops:
+                loop: up to the next boundary (save, summary, hook, end of data, target)
+                log; stop at NaN
+                after_step of hooks
+                save, when due
+            save
+            end hooks
+
+        Raises:
+          tf.compat.v1.train.NanLossDuringTrainingError: a loss was not finite; it names the step.
+          ValueError: the step does not advance the global step.
+        """
+        self._begin(save_first=save_first)
+        while self._step < self._target and self.stop_reason is None:
+            num_steps = self._num_steps()
+            for hook in self._hooks:
+                hook.before_step(self, self._step)
+            result = self._take(num_steps)
+            for hook in self._hooks:
+                hook.after_step(self, result)
+            now = time.monotonic()
+            if self._save_every.due(result.first_step - 1, result.last_step, now - self._saved_at):
+                self.save()
+        self._end()
+
+    def save(self) -> str:
+        """Writes a checkpoint of this step, the latest when this returns. Its path."""
+        session = self._session_hooks.session
+        for listener in self._listeners:
+            listener.before_save(session, self._step)
+        snapshot = Snapshot(self._step, self._model.values(), {"input": self._position.as_extra()})
+        path = self._checkpoints.save(snapshot, {0: self._iterator})
+        self._model.has_values_of(path)
+        self._saved_step, self._saved_at = self._step, time.monotonic()
+        self._journal.event("checkpoint", step=self._step, path=path)
+        for listener in self._listeners:
+            if listener.after_save(session, self._step):
+                self.request_stop(f"{type(listener).__name__} requested it")
+        return path
+
+    # --- the phases of a run ----------------------------------------------------------------------------------
+
+    def _begin(self, *, save_first: bool) -> None:
+        target = None if math.isinf(self._target) else int(self._target)
+        self._progress.start(target, self._step)
+        self._session_hooks.begin(self._step)
+        for hook in self._hooks:
+            hook.begin(self)
+        for listener in self._listeners:
+            listener.begin()
+        if save_first:
+            snapshot = Snapshot(self._step, self._model.values(), {"input": self._position.as_extra()})
+            self._model.has_values_of(self._checkpoints.save(snapshot, {0: self._iterator}))
+        self._saved_step, self._saved_at = self._step, time.monotonic()
+
+    def _end(self) -> None:
+        if self._step == self._first_step:
+            _log.warning("No step was taken: the training input is empty, or a hook stopped at once.")
+        if self._step != self._saved_step or self._position.ended:
+            self.save()
+        self._session_hooks.end()
+        for hook in self._hooks:
+            hook.end(self)
+        for listener in self._listeners:
+            listener.end(self._session_hooks.session, self._step)
+        if self._summary_writer is not None:
+            self._summary_writer.flush()
+
+    def _num_steps(self) -> int:
+        """Steps of the next loop: it ends at the next boundary of any cadence."""
+        boundaries = [self._save_every, *(hook.every for hook in self._hooks if hasattr(hook, "every"))]
+        boundaries += [self._session_hooks.every]
+        if self._program.has_summaries:
+            boundaries.append(self._summary_every)
+        steps = min(self._target - self._step, *(every.steps_until_due(self._step) for every in boundaries))
+        # An update may advance the global step by more than one (two optimizers that share it).
+        return max(1, self._length.next(math.ceil(steps / self._advance)))
+
+    def _take(self, num_steps: int) -> StepResult:
+        """Runs one loop; the last of its steps carries summaries and the fetches of hooks where they are due."""
+        first, started = self._step + 1, time.perf_counter()
+        self._model.has_new_values()
+        last_step = self._step + num_steps * self._advance
+        summaries = self._program.has_summaries and self._summaries_due(last_step)
+        fetches = self._session_hooks.fetches(last_step)
+        parts = []
+        if not summaries and not fetches:
+            parts.append(self._loop((), num_steps, summaries=False))
+        else:
+            if num_steps > 1:
+                parts.append(self._loop((), num_steps - 1, summaries=False))
+            if not parts or (parts[0].num_steps == num_steps - 1 and not self._failed(parts[0])):
+                parts.append(self._loop(fetches, 1, summaries=summaries))
+        taken = sum(part.num_steps for part in parts)
+        self._count(parts, taken)
+        result = StepResult(
+            first_step=first,
+            last_step=self._step,
+            losses=np.concatenate([part.losses for part in parts]),
+            examples=sum(part.examples for part in parts),
+            secs=time.perf_counter() - started,
+        )
+        self._length.took(taken, result.secs)
+        self.examples += result.examples
+        self.secs += result.secs
+        self._hand_out(parts[-1], result, summaries=summaries, fetched=bool(fetches))
+        self._record(result)
+        self._stop_at_nan(result)
+        return result
+
+    def _loop(self, fetches: Any, num_steps: int, *, summaries: bool) -> LoopResult:
+        loop = self._program.loop(fetches, summaries=summaries)
+        may_end = self._remaining is None or self._remaining < num_steps
+        result = loop(self._iterator, num_steps, may_end=may_end)
+        self._position.elements += result.num_steps * self._feed.elements_per_step
+        if self._remaining is not None:
+            self._remaining -= result.num_steps
+        if result.data_ended:
+            self._position.ended = True
+            self.request_stop("the training input ended")
+        return result
+
+    def _count(self, parts: Sequence[LoopResult], taken: int) -> None:
+        before, self._step = self._step, self._model.store.global_step
+        if not taken:
+            return
+        self._advance = (self._step - before) // taken
+        if self._advance < 1:
+            raise ValueError(
+                f"{taken} steps left global_step at {self._step}. train_op must advance it: "
+                "optimizer.minimize(loss, global_step=tf.compat.v1.train.get_global_step())."
+            )
+
+    def _hand_out(self, part: LoopResult, result: StepResult, *, summaries: bool, fetched: bool) -> None:
+        """Gives the values of the recorded step to the event file and to the hooks that asked for them."""
+        if not part.num_steps or not (summaries or fetched):
+            return
+        values = [value[-1] for value in part.values]
+        num_protos = self._program.num_summary_protos if summaries else 0
+        if self._summary_writer is not None:
+            with self._summary_writer.as_default():
+                for proto in values[:num_protos]:
+                    tf.summary.experimental.write_raw_pb(proto, step=result.last_step)
+        if fetched:
+            self._session_hooks.after_run(values[num_protos:])
+
+    # --- what is told of it -----------------------------------------------------------------------------------
+
+    def _record(self, result: StepResult) -> None:
+        if not result.num_steps:
+            return
+        steps_per_sec = result.num_steps / result.secs
+        examples_per_sec = result.examples / result.secs
+        steps = np.linspace(result.first_step, result.last_step, result.num_steps).round().astype(int)
+        for step, loss in self._at(self._config.log_step_count_steps, steps, result.losses):
+            values: Mapping[str, float] = {"train/loss": loss}
+            if step + (self._config.log_step_count_steps or 0) > result.last_step:
+                values = {
+                    **values,
+                    "train/steps_per_sec": steps_per_sec,
+                    "train/examples_per_sec": examples_per_sec,
+                }
+            self._journal.metrics(step, values)
+        if self._summary_writer is not None:
+            with self._summary_writer.as_default():
+                for step, loss in self._at(self._config.save_summary_steps, steps, result.losses):
+                    tf.summary.scalar("loss", loss, step=step)
+                    tf.summary.scalar("global_step/sec", steps_per_sec, step=step)
+        self._progress.update(self._step, float(result.losses[-1]), steps_per_sec, examples_per_sec)
+
+    def _at(self, every: int | None, steps: np.ndarray, losses: np.ndarray) -> list[tuple[int, float]]:
+        """(step, loss) at each multiple of `every`, and at the first step of the run."""
+        if not every:
+            return []
+        chosen = (steps % every == 0) | (steps == self._first_step + 1)
+        return [(int(step), float(loss)) for step, loss in zip(steps[chosen], losses[chosen], strict=True)]
+
+    def _summaries_due(self, last_step: int) -> bool:
+        return self._summary_every.due(self._step, last_step) or self._step == self._first_step
+
+    @staticmethod
+    def _failed(part: LoopResult) -> bool:
+        return bool(part.num_steps) and not math.isfinite(part.losses[-1])
+
+    def _stop_at_nan(self, result: StepResult) -> None:
+        if self._config.nan != "stop" or not result.num_steps or math.isfinite(result.losses[-1]):
+            return
+        names = self._model.not_finite()
+        held = (
+            f"After it these variables hold values that are not finite: {', '.join(names)}."
+            if names
+            else ("All variables are still finite.")
+        )
+        self._journal.event("nan", step=self._step, loss=str(result.losses[-1]), variables=names)
+        raise tf.compat.v1.train.NanLossDuringTrainingError(
+            f"the loss became {result.losses[-1]} at step {self._step}. {held} "
+            f"The last checkpoint is of step {self._saved_step}; train.nan=ignore trains on."
+        )
+
+
+def _remaining_steps(feed: Feed, position: Position) -> float | None:
+    steps = feed.remaining_steps()
+    return None if steps is None else steps - position.elements // feed.elements_per_step

@@ -1,0 +1,139 @@
+"""One model under one strategy: its variables, the programs traced for it, and where its values come from."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from runner.checkpoints import Reader
+from runner.inputs import Feed
+from runner.model_fn import ModelFn
+from runner.steps import EvalProgram, PredictProgram, TrainProgram
+from runner.variables import VariableStore
+
+_log = logging.getLogger(__name__)
+
+
+class Model:
+    """A model_fn with variables.
+
+    Args:
+      strategy: None is TensorFlow's default.
+      summary_writer: where `tf.summary` inside model_fn goes when training; None: nowhere.
+    """
+
+    def __init__(
+        self, model_fn: ModelFn, strategy: tf.distribute.Strategy | None, *, seed: int, summary_writer: Any
+    ) -> None:
+        self.strategy = strategy
+        self.store = VariableStore(strategy, seed)
+        self.num_traces = 0
+        self._model_fn = model_fn
+        self._summary_writer = summary_writer
+        self._programs: dict[Any, Any] = {}
+        self._values_of: str | None = None
+
+    def num_replicas(self, *, training: bool) -> int:
+        """Replicas of this process that a step of training, or of evaluation, runs on."""
+        if self.strategy is None or (self.store.has_one_copy and not training):
+            return 1
+        return len(self.strategy.extended.worker_devices)
+
+    def train_program(self, feed: Feed, *, stop_at_nan: bool) -> TrainProgram:
+        """The training step for inputs like `feed`'s; traced the first time it is asked for."""
+
+        def build() -> TrainProgram:
+            return TrainProgram(
+                self.store, self._model_fn, feed, summary_writer=self._summary_writer, stop_at_nan=stop_at_nan
+            )
+
+        return self._program(("train", stop_at_nan), feed, build)
+
+    def eval_program(self, feed: Feed) -> EvalProgram:
+        """The evaluation step for inputs like `feed`'s."""
+        return self._program(("eval",), feed, lambda: EvalProgram(self.store, self._model_fn, feed))
+
+    def predict_program(self, feed: Feed) -> PredictProgram:
+        """The prediction step for inputs like `feed`'s."""
+        return self._program(("predict",), feed, lambda: PredictProgram(self.store, self._model_fn, feed))
+
+    def _program(self, kind: tuple[Any, ...], feed: Feed, build: Callable[[], Any]) -> Any:
+        key = (*kind, repr(feed.dataset.element_spec), feed.division)
+        if key not in self._programs:
+            known = set(self.store.saved)
+            self._programs[key] = build()
+            self.num_traces += 1
+            if set(self.store.saved) - known:
+                self._values_of = None  # new variables have their initial values, not the checkpoint's
+        return self._programs[key]
+
+    # --- values -----------------------------------------------------------------------------------------------
+
+    def restore(self, path: str) -> None:
+        """Gives every variable its value in the checkpoint `path`, unless it has it already.
+
+        Raises:
+          ValueError: the checkpoint lacks a variable, or has it in another shape.
+        """
+        if path == self._values_of:
+            return
+        reader = Reader(path)
+        self._check(reader)
+        self._values_of = None
+        values = reader.get_many(self.store.saved)
+        with self._scope():
+            for name, variable in self.store.saved.items():
+                variable.assign(values[name])
+        self._values_of = path
+
+    def values(self) -> dict[str, np.ndarray]:
+        """Name -> value of every variable that belongs in a checkpoint, replicas collapsed. A copy."""
+        with self._scope():
+            # np.array: on CPU .numpy() may be a view of memory that the next step overwrites.
+            return {name: np.array(variable.numpy()) for name, variable in self.store.saved.items()}
+
+    def has_values_of(self, path: str) -> None:
+        """Notes that the variables are what the checkpoint `path` holds."""
+        self._values_of = path
+
+    def is_stale(self, path: str) -> bool:
+        """Whether the variables have other values by now than the checkpoint `path`."""
+        return self._values_of != path
+
+    def has_new_values(self) -> None:
+        """Notes that the variables are about to change."""
+        self._values_of = None
+
+    def not_finite(self) -> list[str]:
+        """Names of the variables that hold a value that is not finite."""
+        return [
+            name
+            for name, value in self.values().items()
+            if np.issubdtype(value.dtype, np.floating) and not np.all(np.isfinite(value))
+        ]
+
+    def _check(self, reader: Reader) -> None:
+        there = reader.names()
+        missing = [name for name in self.store.saved if name not in there]
+        if missing:
+            raise ValueError(
+                f"checkpoint {reader.path} has no variable {', '.join(map(repr, missing))}. "
+                f"It was written by a model with: {', '.join(there)}. "
+                "Every mode of model_fn uses the variables of TRAIN under the same names; "
+                "a changed model needs a model_dir of its own."
+            )
+        for name, variable in self.store.saved.items():
+            shape = there[name][0]
+            if not variable.shape.is_compatible_with(shape):
+                raise ValueError(
+                    f"variable {name!r} is {list(shape)} in checkpoint {reader.path} and was requested as "
+                    f"{variable.shape.as_list()}. A name has one shape in all modes."
+                )
+
+    def _scope(self) -> contextlib.AbstractContextManager[Any]:
+        return self.strategy.scope() if self.strategy is not None else contextlib.nullcontext()

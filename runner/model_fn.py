@@ -1,0 +1,235 @@
+"""The contract: what a model_fn is called with and what it returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.types import Params
+
+_ACCEPTED = ("features", "labels", "mode", "params", "config")
+_RESERVED_METRICS = ("loss", "global_step")
+
+
+class ModeKeys:
+    """The three ways in which model_fn is called; the values are tf.estimator's."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+    PREDICT = "infer"
+
+
+@dataclasses.dataclass(frozen=True)
+class EstimatorSpec:
+    """What a model_fn returns: what to run, and what to report.
+
+    Attributes:
+      mode: one of ModeKeys.
+      predictions: a tensor or a dict of tensors, each `[batch, ...]`. Required in PREDICT.
+      loss: scalar (the mean over the batch), or per example `[batch]`, of which the runner takes the exact mean over
+        the global batch. Required in TRAIN and EVAL.
+      train_op: classic. Any op or tensor; what it depends on runs, and nothing else that was built. It must advance
+        the global step (`minimize(loss, tf.compat.v1.train.get_global_step())`).
+      optimizer: native, instead of `train_op`: a Keras 3, tf_keras or `tf.compat.v1.train` optimizer. The runner
+        takes the gradient of the loss over the global batch, applies it and advances the global step.
+      eval_metric_ops: name -> `(value, update)` of `tf.compat.v1.metrics`; or a Keras metric that was updated inside
+        model_fn; or a per-example tensor `[batch]`, whose exact mean over all examples is reported.
+      loss_weight: denominator of the loss where that is not the number of examples: scalar, or `[batch]`
+        weights (masked tokens, sample weights). With a per-example loss, `sum(loss) / sum(loss_weight)` is reported.
+      export_outputs: name -> ExportOutput; signatures of the exported model.
+      training_hooks, training_chief_hooks, evaluation_hooks, prediction_hooks: run in that mode.
+      scaffold: a `tf.compat.v1.train.Scaffold`; its `init_fn` runs before the first step of a new model.
+    """
+
+    mode: str
+    predictions: Any = None
+    loss: Any = None
+    train_op: Any = None
+    eval_metric_ops: Mapping[str, Any] | None = None
+    export_outputs: Mapping[str, Any] | None = None
+    training_chief_hooks: Sequence[Any] = ()
+    training_hooks: Sequence[Any] = ()
+    scaffold: Any = None
+    evaluation_hooks: Sequence[Any] = ()
+    prediction_hooks: Sequence[Any] = ()
+    optimizer: Any = None
+    loss_weight: Any = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in (ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT):
+            raise ValueError(
+                f"EstimatorSpec(mode={self.mode!r}): mode is {ModeKeys.TRAIN!r}, {ModeKeys.EVAL!r} or "
+                f"{ModeKeys.PREDICT!r}; pass on the mode that model_fn was called with."
+            )
+        for name in ("eval_metric_ops", "export_outputs"):
+            object.__setattr__(self, name, dict(getattr(self, name) or {}))
+        for name in ("training_chief_hooks", "training_hooks", "evaluation_hooks", "prediction_hooks"):
+            object.__setattr__(self, name, tuple(getattr(self, name) or ()))
+
+    def _replace(self, **changes: Any) -> EstimatorSpec:
+        """A copy with `changes`, as tf.estimator's namedtuple offered. `mode` may not change."""
+        if changes.get("mode", self.mode) != self.mode:
+            raise ValueError(f"EstimatorSpec._replace(mode={changes['mode']!r}): the mode of a spec may not change.")
+        return dataclasses.replace(self, **changes)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFn:
+    """A user's model_fn, checked once and called by what it declares.
+
+    Args:
+      fn: a function, partial or callable object; takes `features` and any of labels, mode, params, config.
+      params: handed to it as a `Params`; must be empty where it declares no `params`.
+
+    Raises:
+      ValueError: it takes arguments that nobody fills, or no `features`.
+    """
+
+    fn: Callable[..., Any]
+    params: Params
+    config: Any
+
+    def __post_init__(self) -> None:
+        declared = declared_arguments(self.fn)
+        unknown = [name for name in declared if name not in _ACCEPTED]
+        if "features" not in declared:
+            raise ValueError(f"{self.name} takes no argument 'features'; it takes: {', '.join(declared) or 'nothing'}.")
+        if unknown:
+            raise ValueError(
+                f"{self.name} takes arguments that the runner does not fill: {', '.join(unknown)}. "
+                f"Allowed are {', '.join(_ACCEPTED)}; give others a default, or put them into params."
+            )
+        if self.params and "params" not in declared:
+            raise ValueError(
+                f"{self.name} does not take 'params', and params were given: {', '.join(self.params)}. "
+                "Add the argument 'params' to it."
+            )
+
+    @property
+    def name(self) -> str:
+        """`module.function`, for messages."""
+        fn = self.fn.func if isinstance(self.fn, functools.partial) else self.fn
+        return f"{fn.__module__}.{getattr(fn, '__qualname__', type(fn).__name__)}"
+
+    def __call__(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        """The spec for one batch.
+
+        Raises:
+          ValueError: it returned something else, or a spec that lacks what `mode` needs; or the input has labels
+            that it does not take.
+        """
+        declared = declared_arguments(self.fn)
+        if labels is not None and "labels" not in declared and mode != ModeKeys.PREDICT:
+            raise ValueError(
+                f"the input gives (features, labels) and {self.name} takes no 'labels'. "
+                "Add the argument, or let the input function return features only."
+            )
+        available = {"labels": labels, "mode": mode, "params": self.params, "config": self.config}
+        result = self.fn(features, **{name: available[name] for name in declared if name != "features"})
+        if "keras" in sys.modules and isinstance(result, sys.modules["keras"].Model):
+            result = spec_of_keras_model(result, features, labels, mode)
+        return _validated(result, mode, self.name)
+
+
+def declared_arguments(fn: Callable[..., Any]) -> list[str]:
+    """Names of the arguments that `fn` must or can be given by keyword and that have no bound value yet.
+
+    Optional arguments of other names than model_fn's are left to their default.
+    """
+    names = []
+    for name, parameter in inspect.signature(fn).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if name in _ACCEPTED or parameter.default is parameter.empty:
+            names.append(name)
+    return names
+
+
+def spec_of_keras_model(model: Any, features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    """The spec of a compiled `keras.Model` that model_fn built and returned.
+
+    The loss is the model's compiled loss with the losses of its layers; metrics are those given to `compile`.
+
+    Raises:
+      ValueError: TRAIN or EVAL, and the model is not compiled.
+    """
+    predictions = model(features, training=mode == ModeKeys.TRAIN)
+    if mode == ModeKeys.PREDICT:
+        return EstimatorSpec(mode, predictions=predictions)
+    if not model.compiled:
+        raise ValueError(
+            f"model_fn returned the keras.Model {model.name!r}, which is not compiled. "
+            "Call model.compile(optimizer=..., loss=..., metrics=[...]) before returning it."
+        )
+    loss = model.compute_loss(x=features, y=labels, y_pred=predictions, training=mode == ModeKeys.TRAIN)
+    if mode == ModeKeys.TRAIN:
+        return EstimatorSpec(mode, predictions=predictions, loss=loss, optimizer=model.optimizer)
+    model.compute_metrics(features, labels, predictions)
+    return EstimatorSpec(mode, predictions=predictions, loss=loss, eval_metric_ops=_compiled_metrics(model))
+
+
+def _compiled_metrics(model: Any) -> dict[str, Any]:
+    return {
+        inner.name: inner
+        for metric in model.metrics
+        for inner in (getattr(metric, "metrics", None) or [metric])
+        if inner.name not in _RESERVED_METRICS
+    }
+
+
+def _validated(spec: Any, mode: str, name: str) -> EstimatorSpec:
+    if not isinstance(spec, EstimatorSpec):
+        raise ValueError(
+            f"{name} returned {type(spec).__name__}. It must return an EstimatorSpec or a compiled keras.Model."
+        )
+    if spec.mode != mode:
+        raise ValueError(f"{name} was called with mode={mode!r} and returned a spec of mode {spec.mode!r}.")
+    if mode == ModeKeys.PREDICT:
+        if spec.predictions is None:
+            raise ValueError(f"{name} returned predictions=None in PREDICT. PREDICT needs predictions.")
+        return spec
+    if spec.loss is None:
+        needs = "loss and train_op or optimizer" if mode == ModeKeys.TRAIN else "loss"
+        raise ValueError(f"{name} returned loss=None in {mode.upper()}. {mode.upper()} needs {needs}.")
+    if mode == ModeKeys.TRAIN:
+        if spec.train_op is None and spec.optimizer is None:
+            raise ValueError(f"{name} returned train_op=None in TRAIN. TRAIN needs loss and train_op or optimizer.")
+        if spec.train_op is not None and spec.optimizer is not None:
+            raise ValueError(
+                f"{name} returned both train_op and optimizer in TRAIN. Return one: who updates the model?"
+            )
+    else:
+        _check_metrics(spec.eval_metric_ops or {}, name)
+    return dataclasses.replace(spec, loss=_checked_loss(spec.loss, mode, name))
+
+
+def _checked_loss(loss: Any, mode: str, name: str) -> tf.Tensor:
+    loss = tf.convert_to_tensor(loss)
+    if loss.shape.rank is None or loss.shape.rank > 1:
+        raise ValueError(
+            f"{name} returned a loss of shape {loss.shape} in {mode.upper()}. "
+            "Return a scalar, or one loss per example, [batch]."
+        )
+    if loss.shape.rank == 1 and loss.shape[0] == 1:
+        # tf.estimator took [1] for a scalar; for a batch of one it is the same number.
+        return tf.reshape(loss, [])
+    return loss
+
+
+def _check_metrics(metrics: Mapping[str, Any], name: str) -> None:
+    for key, metric in metrics.items():
+        if key in _RESERVED_METRICS:
+            raise ValueError(f"{name} names a metric {key!r}, which the runner reports itself. Rename it.")
+        is_pair = isinstance(metric, (tuple, list)) and len(metric) == 2
+        is_keras = hasattr(metric, "result") and hasattr(metric, "update_state")
+        if not (is_pair or is_keras or tf.is_tensor(metric)):
+            raise ValueError(
+                f"{name} gives metric {key!r} as {type(metric).__name__}. It is a (value, update) pair of "
+                "tf.compat.v1.metrics, a Keras metric updated inside model_fn, or a per-example tensor [batch]."
+            )

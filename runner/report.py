@@ -1,0 +1,204 @@
+"""What a person reads while a run goes on and when it has ended."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as RichBar
+from rich.table import Table
+
+
+class Progress(Protocol):
+    """How far training is, for a person. `update` comes once per inner loop; it must be cheap."""
+
+    def start(self, total_steps: int | None, step: int) -> None:
+        """Training goes from global step `step` up to `total_steps`; None: until the input ends."""
+
+    def update(self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float) -> None:
+        """Training has reached `step`."""
+
+    def message(self, text: str) -> None:
+        """Says a line without disturbing the progress line."""
+
+    def stop(self) -> None:
+        """Training has ended; may be called more than once."""
+
+
+class NullProgress:
+    """Says nothing."""
+
+    def start(self, total_steps: int | None, step: int) -> None: ...
+
+    def update(self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float) -> None: ...
+
+    def message(self, text: str) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class PlainProgress:
+    """One line per period, for logs and pipes; the last state is always said."""
+
+    def __init__(
+        self, stream: IO[str] | None = None, period_secs: float = 10.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream = stream or sys.stderr
+        self._period_secs = period_secs
+        self._clock = clock
+        self._pace = _Pace(None)
+        self._said_at: float | None = None
+        self._unsaid: str | None = None
+
+    def start(self, total_steps: int | None, step: int) -> None:
+        self._pace, self._said_at, self._unsaid = _Pace(total_steps), None, None
+
+    def update(self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float) -> None:
+        facts = self._pace.facts(step, loss, steps_per_sec, examples_per_sec)
+        total = f"/{self._pace.total_steps}" if self._pace.total_steps else ""
+        self._unsaid = "  ".join([f"step {step}{total}", *facts])
+        now = self._clock()
+        if self._said_at is None or now - self._said_at >= self._period_secs:
+            self._said_at = now
+            self._say_unsaid()
+
+    def message(self, text: str) -> None:
+        self._say_unsaid()
+        print(text, file=self._stream, flush=True)
+
+    def stop(self) -> None:
+        self._say_unsaid()
+
+    def _say_unsaid(self) -> None:
+        if self._unsaid is not None:
+            print(self._unsaid, file=self._stream, flush=True)
+        self._unsaid = None
+
+
+class RichProgress:
+    """A live line on a terminal. NO_COLOR takes the colours away, not the line."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._bar: RichBar | None = None
+        self._task: Any = None
+        self._pace = _Pace(None)
+
+    def start(self, total_steps: int | None, step: int) -> None:
+        self.stop()
+        self._pace = _Pace(total_steps)
+        self._bar = RichBar(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"),
+            console=self._console, refresh_per_second=5,
+        )  # fmt: skip
+        self._task = self._bar.add_task("train", total=total_steps, completed=step, facts="")
+        self._bar.start()
+
+    def update(self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float) -> None:
+        facts = self._pace.facts(step, loss, steps_per_sec, examples_per_sec)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, facts="  ".join(facts))
+
+    def message(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False)  # above the line while it is live
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar = None
+
+
+class _Pace:
+    """What is said of a step beside its number; speeds are averaged over the last loops."""
+
+    def __init__(self, total_steps: int | None) -> None:
+        self.total_steps = total_steps
+        self._updates = 0
+        self._steps_per_sec = self._examples_per_sec = 0.0
+
+    def facts(self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float) -> list[str]:
+        """Loss, steps/s, examples/s and the time that is left, as far as they are known."""
+        self._updates += 1
+        if self._updates == 1:  # the first loop traces the graph: its speed says nothing
+            return [f"loss {loss:.4g}"]
+        weight = 1.0 if self._updates == 2 else 0.3
+        self._steps_per_sec += weight * (steps_per_sec - self._steps_per_sec)
+        self._examples_per_sec += weight * (examples_per_sec - self._examples_per_sec)
+        facts = [
+            f"loss {loss:.4g}",
+            f"{format_number(round(self._steps_per_sec, 1))} steps/s",
+            f"{format_number(round(self._examples_per_sec))} examples/s",
+        ]
+        if self.total_steps and self._steps_per_sec > 0 and step < self.total_steps:
+            facts.append(f"ETA {format_secs((self.total_steps - step) / self._steps_per_sec)}")
+        return facts
+
+
+def build_progress(mode: str, stream: IO[str] | None = None) -> Progress:
+    """The Progress for `run.progress`: off, plain, rich, or auto (rich on a terminal, plain elsewhere)."""
+    stream = stream or sys.stderr
+    if mode == "off":
+        return NullProgress()
+    if mode == "rich" or (mode == "auto" and stream.isatty() and os.environ.get("TERM") != "dumb"):
+        return RichProgress(Console(file=stream, force_terminal=True if mode == "rich" else None))
+    return PlainProgress(stream)
+
+
+def print_summary(summary: Mapping[str, Any], model_dir: str, stream: IO[str] | None = None) -> None:
+    """Prints the end of a run: a table on a terminal, `name: value` lines elsewhere."""
+    stream = stream or sys.stdout
+    rows = [*_summary_rows(summary), ("model_dir", model_dir)]
+    if stream.isatty():
+        table = Table(show_header=False, box=None, pad_edge=False)
+        table.add_column(style="bold")
+        table.add_column(overflow="fold")
+        for name, value in rows:
+            table.add_row(name, value)
+        Console(file=stream, markup=False, highlight=False).print(table)
+    else:
+        for name, value in rows:
+            print(f"{name}: {value}", file=stream)
+    stream.flush()
+
+
+def format_number(value: float) -> str:
+    """Four significant digits; whole numbers as they are."""
+    if isinstance(value, int) or (math.isfinite(value) and value == int(value) and abs(value) < 1e15):
+        return f"{int(value):,}"
+    return f"{value:.4g}"
+
+
+def format_secs(secs: float) -> str:
+    """`8s`, `3:07`, `2:03:07`."""
+    if not math.isfinite(secs):
+        return "?"
+    minutes, seconds = divmod(round(secs), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02}:{seconds:02}"
+    return f"{minutes}:{seconds:02}" if minutes else f"{seconds}s"
+
+
+def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    rows = [("status", str(summary["status"]))]
+    if summary.get("error"):
+        rows.append(("error", str(summary["error"])))
+    if summary.get("global_step") is not None:
+        rows.append(("global_step", format_number(summary["global_step"])))
+    for name, value in summary.get("metrics", {}).items():
+        rows.append((name, format_number(value)))
+    if summary.get("steps_per_sec"):
+        rows.append(("steps_per_sec", format_number(summary["steps_per_sec"])))
+    strategy, replicas = summary.get("strategy"), summary.get("num_replicas")
+    if replicas is not None:
+        rows.append(("strategy", f"{strategy}, {replicas} replica{'' if replicas == 1 else 's'}"))
+    for name in ("checkpoint", "mlflow_run_id"):
+        if summary.get(name):
+            rows.append((name, str(summary[name])))
+    return rows

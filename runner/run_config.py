@@ -1,0 +1,120 @@
+"""What a run is: model_fn's and input_fn's `config`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from runner.cluster import Cluster
+
+_SAVE_CADENCES = ("save_checkpoints_steps", "save_checkpoints_secs")
+_NOT_GIVEN: Any = object()
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Where a run lives, how often it does what, on which devices. Field names are tf.estimator's.
+
+    Attributes:
+      model_dir: folder of checkpoints and events; None: a temporary one, made by the Estimator.
+      tf_random_seed: initial values, shuffling, dropout are functions of it.
+      save_summary_steps: summaries every so many steps; None: never.
+      save_checkpoints_steps, save_checkpoints_secs: at most one; neither given: every 600 seconds. Both None: only at
+        the end of training.
+      keep_checkpoint_max: checkpoints kept; None or 0: all.
+      log_step_count_steps: loss and speed are logged every so many steps; None: never.
+      steps_per_loop: steps that run in one graph call; None: grows until a call takes about a second, and always
+        ends at the next save, summary, evaluation or last step.
+      nan: "stop": training ends with an error at the first loss that is not finite; "ignore".
+      train_distribute: strategy of training; None: TensorFlow's default.
+      eval_distribute: strategy of evaluation and prediction; None: the one of training.
+      cluster: who this process is.
+
+    Raises:
+      ValueError: both save cadences are given, or a number is negative.
+    """
+
+    model_dir: str | None = None
+    tf_random_seed: int = 1
+    save_summary_steps: int | None = 100
+    save_checkpoints_steps: int | None = None
+    save_checkpoints_secs: float | None = _NOT_GIVEN
+    keep_checkpoint_max: int | None = 5
+    log_step_count_steps: int | None = 100
+    steps_per_loop: int | None = None
+    nan: str = "stop"
+    train_distribute: Any = None
+    eval_distribute: Any = None
+    cluster: Cluster = dataclasses.field(default_factory=Cluster)
+
+    def __post_init__(self) -> None:
+        if self.model_dir is not None:
+            path = os.fspath(self.model_dir)
+            if not path:
+                raise ValueError("RunConfig(model_dir=''): give a folder, or None for a temporary one.")
+            object.__setattr__(self, "model_dir", path)
+        if self.save_checkpoints_secs is _NOT_GIVEN:
+            object.__setattr__(self, "save_checkpoints_secs", 600 if self.save_checkpoints_steps is None else None)
+        if self.save_checkpoints_steps is not None and self.save_checkpoints_secs is not None:
+            raise ValueError(
+                f"RunConfig(save_checkpoints_steps={self.save_checkpoints_steps}, save_checkpoints_secs="
+                f"{self.save_checkpoints_secs}): give one of them; None turns the other off."
+            )
+        if self.nan not in ("stop", "ignore"):
+            raise ValueError(f"RunConfig(nan={self.nan!r}): allowed are 'stop' and 'ignore'.")
+        for name in ("save_summary_steps", "log_step_count_steps", "keep_checkpoint_max"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"RunConfig({name}={value}): it may not be negative; None or 0 turns it off.")
+        for name in ("save_checkpoints_steps", "save_checkpoints_secs", "steps_per_loop"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"RunConfig({name}={value}): it must be positive; None turns it off.")
+
+    def replace(self, **changes: Any) -> RunConfig:
+        """A copy with `changes`. Setting one save cadence turns the other off, as in tf.estimator."""
+        given = [name for name in _SAVE_CADENCES if changes.get(name) is not None]
+        if len(given) == 1:
+            other = next(name for name in _SAVE_CADENCES if name not in given)
+            changes.setdefault(other, None)
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def seed(self) -> int:
+        return self.tf_random_seed
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Replicas that take part in one update, over all workers."""
+        return 1 if self.train_distribute is None else int(self.train_distribute.num_replicas_in_sync)
+
+    @property
+    def task_type(self) -> str:
+        return self.cluster.task_type
+
+    @property
+    def task_id(self) -> int:
+        return self.cluster.task_index
+
+    @property
+    def is_chief(self) -> bool:
+        return self.cluster.is_chief
+
+    @property
+    def num_worker_replicas(self) -> int:
+        return self.cluster.num_workers
+
+    @property
+    def num_ps_replicas(self) -> int:
+        return self.cluster.num_ps
+
+    @property
+    def cluster_spec(self) -> Mapping[str, Sequence[str]]:
+        """Task type -> addresses; empty for a single process."""
+        return self.cluster.tasks
+
+    @property
+    def global_id_in_cluster(self) -> int:
+        return self.cluster.worker_index

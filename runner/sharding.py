@@ -1,0 +1,237 @@
+"""How the examples of one step are divided over the replicas. In graph; nothing here reads or batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import tensorflow as tf
+
+from runner.types import Features, Labels
+
+
+class Share(NamedTuple):
+    """What one replica gets in one step.
+
+    Attributes:
+      features: the nest that the input function gave, `[count, ...]`; `[1 or more, ...]` where count is 0.
+      labels: like features; None where the input has none.
+      count: int64 scalar, the real examples in it. 0: a placeholder, which must not count anywhere (no replica is
+        given an empty batch: a mean over nothing is NaN, and 0 x NaN is NaN).
+    """
+
+    features: Features
+    labels: Labels
+    count: tf.Tensor
+
+
+class Division(Protocol):
+    """One way to divide; see `Rows` and `InTurn`."""
+
+    def shares(self, element: tuple[Any, ...], iterator: Any) -> tuple[Share, ...]:
+        """The shares of this process's replicas, in replica order. Called in graph, once a step."""
+
+    def replica_spec(self, element_spec: Any) -> Any:
+        """`element_spec` (a nest of TensorSpecs and None) as one replica sees it."""
+
+    def num_steps(self, cardinality: int) -> int:
+        """Steps that `cardinality` elements last for, the last of them perhaps not full."""
+
+    @property
+    def elements_per_step(self) -> int:
+        """Elements of the dataset that one step reads, the last one perhaps fewer."""
+
+    def global_count(self, element: tuple[Any, ...], shares: Sequence[Share]) -> tf.Tensor:
+        """int64 scalar: real examples of the step over all replicas of all processes. In graph."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Each element is a global batch; every replica gets a run of its rows.
+
+    The rows are contiguous, in replica order and as even as can be, the longer runs first: 5 rows over 2 are 3 + 2.
+    A replica for which none is left gets row 0, count 0.
+
+    Attributes:
+      first: which of all replicas is the first of this process.
+      num_replicas: replicas of this process.
+      total: replicas of all processes, which see the same element each.
+    """
+
+    first: int
+    num_replicas: int
+    total: int
+
+    def shares(self, element: tuple[Any, ...], iterator: Any) -> tuple[Share, ...]:
+        """Slices of `element`; with one replica the element as it is and no op but its count."""
+        del iterator
+        if self.total == 1:
+            return (_share(element, num_rows(element)),)
+        # The clearest case first: a batch with a static size that divides costs one aligned (copy-free) slice a tensor.
+        static = _static_rows(element)
+        if static is not None and static % self.total == 0:
+            size = static // self.total
+            count = tf.constant(size, tf.int64)
+            starts = [(self.first + i) * size for i in range(self.num_replicas)]
+            return tuple(_share(_map_leaves(lambda x, s=s: x[s : s + size], element), count) for s in starts)
+        return tuple(
+            _share(_map_leaves(lambda x, s=start, e=end: _slice(x, s, e), element), count)
+            for start, end, count in self._bounds(num_rows(element))
+        )
+
+    def _bounds(self, rows: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
+        """(first row, row after the last, examples to count) of each replica: int64 `[1]`, `[1]` and scalar."""
+        replica = tf.range(self.first, self.first + self.num_replicas, dtype=tf.int64)
+        each = rows // self.total
+        extra = rows - each * self.total
+        counts = each + tf.cast(replica < extra, tf.int64)
+        starts = (replica * each + tf.minimum(replica, extra)) * tf.minimum(counts, 1)
+        ends = starts + tf.maximum(counts, 1)
+        # As [1] vectors a slice takes them as they are; from scalars each slice would pack its own (4 us a step more).
+        split = functools.partial(tf.split, num_or_size_splits=self.num_replicas)
+        return list(zip(split(starts), split(ends), tf.unstack(counts), strict=True))
+
+    def replica_spec(self, element_spec: Any) -> Any:
+        """The specs with the leading dimension divided where it is static and divides, else None."""
+        if self.total == 1:
+            return element_spec
+
+        def divided(spec: Any) -> Any:
+            if spec.shape.rank is None:
+                return spec
+            rows = spec.shape[0]
+            share = rows // self.total if rows is not None and rows % self.total == 0 else None
+            return _with_shape(spec, tf.TensorShape([share]).concatenate(spec.shape[1:]))
+
+        return _map_leaves(divided, element_spec)
+
+    def num_steps(self, cardinality: int) -> int:
+        """An element a step."""
+        return cardinality
+
+    @property
+    def elements_per_step(self) -> int:
+        return 1
+
+    def global_count(self, element: tuple[Any, ...], shares: Sequence[Share]) -> tf.Tensor:
+        """Rows of the element, which every process sees whole."""
+        return shares[0].count if self.total == 1 else num_rows(element)
+
+
+@dataclasses.dataclass(frozen=True)
+class InTurn:
+    """Each element is one replica's batch; the replicas take them in replica order.
+
+    At the end of the data those without one get the step's first element again, count 0.
+
+    Attributes:
+      first, num_replicas: as in Rows.
+      total: replicas that take from this data. Those of other processes are taken and dropped: each of them
+        goes through the same data, so all agree where it ends, and one iterator state serves any number of processes.
+      endless: the data is known not to end, which saves the test.
+    """
+
+    first: int
+    num_replicas: int
+    total: int
+    endless: bool = False
+
+    def shares(self, element: tuple[Any, ...], iterator: Any) -> tuple[Share, ...]:
+        """`element` is that of replica 0; pulls `total - 1` more from `iterator`."""
+        shares = []
+        for replica in range(self.total):
+            mine = self.first <= replica < self.first + self.num_replicas
+            if replica == 0:
+                share = _share(element, num_rows(element)) if mine else None
+            elif self.endless:
+                pulled = next(iterator)
+                share = _share(pulled, num_rows(pulled)) if mine else None
+            else:
+                optional = iterator.get_next_as_optional()
+                share = _share_or_placeholder(optional, element) if mine else None
+            if share is not None:
+                shares.append(share)
+        return tuple(shares)
+
+    def replica_spec(self, element_spec: Any) -> Any:
+        """The specs as they are."""
+        return element_spec
+
+    def num_steps(self, cardinality: int) -> int:
+        """`total` elements a step."""
+        return math.ceil(cardinality / self.total)
+
+    @property
+    def elements_per_step(self) -> int:
+        return self.total
+
+    def global_count(self, element: tuple[Any, ...], shares: Sequence[Share]) -> tf.Tensor:
+        """Examples of the local replicas, which are all there are while one process reads this data."""
+        del element
+        assert len(shares) == self.total, "several processes: agree on the count first"
+        return tf.add_n([share.count for share in shares]) if len(shares) > 1 else shares[0].count
+
+
+def num_rows(element: Any) -> tf.Tensor:
+    """The examples of a batch, an int64 scalar: its leading dimension, or 1 where every tensor of it is a scalar."""
+    leaves = [leaf for leaf in tf.nest.flatten(element) if leaf is not None]
+    # A scalar beside batched tensors (a flag, say) does not tell the number of rows.
+    leaf = next((leaf for leaf in leaves if leaf.shape.rank != 0), None)
+    if leaf is None:
+        return tf.constant(1, tf.int64)
+    if leaf.shape.rank is not None and leaf.shape[0] is not None:
+        return tf.constant(leaf.shape[0], tf.int64)
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.cast(leaf.nrows(), tf.int64)
+    if isinstance(leaf, tf.SparseTensor):
+        return leaf.dense_shape[0]
+    return tf.shape(leaf, out_type=tf.int64)[0]
+
+
+def _share(element: tuple[Any, ...], count: tf.Tensor) -> Share:
+    return Share(element[0], element[1] if len(element) > 1 else None, count)
+
+
+def _share_or_placeholder(optional: Any, element: tuple[Any, ...]) -> Share:
+    def real() -> tuple[Any, tf.Tensor]:
+        pulled = optional.get_value()
+        return pulled, num_rows(pulled)
+
+    pulled, count = tf.cond(optional.has_value(), real, lambda: (element, tf.constant(0, tf.int64)))
+    return _share(pulled, count)
+
+
+def _static_rows(element: Any) -> int | None:
+    """The leading dimension that all dense tensors state; None where one does not, or is sparse or ragged."""
+    rows = {
+        leaf.shape[0] if isinstance(leaf, tf.Tensor) and leaf.shape.rank else None
+        for leaf in tf.nest.flatten(element)
+        if leaf is not None
+    }
+    return rows.pop() if len(rows) == 1 else None
+
+
+def _slice(leaf: Any, start: tf.Tensor, end: tf.Tensor) -> Any:
+    """The rows of `leaf` from `start` up to `end`, both int64 `[1]`."""
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf[start[0] : end[0]]
+    if not isinstance(leaf, tf.SparseTensor):
+        return tf.strided_slice(leaf, start, end)
+    rest = leaf.dense_shape[1:]
+    return tf.sparse.slice(leaf, tf.concat([start, tf.zeros_like(rest)], 0), tf.concat([end - start, rest], 0))
+
+
+def _with_shape(spec: Any, shape: tf.TensorShape) -> Any:
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.SparseTensorSpec(shape, spec.dtype)
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+    return tf.TensorSpec(shape, spec.dtype, spec.name)
+
+
+def _map_leaves(fn: Any, nest: Any) -> Any:
+    """`fn` of every tensor or spec; None stays None."""
+    return tf.nest.map_structure(lambda leaf: None if leaf is None else fn(leaf), nest)

@@ -1,0 +1,526 @@
+"""What runs on the devices: one step of training, evaluation or prediction, and the loop around it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.inputs import Feed, Share
+from runner.model_fn import EstimatorSpec, ModeKeys
+from runner.traces import Replica, trace_step
+from runner.variables import VariableStore
+
+v1 = tf.compat.v1
+_SUM = tf.distribute.ReduceOp.SUM
+
+ModelCall = Callable[[Any, Any, str], EstimatorSpec]
+"""model_fn with params and config bound: (features, labels, mode) -> spec."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaOutput:
+    """What one replica's trace of model_fn left behind. Tensors of the traced graph.
+
+    Attributes:
+      loss: in TRAIN the replica's part of the loss of the step (the parts add up to the mean over the global batch);
+        in EVAL the sum of the losses.
+      weight: what `loss` is to be divided by in EVAL: the examples, or the sum of `loss_weight`.
+      sums: EVAL: name -> (sum over the replica's examples, their number) of per-example metrics.
+      values: EVAL: name -> value tensor of `(value, update)` metrics.
+      v2_summaries: operations of `tf.summary`.
+    """
+
+    spec: EstimatorSpec
+    loss: tf.Tensor | None = None
+    weight: tf.Tensor | None = None
+    sums: Mapping[str, tuple[tf.Tensor, tf.Tensor]] = dataclasses.field(default_factory=dict)
+    values: Mapping[str, tf.Tensor] = dataclasses.field(default_factory=dict)
+    v2_summaries: Sequence[tf.Operation] = ()
+
+
+def step_signature(feed: Feed) -> list[tf.TensorSpec]:
+    """Flat specs of a step's inputs: each replica's features and labels, then the weights of the replicas."""
+    one = tf.nest.flatten(feed.replica_spec, expand_composites=True)
+    return [
+        *(tf.TensorSpec(spec.shape, spec.dtype) for _ in range(feed.num_replicas) for spec in one),
+        tf.TensorSpec([feed.num_replicas], tf.int64, name="counts"),
+        tf.TensorSpec([], tf.int64, name="global_count"),
+    ]
+
+
+def step_inputs(shares: Sequence[Share], global_count: tf.Tensor) -> list[tf.Tensor]:
+    """The shares of all local replicas, flat, in the order of `step_signature`."""
+    flat = [
+        tensor
+        for share in shares
+        for tensor in tf.nest.flatten((share.features, share.labels), expand_composites=True)
+        if tensor is not None
+    ]
+    return [*flat, tf.stack([share.count for share in shares]), global_count]
+
+
+def _replica_inputs(feed: Feed, replica: Replica) -> tuple[Any, Any]:
+    spec = feed.replica_spec
+    size = len(tf.nest.flatten(spec, expand_composites=True))
+    flat = replica.inputs[replica.index * size : (replica.index + 1) * size]
+    features, labels = tf.nest.pack_sequence_as(spec, list(flat), expand_composites=True)
+    return features, labels
+
+
+# --- training -------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopResult:
+    """What one call of a loop did. Host values.
+
+    Attributes:
+      num_steps: steps taken; fewer than asked for when the data ended or the loss became NaN.
+      losses: `[num_steps]`.
+      examples: examples of those steps, over the local replicas.
+      values: what else was fetched, each stacked `[num_steps, ...]`.
+      data_ended: the input has no further element.
+    """
+
+    num_steps: int
+    losses: Any
+    examples: int
+    values: Any
+    data_ended: bool
+
+
+class TrainProgram:
+    """Training of one model_fn on inputs of one structure, traced once.
+
+    Args:
+      stop_at_nan: a loop ends with the first step whose loss is not finite.
+    """
+
+    def __init__(
+        self, store: VariableStore, model_call: ModelCall, feed: Feed, *, summary_writer: Any, stop_at_nan: bool
+    ) -> None:
+        self._feed = feed
+        self._stop_at_nan = stop_at_nan
+        self._loops: dict[Any, Loop] = {}
+        num_replicas = 1 if store.strategy is None else store.strategy.num_replicas_in_sync
+
+        def replica_fn(replica: Replica) -> ReplicaOutput:
+            with _summaries(summary_writer, replica):
+                return _train_replica(store, model_call, feed, replica, num_replicas)
+
+        self.trace = trace_step(store, replica_fn, step_signature(feed), training=True)
+        self.spec: EstimatorSpec = self.trace.outputs[0].spec
+        if not self.is_native and num_replicas > 1 and self.spec.loss_weight is not None:
+            raise ValueError(
+                f"EstimatorSpec(train_op=..., loss_weight=...) on {num_replicas} replicas: the gradient is summed "
+                "inside train_op, before loss_weight is known. Return optimizer= instead of train_op=."
+            )
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the runner owns the gradients (`optimizer=`)."""
+        return self.spec.optimizer is not None
+
+    @property
+    def num_summary_protos(self) -> int:
+        """How many values of a step with summaries are serialised `tf.compat.v1.Summary`; they come first."""
+        return len(self._protos)
+
+    @property
+    def has_summaries(self) -> bool:
+        """Whether model_fn makes any."""
+        return bool(self._protos or any(output.v2_summaries for output in self.trace.outputs))
+
+    @property
+    def _protos(self) -> list[tf.Tensor]:
+        return list(self.trace.collections.get(v1.GraphKeys.SUMMARIES, []))
+
+    def loop(self, fetches: Sequence[Any] = (), *, summaries: bool = False) -> Loop:
+        """The loop over steps that also return `fetches` and write summaries.
+
+        Args:
+          fetches: tensors and operations of the trace; the values of the tensors are returned, in order.
+          summaries: write those of `tf.summary`, return the serialised v1 ones before the fetches.
+        """
+        key = (summaries, tuple(id(fetch) for fetch in fetches))
+        if key not in self._loops:
+            step = self._step(fetches, summaries=summaries)
+            self._loops[key] = Loop(step, self._feed, stop_at_nan=self._stop_at_nan)
+        return self._loops[key]
+
+    def _step(self, fetches: Sequence[Any], *, summaries: bool) -> _Step:
+        outputs: Sequence[ReplicaOutput] = self.trace.outputs
+        v2 = [operation for output in outputs for operation in output.v2_summaries]
+        if self.is_native:
+            unwanted = set() if summaries else set(v2)
+            effects: list[Any] = [op for op in self.trace.all_effects() if op not in unwanted]
+        else:
+            effects = [output.spec.train_op for output in outputs] + self.trace.writes_of_keras()
+            effects += v2 if summaries else []
+        effects += [fetch for fetch in fetches if isinstance(fetch, tf.Operation)]
+        tensors = [fetch for fetch in fetches if not isinstance(fetch, tf.Operation)]
+        losses = [output.loss for output in outputs]
+        extra = [*(self._protos if summaries else []), *tensors]
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in (losses[0], *extra)]
+        return _Step(self.trace.function([losses, extra], effects), specs)
+
+
+def _train_replica(
+    store: VariableStore, model_call: ModelCall, feed: Feed, replica: Replica, num_replicas: int
+) -> ReplicaOutput:
+    v1.add_to_collection(v1.GraphKeys.GLOBAL_STEP, replica.global_step)
+    features, labels = _replica_inputs(feed, replica)
+    with tf.GradientTape(persistent=False) as tape:
+        spec = model_call(features, labels, ModeKeys.TRAIN)
+        objective = _objective(spec, replica, num_replicas)
+    summaries = v1.summary.all_v2_summary_ops() or []
+    if spec.optimizer is not None:
+        _apply_native(store, tape, objective, spec, replica, num_replicas)
+    return ReplicaOutput(spec, loss=objective, v2_summaries=summaries)
+
+
+def _objective(spec: EstimatorSpec, replica: Replica, num_replicas: int) -> tf.Tensor:
+    """The replica's part of the step's loss: over all replicas the parts add up to the mean over the global batch."""
+    loss = spec.loss
+    if spec.loss_weight is None:
+        if num_replicas == 1:
+            return tf.reduce_mean(loss)
+        if loss.shape.rank == 0:
+            return loss * replica.weights.share(replica.index, loss.dtype)
+        count = tf.cast(replica.weights.global_count, loss.dtype)
+        return tf.reduce_sum(loss) * replica.weights.presence(replica.index, loss.dtype) / count
+    weight = _loss_weight(spec, replica)
+    total = weight
+    if num_replicas > 1:
+        with replica.reductions.as_is():
+            total = tf.distribute.get_replica_context().all_reduce(_SUM, weight)
+    if loss.shape.rank == 0:
+        return loss * tf.math.divide_no_nan(weight, total)
+    return tf.math.divide_no_nan(tf.reduce_sum(loss) * replica.weights.presence(replica.index, loss.dtype), total)
+
+
+def _loss_weight(spec: EstimatorSpec, replica: Replica) -> tf.Tensor:
+    dtype = spec.loss.dtype
+    weight = tf.reduce_sum(tf.cast(spec.loss_weight, dtype))
+    return tf.stop_gradient(weight * replica.weights.presence(replica.index, dtype))
+
+
+def _apply_native(
+    store: VariableStore,
+    tape: tf.GradientTape,
+    objective: tf.Tensor,
+    spec: EstimatorSpec,
+    replica: Replica,
+    num_replicas: int,
+) -> None:
+    variables = replica.served.trainable
+    gradients = tape.gradient(objective, [variable for variable, _ in variables])
+    pairs = [(g, v, owner) for g, (v, owner) in zip(gradients, variables, strict=True) if g is not None]
+    if not pairs:
+        names = ", ".join(name for name in store.saved) or "none"
+        raise ValueError(
+            f"the loss depends on no trainable variable, so there is nothing to train. Variables: {names}."
+        )
+    with replica.reductions.as_is():
+        reduced: Sequence[Any] = [g for g, _, _ in pairs]
+        if num_replicas > 1:
+            reduced = tf.distribute.get_replica_context().all_reduce(_SUM, reduced)
+        _apply(spec.optimizer, reduced, pairs)
+        replica.global_step.assign_add(1, read_value=False)
+
+
+def _apply(optimizer: Any, gradients: Sequence[Any], pairs: Sequence[tuple[Any, tf.Variable, Any]]) -> None:
+    """Applies global gradients by the rules of the optimizer's family."""
+    if isinstance(optimizer, v1.train.Optimizer):
+        optimizer.apply_gradients([(g, v) for g, (_, v, _) in zip(gradients, pairs, strict=True)])
+    elif hasattr(optimizer, "apply") and hasattr(optimizer, "update_step"):  # Keras 3 takes its own variables
+        optimizer.apply(list(gradients), [v if owner is None else owner for _, v, owner in pairs])
+    elif hasattr(optimizer, "apply_gradients"):  # tf_keras
+        optimizer.apply_gradients(
+            [(g, v) for g, (_, v, _) in zip(gradients, pairs, strict=True)], skip_gradients_aggregation=True
+        )
+    else:
+        raise ValueError(
+            f"EstimatorSpec(optimizer={optimizer!r}): it is a Keras 3, tf_keras or tf.compat.v1.train optimizer."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """One step as a function of its flat inputs: the loss, then everything that was fetched with it.
+
+    Attributes:
+      specs: of what a call returns.
+    """
+
+    function: Callable[..., Any]
+    specs: Sequence[tf.TensorSpec]
+
+    def __call__(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
+        losses, extra = self.function(*inputs)
+        return [tf.add_n(losses) if len(losses) > 1 else losses[0], *extra]
+
+
+class Loop:
+    """`for _ in range(n)` around a training step, inside one graph, with one read by the host."""
+
+    def __init__(self, step: _Step, feed: Feed, *, stop_at_nan: bool) -> None:
+        self._step, self._feed, self._stop_at_nan = step, feed, stop_at_nan
+        self._bounded = tf.function(functools.partial(self._run, ends=False), autograph=False)
+        self._ending = tf.function(functools.partial(self._run, ends=True), autograph=False)
+
+    def __call__(self, iterator: Any, num_steps: int, *, may_end: bool) -> LoopResult:
+        """Takes up to `num_steps` steps.
+
+        Args:
+          may_end: the input may have fewer elements than that; costs a little more for each step.
+        """
+        run = self._ending if may_end else self._bounded
+        result = run(iterator, tf.constant(num_steps))
+        taken = int(result["taken"])
+        losses, *values = (value.numpy()[:taken] for value in result["stacked"])
+        return LoopResult(
+            num_steps=taken,
+            losses=losses,
+            examples=int(result["examples"]),
+            values=values,
+            data_ended=bool(result["ended"]),
+        )
+
+    def _run(self, iterator: Any, num_steps: tf.Tensor, *, ends: bool) -> dict[str, Any]:
+        arrays = tuple(tf.TensorArray(spec.dtype, num_steps, element_shape=spec.shape) for spec in self._step.specs)
+
+        def running(taken: tf.Tensor, examples: tf.Tensor, ended: tf.Tensor, fine: tf.Tensor, *_: Any) -> tf.Tensor:
+            return (taken < num_steps) & fine & ~ended
+
+        def step(element: Any, taken: tf.Tensor, examples: tf.Tensor, arrays: Sequence[Any]) -> Any:
+            shares = self._feed.shares(element, iterator)
+            outputs = self._step(*step_inputs(shares, self._feed.global_count(element, shares)))
+            fine = tf.math.is_finite(outputs[0]) if self._stop_at_nan else tf.constant(True)
+            examples += tf.add_n([share.count for share in shares]) if len(shares) > 1 else shares[0].count
+            arrays = [array.write(taken, value) for array, value in zip(arrays, outputs, strict=True)]
+            return (taken + 1, examples, tf.constant(False), fine, *arrays)
+
+        def body(taken: tf.Tensor, examples: tf.Tensor, ended: tf.Tensor, fine: tf.Tensor, *arrays: Any) -> Any:
+            if not ends:
+                return step(next(iterator), taken, examples, arrays)
+            element = iterator.get_next_as_optional()
+            return tf.cond(
+                element.has_value(),
+                lambda: step(element.get_value(), taken, examples, arrays),
+                lambda: (taken, examples, tf.constant(True), fine, *arrays),
+            )
+
+        initial = (tf.constant(0), tf.constant(0, tf.int64), tf.constant(False), tf.constant(True), *arrays)
+        taken, examples, ended, _, *arrays = tf.while_loop(running, body, initial)
+        return {
+            "taken": taken,
+            "examples": examples,
+            "ended": ended,
+            "stacked": [array.stack() for array in arrays],
+        }
+
+
+@contextlib.contextmanager
+def _summaries(writer: Any, replica: Replica) -> Iterator[None]:
+    """`tf.summary` inside model_fn writes for the first replica, at the step that is being taken."""
+    if writer is None or replica.index > 0:
+        with tf.summary.record_if(False):
+            yield
+    else:
+        with writer.as_default(step=replica.global_step + 1):
+            yield
+
+
+# --- evaluation and prediction ----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalResult:
+    """Sums over what one call of an evaluation loop saw. Host values.
+
+    Attributes:
+      sums: name -> (sum over examples, their weight) in float64; `loss` among them.
+      examples: examples counted.
+      data_ended: the input has no further element.
+    """
+
+    sums: Mapping[str, tuple[float, float]]
+    examples: int
+    data_ended: bool
+
+
+class EvalProgram:
+    """Evaluation of one model_fn on inputs of one structure, traced once.
+
+    There is no collective in a step: each replica counts its own examples, and a replica without one does nothing.
+    """
+
+    def __init__(self, store: VariableStore, model_call: ModelCall, feed: Feed) -> None:
+        self._store, self._feed = store, feed
+
+        def replica_fn(replica: Replica) -> ReplicaOutput:
+            with _summaries(None, replica):
+                return _eval_replica(model_call, feed, replica)
+
+        self.trace = trace_step(store, replica_fn, step_signature(feed), training=False)
+        self.outputs: Sequence[ReplicaOutput] = self.trace.outputs
+        self._values = self._value_function()
+        self._functions = [self._replica_function(index) for index in range(len(self.outputs))]
+        self._loop = tf.function(self._run, autograph=False)
+
+    @property
+    def spec(self) -> EstimatorSpec:
+        return self.outputs[0].spec
+
+    def reset(self) -> None:
+        """Before each evaluation: metrics start from nothing, random state from the seed."""
+        self._store.reset_local(self.trace.served.requests)
+
+    def run(self, iterator: Any, max_steps: int) -> EvalResult:
+        """Evaluates up to `max_steps` further batches."""
+        result = self._loop(iterator, tf.constant(max_steps))
+        names = list(result["sums"])
+        sums = {name: (float(result["sums"][name][0]), float(result["sums"][name][1])) for name in names}
+        return EvalResult(sums, examples=int(result["examples"]), data_ended=bool(result["ended"]))
+
+    def values(self) -> dict[str, Any]:
+        """Values of the accumulated metrics, those of per-example tensors excepted. NumPy values."""
+        values = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._values())
+        scope = self._store.strategy.scope() if self._store.strategy is not None else contextlib.nullcontext()
+        with scope:
+            for name, metric in (self.spec.eval_metric_ops or {}).items():
+                if _is_keras_metric(metric):
+                    values[name] = tf.nest.map_structure(lambda value: value.numpy(), metric.result())
+                elif _is_pair(metric) and isinstance(metric[0], tf.Variable):
+                    values[name] = metric[0].read_value().numpy()
+        return values
+
+    def _value_function(self) -> Callable[[], dict[str, Any]]:
+        values = dict(self.outputs[0].values)
+        for name, value in values.items():
+            if self.trace.needs_inputs(value):
+                raise ValueError(
+                    f"eval_metric_ops[{name!r}]: its value depends on one batch. A (value, update) pair keeps state "
+                    "in variables, as those of tf.compat.v1.metrics do; for a mean over examples give a [batch] tensor."
+                )
+        return self.trace.function(values, with_inputs=False) if values else dict
+
+    def _replica_function(self, index: int) -> Callable[..., Any]:
+        output = self.outputs[index]
+        updates = [metric[1] for metric in (output.spec.eval_metric_ops or {}).values() if _is_pair(metric)]
+        writes = self.trace.writes_of_keras(metrics_only=True, replica=index)
+        fetches = {"loss": (output.loss, output.weight), **output.sums}
+        return self.trace.function(fetches, [*updates, *writes])
+
+    def _run(self, iterator: Any, max_steps: tf.Tensor) -> dict[str, Any]:
+        names = ["loss", *self.outputs[0].sums]
+        zero = tf.constant(0, tf.float64)
+        zeros = {name: (zero, zero) for name in names}
+
+        def running(taken: tf.Tensor, ended: tf.Tensor, *_: Any) -> tf.Tensor:
+            return (taken < max_steps) & ~ended
+
+        def evaluate(element: Any, taken: tf.Tensor, examples: tf.Tensor, sums: Any) -> Any:
+            shares = self._feed.shares(element, iterator)
+            inputs = step_inputs(shares, self._feed.global_count(element, shares))
+            for share, function in zip(shares, self._functions, strict=True):
+
+                def present(function: Any = function) -> Any:
+                    return tf.nest.map_structure(lambda value: tf.cast(value, tf.float64), function(*inputs))
+
+                batch = present() if len(shares) == 1 else tf.cond(share.count > 0, present, lambda: zeros)
+                sums = tf.nest.map_structure(tf.add, sums, batch)
+                examples += share.count
+            return taken + 1, tf.constant(False), examples, sums
+
+        def body(taken: tf.Tensor, ended: tf.Tensor, examples: tf.Tensor, sums: Any) -> Any:
+            element = iterator.get_next_as_optional()
+            return tf.cond(
+                element.has_value(),
+                lambda: evaluate(element.get_value(), taken, examples, sums),
+                lambda: (taken, tf.constant(True), examples, sums),
+            )
+
+        initial = (tf.constant(0), tf.constant(False), tf.constant(0, tf.int64), zeros)
+        _, ended, examples, sums = tf.while_loop(running, body, initial)
+        return {"ended": ended, "examples": examples, "sums": sums}
+
+
+def _eval_replica(model_call: ModelCall, feed: Feed, replica: Replica) -> ReplicaOutput:
+    v1.add_to_collection(v1.GraphKeys.GLOBAL_STEP, replica.global_step)
+    features, labels = _replica_inputs(feed, replica)
+    spec = model_call(features, labels, ModeKeys.EVAL)
+    count = tf.cast(replica.weights.counts[replica.index], spec.loss.dtype)
+    weight = count if spec.loss_weight is None else tf.reduce_sum(tf.cast(spec.loss_weight, spec.loss.dtype))
+    metrics = spec.eval_metric_ops or {}
+    return ReplicaOutput(
+        spec,
+        loss=tf.reduce_sum(spec.loss) if spec.loss.shape.rank == 1 else spec.loss * weight,
+        weight=weight,
+        sums={
+            name: (tf.reduce_sum(metric), tf.size(metric)) for name, metric in metrics.items() if tf.is_tensor(metric)
+        },
+        values={
+            name: metric[0]
+            for name, metric in metrics.items()
+            if _is_pair(metric) and not isinstance(metric[0], tf.Variable)
+        },
+    )
+
+
+def _is_pair(metric: Any) -> bool:
+    return isinstance(metric, tuple | list)
+
+
+def _is_keras_metric(metric: Any) -> bool:
+    return hasattr(metric, "result") and hasattr(metric, "update_state")
+
+
+class PredictProgram:
+    """Prediction by one model_fn on inputs of one structure, traced once."""
+
+    def __init__(self, store: VariableStore, model_call: ModelCall, feed: Feed) -> None:
+        self._store, self._feed = store, feed
+
+        def replica_fn(replica: Replica) -> ReplicaOutput:
+            v1.add_to_collection(v1.GraphKeys.GLOBAL_STEP, replica.global_step)
+            with _summaries(None, replica):
+                features, labels = _replica_inputs(feed, replica)
+                return ReplicaOutput(model_call(features, labels, ModeKeys.PREDICT))
+
+        self.trace = trace_step(store, replica_fn, step_signature(feed), training=False)
+        predictions = [output.spec.predictions for output in self.trace.outputs]
+        self._function = self.trace.function(predictions, self.trace.writes_of_keras(metrics_only=True))
+        self._next = tf.function(self._run, autograph=False)
+
+    @property
+    def spec(self) -> EstimatorSpec:
+        spec: EstimatorSpec = self.trace.outputs[0].spec
+        return spec
+
+    def reset(self) -> None:
+        """Before each prediction: random state starts from the seed."""
+        self._store.reset_local(self.trace.served.requests)
+
+    def batches(self, iterator: Any) -> Iterator[Any]:
+        """Yields the predictions of one replica's batch at a time, in the order of the input. NumPy values."""
+        while True:
+            try:
+                counts, predictions = self._next(iterator)
+            except tf.errors.OutOfRangeError:
+                return
+            for count, replica_predictions in zip(counts.numpy(), predictions, strict=True):
+                if count:
+                    yield tf.nest.map_structure(lambda tensor: tensor.numpy(), replica_predictions)
+
+    def _run(self, iterator: Any) -> Any:
+        element = next(iterator)
+        shares = self._feed.shares(element, iterator)
+        inputs = step_inputs(shares, self._feed.global_count(element, shares))
+        return inputs[-2], self._function(*inputs)

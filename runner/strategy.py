@@ -1,0 +1,91 @@
+"""Strategies by name: the options of config, the objects of tf.distribute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+_CROSS_DEVICE_OPS = {
+    "nccl": tf.distribute.NcclAllReduce,
+    "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
+    "reduction_to_one_device": tf.distribute.ReductionToOneDevice,
+}
+
+
+def split_cpu(virtual_devices: int | None) -> None:
+    """Splits this host's CPU into logical devices, to try out a strategy without accelerators.
+
+    Call it before TensorFlow touches a device. None or 1 leaves it whole.
+
+    Raises:
+      RuntimeError: TensorFlow has been initialised with another number.
+    """
+    if virtual_devices is None or virtual_devices == 1:
+        return
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * virtual_devices)
+
+
+def build_strategy(
+    name: str,
+    *,
+    devices: Sequence[str] | None = None,
+    num_gpus: int | None = None,
+    virtual_devices: int | None = None,
+    cross_device_ops: str = "auto",
+    num_packs: int = 1,
+) -> tf.distribute.Strategy | None:
+    """The strategy that config names.
+
+    Args:
+      name: default, one_device, mirrored or central_storage.
+      devices: TensorFlow's names ("GPU:0", "CPU:1"); None: all GPUs, or the virtual CPUs where there is no GPU.
+      num_gpus: only the first so many GPUs; None: all.
+      virtual_devices: see `split_cpu`.
+      cross_device_ops: auto, nccl, hierarchical_copy or reduction_to_one_device (mirrored).
+      num_packs: packs into which gradients are put for nccl and hierarchical_copy.
+
+    Returns: the strategy; None for TensorFlow's default.
+
+    Raises:
+      ValueError: the name, a device or cross_device_ops is not there; the message lists those that are.
+    """
+    _check_known("name", name, ("default", "one_device", "mirrored", "central_storage"))
+    _check_known("cross_device_ops", cross_device_ops, ("auto", *_CROSS_DEVICE_OPS))
+    split_cpu(virtual_devices)
+    if name == "default":
+        return None
+    chosen = list(devices) if devices else _devices(num_gpus, virtual_devices)
+    _check_devices(chosen)
+    if name == "one_device":
+        return tf.distribute.OneDeviceStrategy(chosen[0])
+    if name == "mirrored":
+        reduction = None
+        if cross_device_ops != "auto":
+            options = {} if cross_device_ops == "reduction_to_one_device" else {"num_packs": num_packs}
+            reduction = _CROSS_DEVICE_OPS[cross_device_ops](**options)
+        return tf.distribute.MirroredStrategy(chosen, cross_device_ops=reduction)
+    return tf.distribute.experimental.CentralStorageStrategy(chosen, parameter_device="/cpu:0")
+
+
+def _devices(num_gpus: int | None, virtual_devices: int | None) -> list[str]:
+    gpus = [f"/gpu:{index}" for index in range(len(tf.config.list_logical_devices("GPU")))]
+    if num_gpus is not None:
+        if num_gpus > len(gpus):
+            raise ValueError(f"strategy.num_gpus={num_gpus}, and TensorFlow sees {len(gpus)} GPUs here.")
+        gpus = gpus[:num_gpus]
+    return gpus or [f"/cpu:{index}" for index in range(virtual_devices or 1)]
+
+
+def _check_known(setting: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"strategy.{setting}={value!r} is not known. Known are: {', '.join(known)}.")
+
+
+def _check_devices(devices: Sequence[str]) -> None:
+    known = [device.name for device in tf.config.list_logical_devices()]
+    short = {name.removeprefix("/device:").lower() for name in known}
+    for device in devices:
+        if device.lower().removeprefix("/").removeprefix("device:") not in short:
+            raise ValueError(f"strategy.devices: {device!r} is not here. TensorFlow sees: {', '.join(known)}.")

@@ -1,0 +1,338 @@
+"""Session semantics: a step is traced once, and what runs is decided afterwards by what is fetched.
+
+`tf.function` runs every assignment that a function merely builds. A model_fn written for tf.estimator builds
+`minimize` before it looks at `mode`, and hands back in EstimatorSpec what is to run. So the step is traced by
+`tf.compat.v1.wrap_function`, with `strategy.run` inside it, and pruned to its fetches. What pruning leaves is ordered
+as the program was written, variable by variable, where a v1 session would have raced.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner import bridge
+from runner.gradients import Reductions, ReplicaWeights, local_replica
+from runner.variables import GLOBAL_STEP, Served, VariableSpec, VariableStore, seeded
+
+v1 = tf.compat.v1
+
+_READS = frozenset(
+    {"Identity", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"}
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Replica:
+    """What the function of one replica is traced with.
+
+    Attributes:
+      index: among the replicas of this process.
+      inputs: the flat inputs of the step, of all local replicas.
+      weights: how much each replica counts.
+      reductions: sums over replicas.
+      served: the variables that have been asked for so far.
+      global_step: as this trace may use it.
+    """
+
+    index: int
+    inputs: Sequence[tf.Tensor]
+    weights: ReplicaWeights
+    reductions: Reductions
+    served: Served
+    global_step: tf.Variable
+
+
+ReplicaFunction = Callable[[Replica], Any]
+
+# Stateful by name only: running them for themselves does nothing.
+_SOURCES = frozenset({"VarHandleOp", "Placeholder", "PlaceholderWithDefault", "HashTableV2", "SummaryWriter"})
+
+
+@dataclasses.dataclass
+class _Box:
+    """Opaque to tf.nest, so that strategy.run hands back Python objects unflattened."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """One traced step, before it is decided what of it runs.
+
+    Attributes:
+      wrapped: the traced graph.
+      inputs: its flat input tensors, in the order of the signature.
+      outputs: what the replica function returned, one a local replica.
+      collections: the graph collections as the first replica left them.
+      served: the variables it uses.
+      keras_writes: what Keras optimizers wrote; they return nothing to fetch.
+    """
+
+    wrapped: Any
+    inputs: Sequence[tf.Tensor]
+    outputs: Sequence[Any]
+    collections: dict[Any, list[Any]]
+    served: Served
+    keras_writes: Sequence[tf.Operation]
+    call_time_values: Sequence[bridge.CallTimeValue] = ()
+
+    def __post_init__(self) -> None:
+        for key, members in self.collections.items():  # hooks look here in begin()
+            self.graph.get_collection_ref(key)[:] = members
+
+    @property
+    def graph(self) -> Any:
+        return self.wrapped.graph
+
+    def all_effects(self) -> list[tf.Operation]:
+        """Everything that a tf.function would run: each operation with an effect, in program order."""
+        return [operation for operation in self.graph.get_operations() if _has_effect(operation)]
+
+    def writes_of_keras(self, *, metrics_only: bool = False, replica: int | None = None) -> list[tf.Operation]:
+        """Assignments that Keras layers and metrics issue on their own, and hand to nobody to fetch.
+
+        Args:
+          metrics_only: leave out all but metrics and random state: evaluation must not move BatchNorm.
+          replica: only writes to this local replica's component of each variable; None means all.
+        """
+        variables = self.served.keras_variables(metrics_only=metrics_only)
+        mine = {id(handle) for variable in variables for handle in _handles(variable, replica)}
+        names = {internal.name for external, internal in self.graph.captures if id(external) in mine}
+        writes = [
+            operation
+            for operation in self.graph.get_operations()
+            if _is_assignment(operation) and any(tensor.name in names for tensor in operation.inputs)
+        ]
+        if metrics_only:
+            return writes
+        return list(dict.fromkeys([*writes, *filter(_changes_state, self.keras_writes)]))
+
+    def function(self, fetches: Any, effects: Iterable[Any] = (), *, with_inputs: bool = True) -> Callable[..., Any]:
+        """The part of the trace that `fetches` and `effects` need, as a function.
+
+        Args:
+          fetches: a nest of tensors: what the function returns.
+          effects: tensors and operations that are to run, whether or not their value is used.
+          with_inputs: False makes a function without arguments; `fetches` must then not depend on the inputs.
+        """
+        run = _operations(effects)
+        flat = [tensor for tensor in tf.nest.flatten(fetches, expand_composites=True) if tensor is not None]
+        feeds = (list(self.inputs) if with_inputs else []) + [value.placeholder for value in self.call_time_values]
+        edges = _program_order(self.graph, [*run, *_operations(flat)]) if run else {}
+        with bridge.control_inputs(edges):
+            pruned = self.wrapped.prune(feeds, [run, fetches])
+
+        def call(*inputs: tf.Tensor) -> Any:
+            late = [value.capture() for value in self.call_time_values]
+            return pruned(*inputs, *late)[1]
+
+        return call
+
+    def needs_inputs(self, fetches: Any) -> bool:
+        """Whether a value depends on the step's inputs (and so belongs to a batch, not to the accumulators)."""
+        inputs, seen = {tensor.op for tensor in self.inputs}, set()
+        stack = _operations(tf.nest.flatten(fetches, expand_composites=True))
+        while stack:
+            operation = stack.pop()
+            if operation in inputs:
+                return True
+            if operation not in seen:
+                seen.add(operation)
+                stack += [tensor.op for tensor in operation.inputs] + list(operation.control_inputs)
+        return False
+
+
+def trace_step(
+    store: VariableStore, replica_fn: ReplicaFunction, signature: Sequence[tf.TensorSpec], *, training: bool
+) -> Trace:
+    """Traces one step with session semantics, creating the variables it asks for.
+
+    Args:
+      signature: flat specs of the inputs; the last two are the weights (counts, global count).
+      training: whether random state of Keras advances for good, or is evaluation's own.
+    """
+    on_one_device = store.strategy is None or (store.has_one_copy and not training)
+    discovery, new = _discover(store, replica_fn, signature, training=training, on_one_device=on_one_device)
+    if store.strategy is None:
+        return discovery
+    if not on_one_device:
+        return _serve(store, store.strategy, replica_fn, signature, training=training)
+    if any(not spec.local for spec in new):  # it saw twins, which have real variables only now
+        discovery, _ = _discover(store, replica_fn, signature, training=training, on_one_device=True)
+    return discovery
+
+
+def _discover(
+    store: VariableStore,
+    replica_fn: ReplicaFunction,
+    signature: Sequence[tf.TensorSpec],
+    *,
+    training: bool,
+    on_one_device: bool,
+) -> tuple[Trace, Sequence[VariableSpec]]:
+    """Traces one replica under the default strategy and creates every variable it asks for that is new.
+
+    Returns: the trace, and the specs of the variables that were new.
+    """
+    served = Served()
+    outputs: list[Any] = []
+    found: dict[str, Any] = {}
+
+    def traced(*inputs: tf.Tensor) -> None:
+        weights = ReplicaWeights(inputs[-2], inputs[-1])
+        bridge.program_order_in_branches(v1.get_default_graph())
+        with (
+            bridge.fresh_collections(),
+            bridge.fresh_thread_collections(),
+            bridge.keras_trace() as keras,
+            store.discovering(keras, served, training=training) as new,
+        ):
+            replica = Replica(0, inputs[:-2], weights, Reductions(_default(), weights), served, store.twin(GLOBAL_STEP))
+            outputs.append(replica_fn(replica))
+            found.update(new=new, collections=_all_collections(), keras=keras)
+
+    with seeded(store.seed):
+        wrapped = v1.wrap_function(traced, list(signature))
+
+    def evaluate(initial: Any) -> Any:
+        if callable(initial):
+            with wrapped.graph.as_default():
+                initial = initial()
+        return wrapped.prune([], initial)()
+
+    store.materialise(found["new"], evaluate, on_one_device=on_one_device)
+    trace = Trace(wrapped, _inputs(wrapped), outputs, found["collections"], served, found["keras"].written)
+    return trace, found["new"]
+
+
+def _serve(
+    store: VariableStore,
+    strategy: tf.distribute.Strategy,
+    replica_fn: ReplicaFunction,
+    signature: Sequence[tf.TensorSpec],
+    *,
+    training: bool,
+) -> Trace:
+    """Traces every local replica in strategy.run, with the variables that the store holds."""
+    served = Served()
+    outputs: list[Any] = []
+    found: dict[str, Any] = {}
+
+    def traced(*inputs: tf.Tensor) -> None:
+        weights = ReplicaWeights(inputs[-2], inputs[-1])
+        bridge.program_order_in_branches(v1.get_default_graph())
+        found["late"] = bridge.collect_call_time_values(v1.get_default_graph())
+        with (
+            bridge.fresh_collections(),
+            strategy.scope(),
+            _weighted(strategy, weights) as (reductions, keras),
+        ):
+            serving = store.serving(keras, served, training=training)
+
+            def run() -> _Box:
+                with bridge.fresh_thread_collections(), serving():
+                    replica = Replica(local_replica(), inputs[:-2], weights, reductions, served, store[GLOBAL_STEP])
+                    return _Box((replica_fn(replica), _all_collections()))
+
+            with serving():
+                boxes = strategy.experimental_local_results(strategy.run(run))
+        outputs.extend(box.value[0] for box in boxes)
+        found.update(collections=boxes[0].value[1], keras=keras)
+
+    with seeded(store.seed):
+        wrapped = v1.wrap_function(traced, list(signature))
+    return Trace(
+        wrapped, _inputs(wrapped), outputs, found["collections"], served, found["keras"].written, found["late"]
+    )
+
+
+@contextlib.contextmanager
+def _weighted(strategy: tf.distribute.Strategy, weights: ReplicaWeights) -> Iterator[tuple[Any, Any]]:
+    """Yields (the reductions of this trace, what Keras does in it)."""
+    reductions = Reductions(strategy, weights)
+    single = strategy.num_replicas_in_sync == 1
+    with bridge.keras_trace(None if single else reductions.all_reduce) as keras, reductions.entered():
+        yield reductions, keras
+
+
+def _default() -> tf.distribute.Strategy:
+    return tf.distribute.get_strategy()
+
+
+def _inputs(wrapped: Any) -> list[tf.Tensor]:
+    return wrapped.inputs[: len(wrapped.inputs) - len(wrapped.captured_inputs)]
+
+
+def _all_collections() -> dict[Any, list[Any]]:
+    return {key: list(v1.get_collection(key)) for key in v1.get_default_graph().get_all_collection_keys()}
+
+
+def _operations(values: Iterable[Any]) -> list[tf.Operation]:
+    """The operations behind tensors, operations and what converts to tensors (an update may be a variable)."""
+    flat = tf.nest.flatten(list(values), expand_composites=True)
+    operations = [value if isinstance(value, tf.Operation) else getattr(value, "op", None) for value in flat]
+    return list(dict.fromkeys(operation for operation in operations if isinstance(operation, tf.Operation)))
+
+
+def _handles(variable: Any, replica: int | None) -> list[Any]:
+    components = getattr(variable, "values", None) or [variable]
+    if replica is not None and len(components) > 1:
+        components = [components[replica]]
+    return [component.handle for component in components]
+
+
+def _is_assignment(operation: tf.Operation) -> bool:
+    return (operation.type.startswith("Assign") and operation.type.endswith("VariableOp")) or operation.type.startswith(
+        "ResourceScatter"
+    )
+
+
+def _changes_state(operation: tf.Operation) -> bool:
+    return operation.type not in _READS and any(tensor.dtype == tf.resource for tensor in operation.inputs)
+
+
+def _has_effect(operation: tf.Operation) -> bool:
+    """Whether tf.function would run the operation for its own sake: stateful, and not a mere source of values."""
+    if operation.type in _READS or operation.type in _SOURCES or not operation.op_def.is_stateful:
+        return False
+    return not operation.type.startswith(("Random", "Truncated", "Parameterized", "Multinomial"))
+
+
+def _program_order(graph: Any, fetched: Sequence[tf.Operation]) -> dict[tf.Operation, list[tf.Operation]]:
+    """Edges that make the fetched operations run, variable by variable, in the order in which they were written.
+
+    Only operations that run anyway are joined, so nothing else is pulled in; the order of creation is
+    topological, so no cycle can arise.
+    """
+    handles = {internal.name: id(external) for external, internal in graph.captures if internal.dtype == tf.resource}
+    running, stack = set(), list(fetched)
+    while stack:
+        operation = stack.pop()
+        if operation not in running:
+            running.add(operation)
+            stack += [tensor.op for tensor in operation.inputs] + list(operation.control_inputs)
+    edges: dict[tf.Operation, list[tf.Operation]] = {}
+    last_write: dict[int, tf.Operation] = {}
+    reads: dict[int, list[tf.Operation]] = collections.defaultdict(list)
+    for operation in graph.get_operations():
+        if operation not in running:
+            continue
+        before: set[tf.Operation] = set()
+        for handle in {handles[tensor.name] for tensor in operation.inputs if tensor.name in handles}:
+            if handle in last_write:
+                before.add(last_write[handle])
+            if operation.type in _READS:
+                reads[handle].append(operation)
+            else:
+                before.update(reads.pop(handle, ()))
+                last_write[handle] = operation
+        before -= {operation, *operation.control_inputs}
+        if before:
+            edges[operation] = sorted(before, key=lambda other: other.name)
+    return edges

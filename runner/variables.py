@@ -1,0 +1,408 @@
+"""Variables by name: discover what a model_fn asks for, materialise it once, serve it to every trace.
+
+A model_fn builds its layers and asks for its variables anew each time it is called, as tf.estimator's did. Here it
+is called once to *discover*: every request is recorded (name, shape, dtype, initial value) and answered with a
+variable that has a handle but no memory. The real variables are then *materialised* under the strategy's scope, and
+every later trace is *served* them by name. Names are those a v1 graph gives, and for Keras 3 `Variable.path`, so they
+equal the ones tf.estimator wrote to checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+import re
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from runner import bridge
+
+v1 = tf.compat.v1
+_KEYS = v1.GraphKeys
+
+GLOBAL_STEP = "global_step"
+
+# Random state of a Keras SeedGenerator; its variable has this name in Keras 3.15.
+_SEED_STATE = "seed_generator_state"
+
+
+@dataclasses.dataclass(frozen=True)
+class VariableSpec:
+    """One request for a variable, as recorded by discovery.
+
+    Attributes:
+      initial: a callable without arguments, an eager value, or a tensor of the discovery graph.
+      local: not part of the model: metric accumulators and the like, reset before each use and never saved.
+    """
+
+    name: str
+    shape: tf.TensorShape
+    dtype: tf.DType
+    trainable: bool
+    synchronization: tf.VariableSynchronization
+    aggregation: tf.VariableAggregation
+    local: bool
+    initial: Any
+
+
+@dataclasses.dataclass
+class Served:
+    """What one trace was served: names in order of request, and which of them belong to Keras.
+
+    Attributes:
+      requests: name -> the variable served and the `keras.Variable` that asked for it (None for plain ones), as
+        the first replica asked.
+    """
+
+    requests: dict[str, tuple[tf.Variable, Any]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def trainable(self) -> list[tuple[tf.Variable, Any]]:
+        """(variable, owner) to optimise. A Keras layer may have been frozen after it was built: its owner decides."""
+        return [
+            (variable, owner)
+            for variable, owner in self.requests.values()
+            if (owner.trainable if owner is not None else variable.trainable)
+        ]
+
+    def keras_variables(self, *, metrics_only: bool = False) -> list[tf.Variable]:
+        """Variables that Keras made: all, or those of metrics (Keras makes only these ON_READ)."""
+        return [
+            variable
+            for variable, owner in self.requests.values()
+            if owner is not None and (not metrics_only or _is_metric(owner) or _is_seed_state(owner))
+        ]
+
+
+class _Names:
+    """Names for one trace.
+
+    Replica r's k-th request is replica 0's k-th: scopes are entered differently on other replicas ("replica_1/").
+    """
+
+    def __init__(self, known: Mapping[str, Any]) -> None:
+        self._known = known
+        self._used: set[str] = set()
+        self._streams: dict[Any, list[str]] = {}
+
+    def name(self, requested: str, *, unique: bool) -> str:
+        """The variable's name; `unique` says it is one already (Keras paths), not to be resolved in the scope."""
+        context = tf.distribute.get_replica_context()
+        stream_id = "cross-replica" if context is None else threading.get_ident()
+        stream = self._streams.setdefault(stream_id, [])
+        first = next((s for key, s in self._streams.items() if key != "cross-replica"), stream)
+        if context is not None and stream is not first and len(stream) < len(first):
+            name = first[len(stream)]
+        else:
+            name = self._new_name(requested, unique=unique, cross_replica=context is None)
+        stream.append(name)
+        return name
+
+    def _new_name(self, requested: str, *, unique: bool, cross_replica: bool) -> str:
+        if not unique:
+            with tf.name_scope(requested) as scope:  # a v1 graph makes names unique here, against every op
+                requested = scope.rstrip("/")
+        requested = re.sub(r"(^|/)replica_\d+(?=/)", "", requested).strip("/")
+        name, number = requested, 0
+        while name in self._used:
+            number += 1
+            name = f"{requested}_{number}"
+        self._used.add(name)
+        if cross_replica and name not in self._known:
+            # merge_call enters the variable scope a second time: 'unet/unet/beta1_power'.
+            name = re.sub(r"^(.+/)\1", r"\1", name)
+        return name
+
+
+class VariableStore:
+    """The variables of one model under one strategy, by name.
+
+    Args:
+      strategy: where they live; None is the default strategy, which keeps what discovery made.
+      seed: initial values are a function of this seed and the variable's name, whatever the strategy and order.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy | None, seed: int) -> None:
+        self.strategy = strategy
+        self.seed = seed
+        self.specs: dict[str, VariableSpec] = {}
+        self._variables: dict[str, tf.Variable] = {}
+        self._twins: dict[str, tf.Variable] = {}
+        # CentralStorage keeps one copy, which a trace without a strategy can use as it is.
+        self.has_one_copy = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
+        self._declare_global_step()
+
+    def __getitem__(self, name: str) -> tf.Variable:
+        return self._variables[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._variables
+
+    @property
+    def saved(self) -> dict[str, tf.Variable]:
+        """Name -> variable of everything that belongs in a checkpoint, in order of creation."""
+        return {name: variable for name, variable in self._variables.items() if not self.specs[name].local}
+
+    def reset_local(self, names: Iterable[str]) -> None:
+        """Gives those of `names` that are no part of the model (metrics, evaluation's random state) a fresh start."""
+        for name in names:
+            spec = self.specs[name]
+            if spec.local:
+                self._variables[name].assign(self._initial_value(spec))
+
+    @property
+    def global_step(self) -> int:
+        """Updates of the model so far."""
+        return int(self._variables[GLOBAL_STEP].numpy())
+
+    def twin(self, name: str) -> tf.Variable:
+        """What a trace under the default strategy sees in place of the variable `name`."""
+        return self._twins[name]
+
+    def _declare_global_step(self) -> None:
+        """The runner's own: counts updates, whoever makes them, atomically, once for all replicas."""
+        initial = tf.constant(0, tf.int64)
+        self._twins[GLOBAL_STEP] = bridge.uninitialized_variable(GLOBAL_STEP, initial.shape, initial.dtype, False)
+        spec = VariableSpec(
+            name=GLOBAL_STEP,
+            shape=initial.shape,
+            dtype=initial.dtype,
+            trainable=False,
+            synchronization=tf.VariableSynchronization.AUTO,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            local=False,
+            initial=initial,
+        )
+        self._materialise(spec, initial)
+
+    # --- the three phases -------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def discovering(self, keras: bridge.KerasTrace, served: Served, *, training: bool) -> Iterator[list[VariableSpec]]:
+        """While traced under the default strategy: unknown names are recorded and answered without memory.
+
+        Yields: the list that fills with the specs of new variables; hand it to `materialise` after the trace.
+        """
+        new: list[VariableSpec] = []
+
+        def make(name: str, kwargs: Mapping[str, Any], owner: Any) -> tf.Variable:
+            spec = _spec(name, kwargs, owner, local_random=not training)
+            self.specs[name] = spec
+            self._twins[name] = bridge.uninitialized_variable(name, spec.shape, spec.dtype, spec.trainable)
+            new.append(spec)
+            return self._twins[name]
+
+        with bridge.creator_scope(self._creator(self._twins, make, keras, served, training=training)):
+            yield new
+
+    def serving(
+        self, keras: bridge.KerasTrace, served: Served, *, training: bool
+    ) -> Callable[[], contextlib.AbstractContextManager[None]]:
+        """For a trace under the strategy: every request is answered with the real variable of that name.
+
+        Returns: makes the context to enter: inside `strategy.scope()` (v1 slots are made in cross-replica context),
+          and again in each replica, where the strategy's own creator would otherwise come first.
+        """
+
+        def refuse(name: str, kwargs: Mapping[str, Any], owner: Any) -> tf.Variable:
+            raise RuntimeError(
+                f"variable {name!r} was asked for in one call of model_fn and not in another. "
+                "model_fn must ask for the same variables, under the same names, each time it is called."
+            )
+
+        creator = self._creator(self._variables, refuse, keras, served, training=training)
+        return lambda: bridge.creator_scope(creator)
+
+    def materialise(self, new: Sequence[VariableSpec], evaluate: Callable[[Any], Any], *, on_one_device: bool) -> None:
+        """Creates the real variables of `new`, in order.
+
+        Args:
+          evaluate: runs a tensor of the discovery graph, or a callable inside that graph, and gives its value.
+          on_one_device: what discovery traced is what will run: its local variables need no strategy.
+        """
+        for spec in new:
+            initial = spec.initial
+            if isinstance(initial, tf.Tensor) and not hasattr(initial, "numpy"):
+                initial = evaluate(initial)
+            try:
+                self._materialise(spec, initial, on_one_device=on_one_device)
+            except (TypeError, ValueError, tf.errors.InaccessibleTensorError):
+                if not callable(initial):
+                    raise
+                # The initializer closes over tensors of the trace: run it there.
+                self._materialise(spec, evaluate(initial), on_one_device=on_one_device)
+
+    def _materialise(self, spec: VariableSpec, initial: Any, *, on_one_device: bool = False) -> None:
+        spec = self.specs[spec.name] = dataclasses.replace(spec, initial=initial)
+        if self.strategy is None or (on_one_device and spec.local):
+            twin = self._variables[spec.name] = self._twins[spec.name]
+            with tf.init_scope():
+                twin.assign(self._initial_value(spec))
+            return
+        copies: list[tf.Variable] = []
+
+        def record(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+            copies.append(next_creator(**kwargs))
+            return copies[-1]
+
+        # Entered before the scope, so that the strategy calls it for each copy that it makes.
+        with tf.init_scope(), v1.name_scope(None), tf.variable_creator_scope(record), self.strategy.scope():
+            self._variables[spec.name] = tf.Variable(
+                lambda: self._initial_value(spec),
+                dtype=spec.dtype,
+                shape=spec.shape,
+                name=spec.name,
+                trainable=spec.trainable,
+                synchronization=spec.synchronization,
+                aggregation=spec.aggregation,
+            )
+        if self.has_one_copy:
+            self._twins[spec.name] = copies[0]
+
+    def _initial_value(self, spec: VariableSpec) -> Any:
+        if not callable(spec.initial):
+            return tf.cast(spec.initial, spec.dtype)
+        with seeded(zlib.crc32(f"{self.seed}/{spec.name}".encode())):
+            value = spec.initial()
+        tf.random.set_seed(self.seed)
+        return tf.cast(value, spec.dtype)
+
+    # --- answering a request ----------------------------------------------------------------------------------
+
+    def _creator(
+        self,
+        variables: Mapping[str, tf.Variable],
+        make: Callable[[str, Mapping[str, Any], Any], tf.Variable],
+        keras: bridge.KerasTrace,
+        served: Served,
+        *,
+        training: bool,
+    ) -> Callable[..., tf.Variable]:
+        names = _Names(self.specs)
+
+        def create(next_creator: Callable[..., Any], **kwargs: Any) -> tf.Variable:
+            owner = keras.owner
+            if owner is None:
+                name = names.name(kwargs.get("name") or "Variable", unique=False)
+            else:
+                name = names.name(owner.path, unique=True)
+                if _is_seed_state(owner) and not training:
+                    name = f"_evaluation/{name}"  # random state of its own: evaluating must not move training's
+            variable = variables.get(name)
+            if variable is None:
+                variable = make(name, kwargs, owner)
+            _check_shape(name, variable, kwargs.get("shape") if owner is None else owner.shape)
+            _collect(variable, self.specs[name], kwargs.get("collections"))
+            served.requests.setdefault(name, (variable, owner))
+            return variable
+
+        return create
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Python, NumPy and TensorFlow draw from `seed`; the first two get their state back afterwards."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    tf.random.set_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+
+
+def _is_metric(owner: Any) -> bool:
+    return owner is not None and owner.synchronization == "on_read"
+
+
+def _is_seed_state(owner: Any) -> bool:
+    return owner is not None and owner.name == _SEED_STATE
+
+
+def _spec(name: str, kwargs: Mapping[str, Any], owner: Any, *, local_random: bool) -> VariableSpec:
+    initial = kwargs.get("initial_value")
+    dtype, shape = kwargs.get("dtype"), kwargs.get("shape")
+    if owner is not None:
+        # Keras sets the shape before it initialises from a callable, and after it from a value.
+        shape = owner._shape if owner._shape is not None else shape
+    if callable(initial) and (shape is None or dtype is None):
+        with tf.init_scope():
+            value = initial()
+        initial, dtype, shape = value, value.dtype, value.shape
+    elif not callable(initial):
+        with contextlib.nullcontext() if isinstance(initial, tf.Tensor) else tf.init_scope():
+            initial = tf.convert_to_tensor(initial, dtype)
+        dtype, shape = dtype or initial.dtype, shape if shape is not None else initial.shape
+    if kwargs.get("validate_shape") is False:
+        shape = None
+    trainable = kwargs.get("trainable")
+    synchronization = kwargs.get("synchronization") or tf.VariableSynchronization.AUTO
+    if trainable is None:
+        trainable = synchronization != tf.VariableSynchronization.ON_READ
+    local = (
+        _KEYS.LOCAL_VARIABLES in (kwargs.get("collections") or ())
+        or _is_metric(owner)
+        or (local_random and _is_seed_state(owner))
+    )
+    dtype = tf.as_dtype(dtype)
+    return VariableSpec(
+        name=name,
+        shape=tf.TensorShape(shape),
+        dtype=dtype,
+        trainable=bool(trainable),
+        synchronization=synchronization,
+        aggregation=_aggregation(kwargs.get("aggregation"), synchronization, dtype, trainable=bool(trainable)),
+        local=local,
+        initial=initial,
+    )
+
+
+def _aggregation(
+    requested: tf.VariableAggregation | None,
+    synchronization: tf.VariableSynchronization,
+    dtype: tf.DType,
+    *,
+    trainable: bool,
+) -> tf.VariableAggregation:
+    """How writes from several replicas become one value, where the request does not say.
+
+    Statistics (moving averages) are the mean over replicas; a counter, or a weight that model_fn assigns itself
+    (clipping, constraints: every replica computes the same), is the first replica's.
+    """
+    if requested not in (None, tf.VariableAggregation.NONE):
+        return requested
+    if synchronization == tf.VariableSynchronization.ON_READ:
+        return tf.VariableAggregation.SUM
+    if dtype.is_floating and not trainable:
+        return tf.VariableAggregation.MEAN
+    return tf.VariableAggregation.ONLY_FIRST_REPLICA
+
+
+def _check_shape(name: str, variable: tf.Variable, requested: Any) -> None:
+    if requested is None or variable.shape.is_compatible_with(requested):
+        return
+    raise ValueError(
+        f"variable {name!r} is {variable.shape.as_list()} and was requested as "
+        f"{tf.TensorShape(requested).as_list()}. A name has one shape in all modes."
+    )
+
+
+def _collect(variable: tf.Variable, spec: VariableSpec, requested: Any) -> None:
+    """Adds `variable` to the collections of the graph, as v1 does when it makes one."""
+    names = list(requested) if requested is not None else [_KEYS.GLOBAL_VARIABLES]
+    names = [name for name in names if name != _KEYS.TRAINABLE_VARIABLES]
+    if spec.trainable:
+        names.append(_KEYS.TRAINABLE_VARIABLES)
+    graph = v1.get_default_graph()
+    for name in names:
+        # wrap_function's own holder may have added it already.
+        if not any(member is variable for member in graph.get_collection_ref(name)):
+            graph.add_to_collection(name, variable)

@@ -1,0 +1,123 @@
+"""The layers of `runner/`: who may import whom, and who must stay free of TensorFlow and MLflow."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RUNNER = ROOT / "runner"
+
+# A module imports only from layers before its own. A new file needs a place here; a name may be here before it exists.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    # 0 plain Python
+    ("types", "files", "report", "journal", "user_code", "cluster"),
+    ("config",),  # the schema
+    ("parsing",),  # a tree, checked against the schema
+    # 1 one mechanism each
+    ("launcher", "run_config", "strategy", "elements", "bridge", "manifest", "tracking"),
+    ("sharding", "gradients", "metrics", "shipping", "checkpoints"),
+    ("inputs", "variables"),
+    # 2
+    ("hooks",),
+    # 3 the contract
+    ("model_fn",),
+    # 4
+    ("traces", "export"),
+    ("session_hooks", "steps"),
+    ("model",),
+    ("loop",),
+    # 5
+    ("estimator",),
+    # 6
+    ("training",),
+    # 7
+    ("build", "sweep"),
+    # 8, 9
+    ("supervisor", "task"),
+    ("app",),
+    ("__main__",),
+)
+WITHOUT_TENSORFLOW = (
+    "types", "files", "report", "journal", "user_code", "cluster", "config", "parsing", "launcher", "tracking",
+    "shipping", "sweep", "supervisor", "app",
+)  # fmt: skip
+LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
+MODULES = sorted(path.stem for path in RUNNER.glob("*.py") if path.stem != "__init__")
+
+
+def imported_modules(path: Path) -> set[str]:
+    """The modules of `runner` that a file imports anywhere in it, except for type checkers only."""
+    tree = ast.parse(path.read_text())
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("runner.")}
+        elif isinstance(node, ast.ImportFrom) and node.module == "runner":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("runner."):
+            found.add(node.module.split(".")[1])
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_only_from_layers_before_its_own(module: str) -> None:
+    assert module in LAYER_OF, f"runner/{module}.py has no place in LAYERS"
+    for other in imported_modules(RUNNER / f"{module}.py"):
+        assert other in LAYER_OF, f"runner/{module}.py imports {other!r}, which is no module of the table"
+        assert LAYER_OF[other] < LAYER_OF[module], f"runner/{module}.py imports runner.{other}, which is not below it"
+
+
+@pytest.mark.parametrize("module", [name for name in WITHOUT_TENSORFLOW if name in MODULES])
+def test_never_imports_tensorflow_or_mlflow(module: str) -> None:
+    code = (
+        f"import sys, runner.{module}\n"
+        "print(*sorted({name.split('.')[0] for name in sys.modules} & {'tensorflow', 'keras', 'tf_keras', 'mlflow'}))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert loaded.stdout.strip() == ""
+
+
+def test_only_tracking_names_mlflow() -> None:
+    for path in RUNNER.rglob("*.py"):
+        if path.stem != "tracking":
+            tops = {
+                name.split(".")[0]
+                for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, ast.Import | ast.ImportFrom)
+                for name in ([a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""])
+            }
+            assert "mlflow" not in tops, f"{path} imports mlflow"
+
+
+@pytest.mark.parametrize("path", [*sorted(ROOT.glob("model_fns/*.py")), *sorted(ROOT.glob("input_fns/*.py"))], ids=str)
+def test_examples_use_public_names_only(path: Path) -> None:
+    assert not [node for node in imported_modules(path) if node in LAYER_OF]
+
+
+def test_no_file_is_longer_than_five_hundred_lines() -> None:
+    lengths = {path.name: len(path.read_text().splitlines()) for path in RUNNER.rglob("*.py")}
+    assert {name: length for name, length in lengths.items() if length > 500} == {}
+
+
+def test_help_and_cfg_import_neither_numpy_nor_rich() -> None:
+    code = (
+        "import sys, runpy\n"
+        "sys.argv = ['runner', '--cfg', 'job']\n"
+        "try:\n    runpy.run_module('runner', run_name='__main__')\nexcept SystemExit:\n    pass\n"
+        "print('LOADED', *sorted({n.split('.')[0] for n in sys.modules} & {'tensorflow', 'mlflow', 'numpy', 'rich'}))"
+    )
+    output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert output.splitlines()[-1].strip() == "LOADED"

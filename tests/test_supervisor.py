@@ -1,0 +1,233 @@
+"""One run under its supervisor, with a small script in the place of the TensorFlow task."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from runner import supervisor
+from runner.config import Config, ConfigError, InputBlock, InputConfig, ModelConfig, TrackingConfig
+from runner.shipping import RunRecord
+
+ROOT = Path(__file__).parent.parent
+TASK = """
+import os, sys, time, signal, pathlib
+from pathlib import Path
+from runner.journal import Journal, journal_path
+model_dir = Path(sys.argv[1]).parent
+journal = Journal(journal_path(model_dir))
+journal.event("built", num_replicas=2)
+"""
+RESULT = "journal.event('result', global_step=7, metrics={'eval/accuracy': 0.5}, checkpoint='c', steps_per_sec=3.0)\n"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs a supervisor whose task executes `code` after TASK."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_task(code: str, **settings: Any) -> int:
+        script = tmp_path / "task.py"
+        script.write_text(TASK + code)
+        argv = [sys.executable, str(script), str(tmp_path / "run" / "config.yaml")]
+        monkeypatch.setattr(supervisor, "task_argv", lambda model_dir: argv)
+        return supervisor.run(config_of(tmp_path / "run", **settings), {**os.environ, "PYTHONPATH": str(ROOT)})
+
+    return run_task
+
+
+def config_of(model_dir: Path, **settings: Any) -> Config:
+    block = InputBlock(fn="my.input_fn")
+    return Config(
+        model_dir=str(model_dir),
+        model=ModelConfig(fn="my.model_fn"),
+        input=InputConfig(train=block, eval={"": block}),
+        **{"tracking": TrackingConfig(backend="none"), **settings},
+    )
+
+
+def summary_in(model_dir: Path) -> dict[str, Any]:
+    return json.loads((model_dir / "summary.json").read_text())
+
+
+def test_a_task_that_finishes_is_summarised(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(RESULT) == 0
+    assert summary_in(tmp_path / "run") == {
+        "status": "finished",
+        "error": None,
+        "global_step": 7,
+        "metrics": {"eval/accuracy": 0.5},
+        "steps_per_sec": 3.0,
+        "strategy": "default",
+        "num_replicas": 2,
+        "checkpoint": "c",
+        "mlflow_run_id": None,
+    }
+    assert (tmp_path / "run" / "config.yaml").exists()
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "status: finished" and said[-1] == "model_dir: run"
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "status", "error"),
+    [
+        ("raise SystemExit(1)", 1, "failed", "the task exited with 1"),
+        ("journal.event('error', error='ValueError: no'); sys.exit(2)", 2, "failed", "ValueError: no"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 1, "failed", "the task was killed by SIGKILL"),
+        ("journal.event('result', global_step=3, checkpoint='c'); sys.exit(3)", 3, "interrupted", None),
+    ],
+)
+def test_each_end_of_a_task_has_its_code_and_status(
+    code: str, exit_code: int, status: str, error: str | None, run: Callable[..., int], tmp_path: Path
+) -> None:
+    assert run(code) == exit_code
+    summary = summary_in(tmp_path / "run")
+    assert summary["status"] == status
+    assert (summary["error"] or "").startswith(error or "")
+    assert summary["num_replicas"] == 2
+
+
+def test_facts_of_an_earlier_process_are_not_taken_for_this_one(run: Callable[..., int], tmp_path: Path) -> None:
+    assert run(RESULT) == 0
+    assert run("raise SystemExit(1)") == 1
+    assert summary_in(tmp_path / "run")["global_step"] is None
+    assert RunRecord.read(tmp_path / "run").generation == 2
+
+
+def test_two_runs_may_not_share_a_model_dir(run: Callable[..., int], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with FileLock(tmp_path / "run" / ".lock"), pytest.raises(ConfigError, match="is in use by another run"):
+        run(RESULT)
+
+
+def test_what_the_task_leaves_running_is_ended_with_it(run: Callable[..., int], tmp_path: Path) -> None:
+    import psutil
+
+    run("import subprocess; p = subprocess.Popen(['sleep', '60']); Path('pid').write_text(str(p.pid))")
+    pid = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_an_mlflow_run_has_the_params_metrics_and_status(run: Callable[..., int], tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    tracking = TrackingConfig(backend="mlflow", experiment="e", run_name="mine", tags={"team": "a"})
+    assert run("journal.metrics(5, {'train/loss': 0.25})\n" + RESULT, tracking=tracking) == 0
+    run_id = summary_in(tmp_path / "run")["mlflow_run_id"]
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    recorded = client.get_run(run_id)
+    assert recorded.info.status == "FINISHED"
+    assert recorded.info.run_name == "mine"
+    assert recorded.data.params["model.fn"] == "my.model_fn"
+    assert recorded.data.params["input.train.shard"] == "auto"
+    assert recorded.data.metrics == {"train/loss": 0.25}
+    tags = recorded.data.tags
+    assert (tags["team"], tags["status"], tags["num_replicas"], tags["strategy"]) == ("a", "finished", "2", "default")
+    assert tags["version.tensorflow"].startswith("2.21")
+    assert {file.path for file in client.list_artifacts(run_id)} == {"config.yaml", "summary.json"}
+
+    assert run("os.kill(os.getpid(), signal.SIGKILL)", tracking=tracking) == 1
+    assert summary_in(tmp_path / "run")["mlflow_run_id"] == run_id
+    assert client.get_run(run_id).info.status == "FAILED"
+
+
+def test_a_tracking_server_that_is_away_does_not_fail_the_run(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracking = TrackingConfig(backend="mlflow", uri="http://127.0.0.1:9")
+    assert run(RESULT, tracking=tracking) == 0
+    assert summary_in(tmp_path / "run")["status"] == "finished"
+    assert capsys.readouterr().err.count("tracking: ") == 1
+
+
+SUPERVISE = """
+import os, sys
+from pathlib import Path
+sys.path[:0] = [{root!r}, {tests!r}]
+from runner import supervisor
+from test_supervisor import config_of
+supervisor.task_argv = lambda model_dir: [sys.executable, {script!r}, str(model_dir / "config.yaml")]
+sys.exit(supervisor.run(config_of(Path({model_dir!r})), {{**os.environ, "PYTHONPATH": {root!r}}}))
+"""
+
+
+def supervised(tmp_path: Path, code: str) -> subprocess.Popen[str]:
+    """A supervisor in a process of its own, whose task has made the file `ready`."""
+    script = tmp_path / "task.py"
+    script.write_text(TASK + code)
+    supervise = SUPERVISE.format(
+        root=str(ROOT), tests=str(ROOT / "tests"), script=str(script), model_dir=str(tmp_path / "run")
+    )
+    process = subprocess.Popen([sys.executable, "-c", supervise], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "ready").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    return process
+
+
+SAVES = (
+    "def save(*a):\n    journal.event('result', global_step=3, checkpoint='c'); sys.exit(3)\n"
+    "signal.signal(signal.SIGTERM, save); Path('ready').touch(); time.sleep(60)"
+)
+IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN); Path('ready').touch(); time.sleep(60)"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_lets_the_task_save_and_exits_with_3(number: signal.Signals, tmp_path: Path) -> None:
+    process = supervised(tmp_path, SAVES)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 3
+    assert "Stopping: the task saves a checkpoint." in said
+    assert summary_in(tmp_path / "run")["status"] == "interrupted"
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
+    process = supervised(tmp_path, IGNORES)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 1
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["error"]) == ("failed", "stopped before it could save")
+
+
+def test_the_task_gets_our_package_and_a_quiet_tensorflow() -> None:
+    env = supervisor.task_env({"A": "b"})
+    assert env == {"A": "b", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
+    assert supervisor.task_env({"TF_CPP_MIN_LOG_LEVEL": "0"})["TF_CPP_MIN_LOG_LEVEL"] == "0"
+    assert supervisor.task_env({"PYTHONPATH": "/x"})["PYTHONPATH"] == f"{ROOT}{os.pathsep}/x"
+
+
+def test_the_tags_name_the_commit_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    assert "mlflow.source.git.commit" not in supervisor._facts_of_this_process(tmp_path, [])
+    (tmp_path / "f").write_text("1")
+    subprocess.run([*git, "add", "f"], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "x"], check=True)
+    tags = supervisor._facts_of_this_process(tmp_path, ["runner", "a=b c"])
+    assert len(tags["mlflow.source.git.commit"]) == 40
+    assert tags["git.dirty"] == "false"
+    assert tags["command"] == "runner 'a=b c'"
+    (tmp_path / "f").write_text("2")
+    assert supervisor._facts_of_this_process(tmp_path, [])["git.dirty"] == "true"
