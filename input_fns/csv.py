@@ -87,7 +87,10 @@ def input_fn(
         value = features.pop(label)
         return features if mode == "infer" else (features, value)
 
-    records = Records(files, read, part, noun="line", first=1 + skip)
+    compressed = any(compressions(files))
+    # Every line has its delimiters and an end.
+    most = None if compressed else sum(tf.io.gfile.stat(file).length for file in files) // len(columns) + len(files)
+    records = Records(files, read, part, most=most, noun="line", first=1 + skip)
     return parsed_batches(records, parse, line.explain, mode, params, config)
 
 

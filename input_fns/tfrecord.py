@@ -68,7 +68,7 @@ def input_fn(
         return (features, features.pop(label)) if with_label else features
 
     def explain(place: tf.Tensor, record: tf.Tensor) -> list[tf.Operation]:
-        whole = assert_that(record != _DAMAGED, place, ": cannot be read, the file is damaged there")
+        whole = assert_that(record != _DAMAGED, place, ": cannot be read, the file is damaged there or before")
         with tf.control_dependencies([whole]):
             # Of a feature that no record has, only what is no Example at all fails.
             anything = {"\0": tf.io.VarLenFeature(tf.string)}

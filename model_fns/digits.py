@@ -16,7 +16,7 @@ def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, param
     Args:
       features: `image` float32 [batch, 8, 8, 1] in 0..1.
       labels: int64 [batch], 0..9.
-      params: network (conv or mlp), width, learning_rate, decay_steps (None: the learning rate stays).
+      params: network (conv or mlp), width, learning_rate, decay_steps (None: the learning rate stays), label_smoothing.
     """
     images = tf.reshape(features["image"], [-1, 8, 8, 1])
     logits = _network(images, params, training=mode == ModeKeys.TRAIN)
@@ -25,7 +25,9 @@ def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, param
     if mode == ModeKeys.PREDICT:
         return EstimatorSpec(mode, predictions=predictions)
 
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)  # per example
+    smoothing = params.label_smoothing if mode == ModeKeys.TRAIN else 0.0
+    targets = tf.one_hot(labels, NUM_CLASSES) * (1.0 - smoothing) + smoothing / NUM_CLASSES
+    losses = tf.nn.softmax_cross_entropy_with_logits(labels=targets, logits=logits)  # per example
     correct = tf.cast(tf.equal(classes, tf.cast(labels, tf.int64)), tf.float32)
     return EstimatorSpec(
         mode,

@@ -15,7 +15,7 @@ def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, param
     Args:
       features: `image` float32 [batch, 8, 8, 1] in 0..1.
       labels: int64 [batch], 0..9.
-      params: width, learning_rate.
+      params: width, learning_rate, label_smoothing.
     """
     x = tf.reshape(features["image"], [-1, 64])
     x = tf.nn.relu(_dense("hidden", x, params.width))
@@ -25,7 +25,8 @@ def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, param
     if mode == ModeKeys.PREDICT:
         return EstimatorSpec(mode, predictions=predictions)
 
-    loss = tf1.losses.sparse_softmax_cross_entropy(labels=labels, logits=logits)
+    smoothing = params.label_smoothing if mode == ModeKeys.TRAIN else 0.0
+    loss = tf1.losses.softmax_cross_entropy(tf.one_hot(labels, 10), logits, label_smoothing=smoothing)
     accuracy = tf1.metrics.accuracy(labels=labels, predictions=classes)
     optimizer = tf1.train.AdamOptimizer(params.learning_rate)
     train_op = optimizer.minimize(loss, global_step=tf1.train.get_global_step())

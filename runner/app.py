@@ -153,6 +153,8 @@ def _in_words(error: Exception, argv: Sequence[str]) -> str:
     if str(error).startswith("Ambiguous value for argument '"):
         override = str(error).partition("'")[2].partition("'")[0]
         return f"{override} gives several values. Add --multirun to try each; a list is written [1,2]."
+    if isinstance(error, ConfigCompositionException) and isinstance(cause, OmegaConfBaseException):
+        return f"{error} ({str(cause).splitlines()[0]})"
     if isinstance(error, OmegaConfBaseException):
         return f"{error.full_key or 'config'}: {str(error).splitlines()[0]}"
     text = str(error) or str(cause)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -14,10 +15,13 @@ from runner.config import Config, InputBlock, RunSettings, StrategyConfig, eval_
 from runner.estimator import Estimator
 from runner.inputs import Input
 from runner.journal import Journal, NullJournal
+from runner.model_fn import declared_arguments
 from runner.report import NullProgress, Progress
 from runner.run_config import RunConfig
 from runner.strategy import build_strategy, split_cpu
 from runner.training import EvalSpec, TrainSpec
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +52,16 @@ def build_job(
     """
     functions = {key: user_code.load(key, name, default) for key, name, default in config.functions()}
     configure_tensorflow(config.run)
+    model_fn = functions["model.fn"]
+    params = config.model.params
+    if params and "params" not in declared_arguments(model_fn):
+        _log.info("%s takes no 'params': model.params is not used (%s).", config.model.fn, ", ".join(params))
+        params = {}
     estimator = Estimator(
-        functions["model.fn"],
+        model_fn,
         model_dir=config.model_dir,
         config=build_run_config(config),
-        params=config.model.params,
+        params=params,
         journal=journal,
         progress=progress,
     )

@@ -225,6 +225,11 @@ def serialize_iterator(iterator: tf.data.Iterator) -> tf.Tensor:
     return tf.raw_ops.SerializeIterator(resource_handle=_handle(iterator), external_state_policy=fail)
 
 
+def has_iterator(path: str | os.PathLike[str], worker: int) -> bool:
+    """Whether the checkpoint `path` holds where the iterator of `worker` stood."""
+    return ((manifest.read_manifest(path) or {}).get("input") or {}).get(str(worker)) == "saved"
+
+
 def restore_iterator(path: str | os.PathLike[str], worker: int, iterator: tf.data.Iterator) -> bool:
     """Sets `iterator` to where that of `worker` stood when the checkpoint `path` was written.
 
@@ -232,7 +237,7 @@ def restore_iterator(path: str | os.PathLike[str], worker: int, iterator: tf.dat
     Raises: ValueError: the dataset is not built like the one that was saved; `iterator` is then of no use.
     """
     path = Path(path)
-    if ((manifest.read_manifest(path) or {}).get("input") or {}).get(str(worker)) != "saved":
+    if not has_iterator(path, worker):
         return False
     state = _read_bundle(str(_input_path(path, worker)), {_ITERATOR: tf.variant})[_ITERATOR]
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import logging
 import math
 import os
@@ -15,13 +16,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner import checkpoints
-from runner.hooks import Hook
+from runner import checkpoints, metrics
+from runner.hooks import Hook, PassRun
 from runner.inputs import Feed, Input, build_feed
 from runner.journal import Journal, NullJournal
-from runner.loop import LoopLength, Position, TrainingRun
+from runner.loop import LoopLength, TrainingRun
 from runner.model import Model
 from runner.model_fn import ModeKeys, ModelFn
+from runner.position import continued
 from runner.report import NullProgress, Progress
 from runner.run_config import RunConfig
 from runner.session_hooks import SessionHooks, split_hooks
@@ -63,7 +65,6 @@ class Estimator:
         self._model_fn = ModelFn(model_fn, Params(self._params), self._config)
         self._journal = journal or NullJournal()
         self._progress = progress or NullProgress()
-        self._writer = _event_writer(self.model_dir)
         self._models: dict[bool, Model] = {}
 
     @property
@@ -147,9 +148,9 @@ class Estimator:
         session_hooks = SessionHooks(session, program.trace, lambda reason: run.request_stop(reason))
         if latest is not None:
             model.restore(latest)
-        elif spec.scaffold is not None and spec.scaffold.init_fn is not None:
-            spec.scaffold.init_fn(session_hooks.session)
-        iterator, position = self._iterator(feed, input_fn, latest)
+        elif spec.scaffold is not None:
+            session_hooks.initialise(spec.scaffold)
+        iterator, position = continued(feed, _source(input_fn, feed), latest, self._config.cluster.worker_index)
         config = overrides.config(self._config)
         run = TrainingRun(
             model,
@@ -164,26 +165,10 @@ class Estimator:
             progress=self._progress,
             hooks=native,
             session_hooks=session_hooks,
-            listeners=[*listeners, *overrides.listeners],
+            listeners=session_hooks.listeners([*listeners, *overrides.listeners]),
             target=overrides.target(model.store.global_step, steps, max_steps),
         )
         return run
-
-    def _iterator(self, feed: Feed, input_fn: InputFn, latest: str | None) -> tuple[Any, Position]:
-        """The training iterator, at the example that follows the checkpoint's last one."""
-        position = Position(source=_source(input_fn, feed))
-        saved = {} if latest is None else checkpoints.Reader(latest).extra().get("input") or {}
-        iterator = iter(feed.dataset)
-        if latest is None or not saved or saved["ended"]:
-            return iterator, position
-        if saved["source"] != position.source:
-            _log.info("The training input is another one than that of %s: it starts from its beginning.", latest)
-            return iterator, position
-        position = Position(**saved)
-        if checkpoints.restore_iterator(latest, self._config.cluster.worker_index, iterator):
-            return iterator, position
-        _log.warning("Reading %d batches again to reach the position of %s.", position.elements, latest)
-        return iter(feed.dataset.skip(position.elements)), position
 
     # --- evaluation and prediction ----------------------------------------------------------------------------
 
@@ -199,7 +184,7 @@ class Estimator:
 
         Args:
           steps: batches to evaluate; None: all examples.
-          hooks: native hooks, whose begin and end are called; see `Hook`.
+          hooks: native hooks, whose begin and end are called; session hooks run in training only.
           checkpoint_path: None: the latest.
           name: of this evaluation, where there are several: its events go to `eval_<name>`.
 
@@ -214,16 +199,20 @@ class Estimator:
         feed = self._feed(input_fn, ModeKeys.EVAL, model)
         program = model.eval_program(feed)
         model.restore(path)
-        _refuse_session_hooks([*(hooks or ()), *program.spec.evaluation_hooks], "evaluate")
+        native = _native_hooks([*(hooks or ()), *program.spec.evaluation_hooks], "evaluate")
+        run = PassRun(self.model_dir, model.store.global_step)
+        for hook in native:
+            hook.begin(run)
         program.reset()
         sums = _evaluated(program, iter(feed.dataset), math.inf if steps is None else steps)
         if not sums.examples:
             raise ValueError(f"evaluate({name or ''}): the input has no examples.")
         results = {key: total / weight if weight else math.nan for key, (total, weight) in sums.sums.items()}
-        results.update(program.values())
-        results["global_step"] = model.store.global_step
-        self._report_evaluation(results, name, path, sums.examples)
-        return results
+        results.update(tf.nest.map_structure(metrics.plain, program.values()))
+        self._report_evaluation(results, run.global_step, name, path, sums.examples)
+        for hook in native:
+            hook.end(run)
+        return {**results, "global_step": run.global_step}
 
     def predict(
         self,
@@ -237,6 +226,7 @@ class Estimator:
 
         Args:
           predict_keys: of a dict of predictions, only these.
+          hooks: native hooks, whose begin is called with the first prediction and end after the last one.
           yield_single_examples: one example at a time; False: one batch of a replica at a time.
 
         Raises:
@@ -253,7 +243,10 @@ class Estimator:
         feed = self._feed(input_fn, ModeKeys.PREDICT, model)
         program = model.predict_program(feed)
         model.restore(path)
-        _refuse_session_hooks([*hooks, *program.spec.prediction_hooks], "predict")
+        native = _native_hooks([*hooks, *program.spec.prediction_hooks], "predict")
+        run = PassRun(self.model_dir, model.store.global_step)
+        for hook in native:
+            hook.begin(run)
         program.reset()
         for batch in program.batches(iter(feed.dataset)):
             if model.is_stale(path):
@@ -264,6 +257,8 @@ class Estimator:
                 continue
             for example in range(_num_examples(batch)):
                 yield tf.nest.map_structure(lambda values, example=example: values[example], batch)
+        for hook in native:
+            hook.end(run)
 
     # --- what is there ----------------------------------------------------------------------------------------
 
@@ -284,6 +279,11 @@ class Estimator:
         return os.path.join(self.model_dir, "eval" if not name else f"eval_{name}")
 
     # --- parts ------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _writer(self) -> Any:
+        """Of training's events. Made with the first model: constructing an Estimator touches no file."""
+        return tf.summary.create_file_writer(self.model_dir)
 
     def _model(self, *, training: bool) -> Model:
         """The model on the strategy of training, or on that of evaluation where it is another one."""
@@ -321,19 +321,16 @@ class Estimator:
             )
         return path
 
-    def _report_evaluation(self, results: Mapping[str, Any], name: str | None, path: str, examples: int) -> None:
-        step = results["global_step"]
-        scalars = {key: float(value) for key, value in results.items() if np.ndim(value) == 0 and key != "global_step"}
+    def _report_evaluation(
+        self, results: Mapping[str, Any], step: int, name: str | None, path: str, examples: int
+    ) -> None:
+        scalars = metrics.scalars(results)
         prefix = f"eval_{name}" if name else "eval"
         self._journal.metrics(step, {f"{prefix}/{key}": value for key, value in scalars.items()})
         self._journal.event("evaluated", name=name or "", step=step, checkpoint=path, examples=examples)
         shown = ", ".join(f"{key} = {value:.6g}" for key, value in sorted(scalars.items()))
         self._progress.message(f"{prefix} at step {step}: {shown} ({examples} examples)")
-        writer = tf.summary.create_file_writer(self.eval_dir(name))
-        with writer.as_default(step=step):
-            for key, value in scalars.items():
-                tf.summary.scalar(key, value)
-        writer.close()
+        metrics.write_events(self.eval_dir(name), step, results)
 
 
 @dataclasses.dataclass
@@ -358,11 +355,6 @@ def _evaluated(program: Any, iterator: Any, steps: float) -> _Sums:
         if result.data_ended:
             break
     return total
-
-
-def _event_writer(model_dir: str) -> Any:
-    """A writer that makes its file with the first event: an Estimator that only evaluates leaves no empty one."""
-    return tf.summary.create_file_writer(model_dir)
 
 
 def _with_model_dir(config: RunConfig | None, model_dir: str | os.PathLike[str] | None) -> RunConfig:
@@ -417,7 +409,10 @@ def _num_examples(predictions: Any) -> int:
     return sizes.pop()
 
 
-def _refuse_session_hooks(hooks: Sequence[Any], command: str) -> None:
+def _native_hooks(hooks: Sequence[Any], command: str) -> list[Hook]:
+    """The hooks, all of them native. Raises: ValueError: one is a session hook."""
+    _, native, _ = split_hooks(hooks)
     for hook in hooks:
-        if not isinstance(hook, Hook):
+        if hook not in native:
             raise ValueError(f"{command}: the hook {type(hook).__name__} is a session hook, which training alone runs.")
+    return native

@@ -45,6 +45,18 @@ class Run(Protocol):
         """Ends training after this loop, with a checkpoint."""
 
 
+@dataclasses.dataclass(frozen=True)
+class PassRun:
+    """An evaluation or a prediction, as the `begin` and `end` of hooks see it: a pass over data at one global step."""
+
+    model_dir: str
+    global_step: int
+
+    def request_stop(self, reason: str = "") -> None:
+        """Raises: RuntimeError: it takes all of its examples."""
+        raise RuntimeError(f"request_stop({reason!r}): only training can be stopped; give evaluate(steps=).")
+
+
 class Hook:
     """Base of native hooks; override what you need.
 
@@ -55,7 +67,7 @@ class Hook:
     every: Every = Every()
 
     def begin(self, run: Run) -> None:
-        """Before the first step; variables hold their values."""
+        """Before the first step, or before an evaluation or prediction; variables hold their values."""
 
     def before_step(self, run: Run, step: int) -> None:
         """Before a loop; `step` is the global step so far."""
@@ -64,4 +76,4 @@ class Hook:
         """After a loop."""
 
     def end(self, run: Run) -> None:
-        """After the last checkpoint; not called when training failed."""
+        """After the last checkpoint, or after the evaluation or prediction; not called when that failed."""

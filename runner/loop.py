@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import time
@@ -17,6 +16,7 @@ from runner.hooks import Every, Hook
 from runner.inputs import Feed
 from runner.journal import Journal, NullJournal
 from runner.model import Model
+from runner.position import Position, state_is_exact
 from runner.report import Progress
 from runner.run_config import RunConfig
 from runner.session_hooks import SessionHooks
@@ -28,6 +28,13 @@ _log = logging.getLogger(__name__)
 # A loop that takes this long costs little in Python and still answers signals and clocks soon enough.
 _LOOP_SECS = 1.0
 _GROWTH = 10
+
+
+class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError):
+    """A loss that is not finite; as tf.estimator's error, with the step and what became NaN in its text."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class LoopLength:
@@ -49,24 +56,6 @@ class LoopLength:
         if self._fixed is None and num_steps:
             fitting = max(1, int(_LOOP_SECS * num_steps / max(secs, 1e-9)))
             self._steps = min(fitting, self._steps * _GROWTH)
-
-
-@dataclasses.dataclass
-class Position:
-    """Where the training input stands.
-
-    Attributes:
-      source: what tells this input from another one.
-      ended: it was read to its end; who continues starts from its beginning.
-      elements: elements of the dataset read since its beginning.
-    """
-
-    source: str
-    ended: bool = False
-    elements: int = 0
-
-    def as_extra(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
 
 class TrainingRun:
@@ -114,6 +103,7 @@ class TrainingRun:
         self._saved_step: int | None = None
         self._saved_at = time.monotonic()
         self._remaining = _remaining_steps(feed, position)
+        self._state_is_exact = state_is_exact(feed.dataset)
 
     @property
     def global_step(self) -> int:
@@ -160,14 +150,19 @@ class TrainingRun:
         session = self._session_hooks.session
         for listener in self._listeners:
             listener.before_save(session, self._step)
-        snapshot = Snapshot(self._step, self._model.values(), {"input": self._position.as_extra()})
-        path = self._checkpoints.save(snapshot, {0: self._iterator})
-        self._model.has_values_of(path)
-        self._saved_step, self._saved_at = self._step, time.monotonic()
+        path = self._write_checkpoint()
         self._journal.event("checkpoint", step=self._step, path=path)
         for listener in self._listeners:
             if listener.after_save(session, self._step):
                 self.request_stop(f"{type(listener).__name__} requested it")
+        return path
+
+    def _write_checkpoint(self) -> str:
+        snapshot = Snapshot(self._step, self._model.values(), {"input": self._position.as_extra()})
+        worker = self._config.cluster.worker_index
+        path = self._checkpoints.save(snapshot, {worker: self._iterator} if self._state_is_exact else {})
+        self._model.has_values_of(path)
+        self._saved_step, self._saved_at = self._step, time.monotonic()
         return path
 
     # --- the phases of a run ----------------------------------------------------------------------------------
@@ -181,8 +176,7 @@ class TrainingRun:
         for listener in self._listeners:
             listener.begin()
         if save_first:
-            snapshot = Snapshot(self._step, self._model.values(), {"input": self._position.as_extra()})
-            self._model.has_values_of(self._checkpoints.save(snapshot, {0: self._iterator}))
+            self._write_checkpoint()
         self._saved_step, self._saved_at = self._step, time.monotonic()
 
     def _end(self) -> None:
@@ -206,7 +200,7 @@ class TrainingRun:
             boundaries.append(self._summary_every)
         steps = min(self._target - self._step, *(every.steps_until_due(self._step) for every in boundaries))
         # An update may advance the global step by more than one (two optimizers that share it).
-        return max(1, self._length.next(math.ceil(steps / self._advance)))
+        return max(1, self._length.next(-(-steps // self._advance)))
 
     def _take(self, num_steps: int) -> StepResult:
         """Runs one loop; the last of its steps carries summaries and the fetches of hooks where they are due."""
@@ -324,7 +318,7 @@ class TrainingRun:
             else ("All variables are still finite.")
         )
         self._journal.event("nan", step=self._step, loss=str(result.losses[-1]), variables=names)
-        raise tf.compat.v1.train.NanLossDuringTrainingError(
+        raise NanLossError(
             f"the loss became {result.losses[-1]} at step {self._step}. {held} "
             f"The last checkpoint is of step {self._saved_step}; train.nan=ignore trains on."
         )

@@ -11,9 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from runner.checkpoints import Reader
+from runner.inference import EvalProgram, PredictProgram
 from runner.inputs import Feed
 from runner.model_fn import ModelFn
-from runner.steps import EvalProgram, PredictProgram, TrainProgram
+from runner.steps import TrainProgram
 from runner.variables import VariableStore
 
 _log = logging.getLogger(__name__)

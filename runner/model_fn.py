@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from runner.types import Params
@@ -130,8 +131,14 @@ class ModelFn:
                 f"the input gives (features, labels) and {self.name} takes no 'labels'. "
                 "Add the argument, or let the input function return features only."
             )
-        available = {"labels": labels, "mode": mode, "params": self.params, "config": self.config}
-        result = self.fn(features, **{name: available[name] for name in declared if name != "features"})
+        available = {
+            "features": features,
+            "labels": labels,
+            "mode": mode,
+            "params": self.params,
+            "config": self.config,
+        }
+        result = self.fn(**{name: available[name] for name in declared})
         if "keras" in sys.modules and isinstance(result, sys.modules["keras"].Model):
             result = spec_of_keras_model(result, features, labels, mode)
         return _validated(result, mode, self.name)
@@ -143,8 +150,9 @@ def declared_arguments(fn: Callable[..., Any]) -> list[str]:
     Optional arguments of other names than model_fn's are left to their default.
     """
     names = []
+    bound = set(fn.keywords) if isinstance(fn, functools.partial) else set()
     for name, parameter in inspect.signature(fn).parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name in bound:
             continue
         if name in _ACCEPTED or parameter.default is parameter.empty:
             names.append(name)
@@ -193,6 +201,7 @@ def _validated(spec: Any, mode: str, name: str) -> EstimatorSpec:
     if mode == ModeKeys.PREDICT:
         if spec.predictions is None:
             raise ValueError(f"{name} returned predictions=None in PREDICT. PREDICT needs predictions.")
+        _check_predictions(spec.predictions, name)
         return spec
     if spec.loss is None:
         needs = "loss and train_op or optimizer" if mode == ModeKeys.TRAIN else "loss"
@@ -209,7 +218,21 @@ def _validated(spec: Any, mode: str, name: str) -> EstimatorSpec:
     return dataclasses.replace(spec, loss=_checked_loss(spec.loss, mode, name))
 
 
+def _check_predictions(predictions: Any, name: str) -> None:
+    wrong = {type(value).__name__ for value in tf.nest.flatten(predictions) if not tf.is_tensor(value)}
+    if wrong:
+        raise ValueError(
+            f"{name} returned predictions of type {', '.join(sorted(wrong))} in PREDICT. "
+            "Return a tensor or a dict of tensors, each [batch, ...]."
+        )
+
+
 def _checked_loss(loss: Any, mode: str, name: str) -> tf.Tensor:
+    if not isinstance(loss, (tf.Tensor, tf.Variable, float, int, np.ndarray, np.generic)):
+        raise ValueError(
+            f"{name} returned a loss that is a {type(loss).__name__} in {mode.upper()}. "
+            "Return a scalar, or one loss per example, [batch]."
+        )
     loss = tf.convert_to_tensor(loss)
     if loss.shape.rank is None or loss.shape.rank > 1:
         raise ValueError(
@@ -227,7 +250,7 @@ def _check_metrics(metrics: Mapping[str, Any], name: str) -> None:
         if key in _RESERVED_METRICS:
             raise ValueError(f"{name} names a metric {key!r}, which the runner reports itself. Rename it.")
         is_pair = isinstance(metric, (tuple, list)) and len(metric) == 2
-        is_keras = hasattr(metric, "result") and hasattr(metric, "update_state")
+        is_keras = hasattr(metric, "result") and hasattr(metric, "update_state") and not isinstance(metric, type)
         if not (is_pair or is_keras or tf.is_tensor(metric)):
             raise ValueError(
                 f"{name} gives metric {key!r} as {type(metric).__name__}. It is a (value, update) pair of "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,13 @@ from runner.traces import Trace
 
 v1 = tf.compat.v1
 _log = logging.getLogger(__name__)
+
+# The collection in which TensorFlow's hooks look for the read of the global step, and would put their own.
+_GLOBAL_STEP_READ = "global_step_read_op_cache"
+
+_SCAFFOLD_WITHOUT_EFFECT = (
+    "init_op", "init_feed_dict", "ready_op", "ready_for_local_init_op", "local_init_op", "summary_op", "saver"
+)  # fmt: skip
 
 
 class TraceSession:
@@ -51,7 +58,8 @@ class TraceSession:
                 "Ask for it in before_run: SessionRunArgs(fetches)."
             )
         tensors = [element for element in elements if not isinstance(element, tf.Operation)]
-        values = iter(self._trace.function(tensors, elements, with_inputs=False)())
+        with tf.init_scope():  # hooks are called with the traced graph as default, which must not call itself
+            values = iter(self._trace.function(tensors, elements, with_inputs=False)())
         flat = [None if isinstance(element, tf.Operation) else next(values).numpy() for element in elements]
         return tf.nest.pack_sequence_as(fetches, flat)
 
@@ -68,7 +76,7 @@ class TraceSession:
 
 
 class SessionHooks:
-    """The v1 hooks of one training run.
+    """The v1 hooks of one training run. Each is called with the traced graph as default, as in a session.
 
     TensorFlow's own are mapped to the runner's cadences and keep the loop; any other may fetch and stop at any step,
     so `every` is then one step.
@@ -81,8 +89,8 @@ class SessionHooks:
         self._hooks = list(hooks)
         self._session = TraceSession(trace)
         self._stop = stop
-        self._asked: list[Any] = []
-        self._step = 0
+        self._asked: list[tuple[Any, Any, Any]] = []
+        self._iterations: dict[Any, int] = {}
 
     @property
     def session(self) -> TraceSession:
@@ -95,8 +103,29 @@ class SessionHooks:
         steps = [cadence.steps for cadence in cadences if cadence.steps]
         return Every(steps=int(np.gcd.reduce(steps)) if steps else None)
 
+    def initialise(self, scaffold: Any) -> None:
+        """Runs the `init_fn` of a `tf.compat.v1.train.Scaffold` on a new model; says what of it has no effect."""
+        without_effect = [name for name in _SCAFFOLD_WITHOUT_EFFECT if getattr(scaffold, name) is not None]
+        if without_effect:
+            _log.warning(
+                "EstimatorSpec.scaffold: its %s has no effect; init_fn alone has. The runner initialises, saves and "
+                "summarises by itself.",
+                ", ".join(without_effect),
+            )
+        if scaffold.init_fn is not None:
+            with self._session.graph.as_default():
+                scaffold.init_fn(self._session)
+
+    def listeners(self, listeners: Sequence[Any]) -> list[Any]:
+        """`listeners`, those of v1 with the traced graph as default."""
+        is_v1 = v1.train.CheckpointSaverListener
+        return [
+            _SessionListener(one, self._session, self._stop) if isinstance(one, is_v1) else one for one in listeners
+        ]
+
     def begin(self, step: int) -> None:
-        self._step = step
+        del step
+        self._offer_global_step()
         for hook in self._hooks:
             if _cadence(hook) == Every(steps=1):
                 _log.warning(
@@ -106,37 +135,103 @@ class SessionHooks:
                 )
             with self._session.graph.as_default():
                 hook.begin()
-        for hook in self._hooks:
-            hook.after_create_session(self._session, None)
+        with self._session.graph.as_default():
+            for hook in self._hooks:
+                hook.after_create_session(self._session, None)
 
     def fetches(self, step: int) -> list[Any]:
-        """What the hooks want of the step that ends at global step `step`, flat."""
+        """What the hooks want of the step that ends at global step `step`, flat; empty when none is to be called."""
         self._asked = []
-        for hook in self._hooks:
-            if isinstance(hook, v1.train.LoggingTensorHook):
-                bridge.skip_iterations(hook, step - self._step - 1)
-            context = v1.train.SessionRunContext(v1.train.SessionRunArgs(None), self._session)
-            self._asked.append((context, hook.before_run(context)))
-        self._step = step
-        flat = [self._session.elements(args.fetches) for _, args in self._asked if _wants(args)]
+        with self._session.graph.as_default():
+            for hook in self._hooks:
+                is_logger = isinstance(hook, v1.train.LoggingTensorHook)
+                if is_logger:
+                    self._set_iteration(hook, step)
+                context = v1.train.SessionRunContext(v1.train.SessionRunArgs(None), self._session)
+                args = hook.before_run(context)
+                _check_args(hook, args)
+                if args is not None or not is_logger:
+                    self._asked.append((hook, context, args))
+            flat = [self._session.elements(args.fetches) for _, _, args in self._asked if _wants(args)]
+            # A hook without fetches is called after the step all the same: its step is fetched on its own, too.
+            flat += [self._session.elements(v1.train.get_global_step())] if self._asked and not flat else []
         return [element for elements in flat for element in elements]
 
     def after_run(self, values: Sequence[np.ndarray]) -> None:
         """Hands out the values of `fetches`, in their order, operations left out."""
         remaining = iter(values)
-        for hook, (context, args) in zip(self._hooks, self._asked, strict=True):
+        for hook, context, args in self._asked:
             results = None
             if _wants(args):
                 elements = self._session.elements(args.fetches)
                 flat = [None if isinstance(element, tf.Operation) else next(remaining) for element in elements]
                 results = tf.nest.pack_sequence_as(args.fetches, flat)
-            hook.after_run(context, v1.train.SessionRunValues(results, None, None))
+            with self._session.graph.as_default():
+                hook.after_run(context, v1.train.SessionRunValues(results, v1.RunOptions(), v1.RunMetadata()))
+            if hook in self._iterations:
+                self._iterations[hook] += 1
             if context.stop_requested:
                 self._stop(f"{type(hook).__name__} requested it")
 
     def end(self) -> None:
-        for hook in self._hooks:
-            hook.end(self._session)
+        with self._session.graph.as_default():
+            for hook in self._hooks:
+                hook.end(self._session)
+
+    def _offer_global_step(self) -> None:
+        """The tensor that TensorFlow's hooks read the global step from; their own way needs a v1 variable."""
+        graph = self._session.graph
+        if not graph.get_collection(_GLOBAL_STEP_READ):
+            with graph.as_default():
+                graph.add_to_collection(_GLOBAL_STEP_READ, tf.identity(v1.train.get_global_step().read_value()))
+
+    def _set_iteration(self, hook: Any, step: int) -> None:
+        """A LoggingTensorHook counts its calls, and is called once per loop: it is told the multiple it crossed."""
+        every = bridge.logging_cadence(hook)
+        iteration = step // every * every if every else step
+        bridge.skip_iterations(hook, iteration - self._iterations.get(hook, 0))
+        self._iterations[hook] = iteration
+
+
+@dataclasses.dataclass(frozen=True)
+class _SessionListener:
+    """A `CheckpointSaverListener`, called as in a session."""
+
+    listener: Any
+    session: TraceSession
+    stop: Callable[[str], None]
+
+    def begin(self) -> None:
+        with self.session.graph.as_default():
+            self.listener.begin()
+
+    def before_save(self, session: Any, global_step: int) -> None:
+        with self.session.graph.as_default():
+            self.listener.before_save(session, global_step)
+
+    def after_save(self, session: Any, global_step: int) -> None:
+        with self.session.graph.as_default():
+            wants_to_stop = self.listener.after_save(session, global_step)
+        if wants_to_stop:
+            self.stop(f"{type(self.listener).__name__} requested it")
+
+    def end(self, session: Any, global_step: int) -> None:
+        with self.session.graph.as_default():
+            self.listener.end(session, global_step)
+
+
+def _check_args(hook: Any, args: Any) -> None:
+    if args is None:
+        return
+    if args.feed_dict:
+        raise ValueError(
+            f"{type(hook).__name__}: SessionRunArgs(feed_dict=...): the step's input comes from input_fn alone."
+        )
+    if args.options is not None and args.options.trace_level:
+        raise ValueError(
+            f"{type(hook).__name__}: it asks for a trace of the step, which there is only in a session. "
+            "Use tf.profiler.experimental."
+        )
 
 
 def _wants(args: Any) -> bool:
@@ -166,6 +261,15 @@ class TrainingOverrides:
     save_steps: int | None = None
     save_secs: float | None = None
     listeners: tuple[Any, ...] = ()
+
+    def and_those_of(self, taken: Mapping[str, Any]) -> TrainingOverrides:
+        """With the settings of one more hook: the earliest end counts, listeners add up, the rest replaces."""
+        changes = dict(taken)
+        for name in ("num_steps", "last_step"):
+            given = [value for value in (getattr(self, name), taken.get(name)) if value is not None]
+            changes[name] = min(given, default=None)
+        changes["listeners"] = (*self.listeners, *taken.get("listeners", ()))
+        return dataclasses.replace(self, **changes)
 
     def nan(self, configured: str) -> str:
         return configured if self.stop_at_nan is None else "stop"
@@ -200,7 +304,7 @@ def split_hooks(hooks: Sequence[Any]) -> tuple[TrainingOverrides, list[Any], lis
     for hook in hooks:
         taken = bridge.settings_of_hook(hook)
         if taken is not None:
-            overrides = dataclasses.replace(overrides, **taken)
+            overrides = overrides.and_those_of(taken)
         elif isinstance(hook, v1.train.SessionRunHook):
             session.append(hook)
         elif callable(getattr(hook, "after_step", None)):

@@ -153,12 +153,16 @@ def _outcome(code: int, stop_requested: bool, lines: Sequence[Mapping[str, Any]]
     """Reads the end of a task from its exit code and from what it noted."""
     facts: dict[str, Any] = {}
     for line in lines:
-        if line.get("event") in ("built", "result", "error"):
+        if line.get("event") == "checkpoint":  # what a run that never comes to its result leaves
+            facts.update(global_step=line.get("step"), checkpoint=line.get("path"))
+        elif line.get("event") in ("built", "result", "error"):
             facts.update({name: value for name, value in line.items() if name not in ("event", "time")})
     error = facts.pop("error", None)
     if code == FINISHED:
         return Outcome(FINISHED, "finished", "FINISHED", None, facts)
     if code == INTERRUPTED:
+        return Outcome(INTERRUPTED, "interrupted", "KILLED", None, facts)
+    if stop_requested and facts.get("checkpoint"):
         return Outcome(INTERRUPTED, "interrupted", "KILLED", None, facts)
     if stop_requested:
         return Outcome(FAILED, "failed", "KILLED", error or "stopped before it could save", facts)

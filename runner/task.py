@@ -13,6 +13,7 @@ import signal
 import sys
 import sysconfig
 import tempfile
+import textwrap
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -220,14 +221,21 @@ def _report(error: Exception, journal: Journal) -> int:
         str(error) if isinstance(error, ConfigError | user_code.UserCodeError) else f"{type(error).__name__}: {error}"
     )
     said = re.sub(r"\x1b\[[0-9;]*m", "", said)  # Keras makes parts of its messages bold
-    journal.event("error", error=" ".join(said.split())[:300], traceback="".join(traceback.format_exception(error)))
+    journal.event(
+        "error",
+        error=textwrap.shorten(said, 300, placeholder="..."),
+        traceback="".join(traceback.format_exception(error)),
+    )
+    lines = []
     if not is_users or os.environ.get("HYDRA_FULL_ERROR") == "1":
-        traceback.print_exception(error)
-    lines = [f"runner: {said}", *getattr(error, "__notes__", ())]
+        traceback.print_exception(error)  # ends with the message
+    else:
+        lines = [f"runner: {said}", *getattr(error, "__notes__", ())]
     frame = user_frame(error)
     if frame is not None:
         lines.append(f"  in {frame.filename}, line {frame.lineno}, in {frame.name}: {frame.line}")
-    print("\n".join(lines), file=sys.stderr, flush=True)
+    for line in lines:
+        print(line, file=sys.stderr, flush=True)
     return USER_ERROR if is_users else FAILED
 
 

@@ -22,6 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("launcher", "run_config", "strategy", "elements", "bridge", "manifest", "tracking"),
     ("sharding", "gradients", "metrics", "shipping", "checkpoints"),
     ("inputs", "variables"),
+    ("position",),
     # 2
     ("hooks",),
     # 3 the contract
@@ -29,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # 4
     ("traces", "export"),
     ("session_hooks", "steps"),
+    ("inference",),
     ("model",),
     ("loop",),
     # 5

@@ -44,7 +44,8 @@ def parsed(*overrides: str) -> Config:
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes(group: str, option: str) -> None:
-    assert isinstance(parsed(f"{group}={option}"), Config)
+    needed = ["model.fn=a.b", "input.train.fn=a.b", "input.eval.fn=a.b"] if option == "custom" else []
+    assert isinstance(parsed(f"{group}={option}", *needed), Config)
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -207,6 +208,9 @@ BAD = [
     (["train.max_steps=[1"], "cannot read 'train.max_steps=[1'"),
     (["train.max_steps=1,2"], "train.max_steps=1,2 gives several values. Add --multirun to try each"),
     # functions that are missing
+    (["model=custom"], "model.fn is not set. Give package.module or package.module.function"),
+    (["input=custom"], "input.train.fn is not set, and command=train_and_evaluate trains."),
+    (["~train.max_steps"], "Error merging override ~train.max_steps ("),
     (["model.fn=null"], "model.fn is not set. Give package.module or package.module.function"),
     (["input.train.fn=null"], "input.train.fn is not set, and command=train_and_evaluate trains."),
     (["input.eval.fn=null"], "input.eval.fn is not set."),

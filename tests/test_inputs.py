@@ -65,7 +65,7 @@ def steps(feed: Feed) -> list[tuple[Share, ...]]:
         element = tf.cond(has, first.get_value, lambda: spec)
         return feed.shares(element, iterator), has
 
-    results = []
+    results: list[tuple[Share, ...]] = []
     while True:
         shares, has = step()
         if not has:
@@ -318,7 +318,8 @@ def test_the_iterator_continues_mid_epoch_where_shares_left_it(
     tmp_path: Path, batch_size: int | None, replicas: int
 ) -> None:
     def input_fn(params: Mapping[str, Any]) -> tf.data.Dataset:
-        return examples(11).shuffle(11, seed=params["shuffle_seed"]).batch(4).repeat()
+        # Not shuffle().batch().repeat(), whose next order TensorFlow 2.21 may lose: see input_fns._batches.
+        return examples(11).shuffle(11, seed=params["shuffle_seed"]).repeat().batch(4)
 
     def new_feed() -> Feed:
         # Of its own dataset, as in a new process: the iterators of one dataset share the state of its shuffle.

@@ -57,7 +57,7 @@ def test_a_journal_that_is_not_there_yet_has_no_lines(tmp_path: Path) -> None:
 
 
 def test_numbers_that_json_lacks_come_back(tmp_path: Path) -> None:
-    Journal(tmp_path / "j").metrics(1, {"a": math.nan, "b": -math.inf, "c": np.float32(0.5)})
+    Journal(tmp_path / "j").metrics(1, {"a": math.nan, "b": -math.inf, "c": np.float64(0.5)})
     for line in (tmp_path / "j").read_text().splitlines():
         json.loads(line, parse_constant=lambda name: pytest_fail(name))
     metrics = read_journal(tmp_path / "j")[0][0]["metrics"]

@@ -210,6 +210,17 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     assert (summary["status"], summary["error"]) == ("failed", "stopped before it could save")
 
 
+def test_a_run_that_is_stopped_at_once_can_still_go_on_from_a_checkpoint_it_had(tmp_path: Path) -> None:
+    process = supervised(tmp_path, "journal.event('checkpoint', step=40, path='ckpt-40')\n" + IGNORES)
+    for _ in range(2):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+    process.communicate(timeout=30)
+    assert process.returncode == 3
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["global_step"], summary["checkpoint"]) == ("interrupted", 40, "ckpt-40")
+
+
 def test_the_task_gets_our_package_and_a_quiet_tensorflow() -> None:
     env = supervisor.task_env({"A": "b"})
     assert env == {"A": "b", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}

@@ -1,0 +1,204 @@
+"""Evaluation and prediction on the devices: one step, and the loop around it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.inputs import Feed
+from runner.model_fn import EstimatorSpec, ModeKeys
+from runner.steps import ModelCall, ReplicaOutput, replica_inputs, step_inputs, step_signature
+from runner.traces import Replica, trace_step
+from runner.variables import VariableStore
+
+v1 = tf.compat.v1
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalResult:
+    """Sums over what one call of an evaluation loop saw. Host values.
+
+    Attributes:
+      sums: name -> (sum over examples, their weight) in float64; `loss` among them.
+      examples: examples counted.
+      data_ended: the input has no further element.
+    """
+
+    sums: Mapping[str, tuple[float, float]]
+    examples: int
+    data_ended: bool
+
+
+class EvalProgram:
+    """Evaluation of one model_fn on inputs of one structure, traced once.
+
+    There is no collective in a step: each replica counts its own examples, and a replica without one does nothing.
+    """
+
+    def __init__(self, store: VariableStore, model_call: ModelCall, feed: Feed) -> None:
+        self._store, self._feed = store, feed
+
+        def replica_fn(replica: Replica) -> ReplicaOutput:
+            with tf.summary.record_if(False):
+                return _eval_replica(model_call, feed, replica)
+
+        self.trace = trace_step(store, replica_fn, step_signature(feed), training=False)
+        self.outputs: Sequence[ReplicaOutput] = self.trace.outputs
+        self._values = self._value_function()
+        self._functions = [self._replica_function(index) for index in range(len(self.outputs))]
+        self._loop = tf.function(self._run, autograph=False)
+
+    @property
+    def spec(self) -> EstimatorSpec:
+        return self.outputs[0].spec
+
+    def reset(self) -> None:
+        """Before each evaluation: metrics start from nothing, random state from the seed."""
+        self._store.reset_local(self.trace.served.requests)
+
+    def run(self, iterator: Any, max_steps: int) -> EvalResult:
+        """Evaluates up to `max_steps` further batches."""
+        result = self._loop(iterator, tf.constant(max_steps))
+        names = list(result["sums"])
+        sums = {name: (float(result["sums"][name][0]), float(result["sums"][name][1])) for name in names}
+        return EvalResult(sums, examples=int(result["examples"]), data_ended=bool(result["ended"]))
+
+    def values(self) -> dict[str, Any]:
+        """Values of the accumulated metrics, those of per-example tensors excepted. NumPy values."""
+        values = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._values())
+        scope = self._store.strategy.scope() if self._store.strategy is not None else contextlib.nullcontext()
+        with scope:
+            for name, metric in (self.spec.eval_metric_ops or {}).items():
+                if _is_keras_metric(metric):
+                    values[name] = tf.nest.map_structure(lambda value: value.numpy(), metric.result())
+                elif _is_pair(metric) and isinstance(metric[0], tf.Variable):
+                    values[name] = metric[0].read_value().numpy()
+        return values
+
+    def _value_function(self) -> Callable[[], dict[str, Any]]:
+        values = dict(self.outputs[0].values)
+        for name, value in values.items():
+            if self.trace.needs_inputs(value):
+                raise ValueError(
+                    f"eval_metric_ops[{name!r}]: its value depends on one batch. A (value, update) pair keeps state "
+                    "in variables, as those of tf.compat.v1.metrics do; for a mean over examples give a [batch] tensor."
+                )
+        return self.trace.function(values, with_inputs=False) if values else dict
+
+    def _replica_function(self, index: int) -> Callable[..., Any]:
+        output = self.outputs[index]
+        updates = [metric[1] for metric in (output.spec.eval_metric_ops or {}).values() if _is_pair(metric)]
+        writes = self.trace.writes_of_keras(metrics_only=True, replica=index)
+        fetches = {"loss": (output.loss, output.weight), **output.sums}
+        return self.trace.function(fetches, [*updates, *writes])
+
+    def _run(self, iterator: Any, max_steps: tf.Tensor) -> dict[str, Any]:
+        names = ["loss", *self.outputs[0].sums]
+        zero = tf.constant(0, tf.float64)
+        zeros = {name: (zero, zero) for name in names}
+
+        def running(taken: tf.Tensor, ended: tf.Tensor, *_: Any) -> tf.Tensor:
+            return (taken < max_steps) & ~ended
+
+        def evaluate(element: Any, taken: tf.Tensor, examples: tf.Tensor, sums: Any) -> Any:
+            shares = self._feed.shares(element, iterator)
+            inputs = step_inputs(shares, self._feed.global_count(element, shares))
+            for share, function in zip(shares, self._functions, strict=True):
+
+                def present(function: Any = function) -> Any:
+                    return tf.nest.map_structure(lambda value: tf.cast(value, tf.float64), function(*inputs))
+
+                batch = present() if len(shares) == 1 else tf.cond(share.count > 0, present, lambda: zeros)
+                sums = tf.nest.map_structure(tf.add, sums, batch)
+                examples += share.count
+            return taken + 1, tf.constant(False), examples, sums
+
+        def body(taken: tf.Tensor, ended: tf.Tensor, examples: tf.Tensor, sums: Any) -> Any:
+            element = iterator.get_next_as_optional()
+            return tf.cond(
+                element.has_value(),
+                lambda: evaluate(element.get_value(), taken, examples, sums),
+                lambda: (taken, tf.constant(True), examples, sums),
+            )
+
+        initial = (tf.constant(0), tf.constant(False), tf.constant(0, tf.int64), zeros)
+        _, ended, examples, sums = tf.while_loop(running, body, initial)
+        return {"ended": ended, "examples": examples, "sums": sums}
+
+
+def _eval_replica(model_call: ModelCall, feed: Feed, replica: Replica) -> ReplicaOutput:
+    v1.add_to_collection(v1.GraphKeys.GLOBAL_STEP, replica.global_step)
+    features, labels = replica_inputs(feed, replica)
+    spec = model_call(features, labels, ModeKeys.EVAL)
+    count = tf.cast(replica.weights.counts[replica.index], spec.loss.dtype)
+    weight = count if spec.loss_weight is None else tf.reduce_sum(tf.cast(spec.loss_weight, spec.loss.dtype))
+    metrics = spec.eval_metric_ops or {}
+    return ReplicaOutput(
+        spec,
+        loss=tf.reduce_sum(spec.loss) if spec.loss.shape.rank == 1 else spec.loss * weight,
+        weight=weight,
+        sums={
+            name: (tf.reduce_sum(metric), tf.size(metric)) for name, metric in metrics.items() if tf.is_tensor(metric)
+        },
+        values={
+            name: metric[0]
+            for name, metric in metrics.items()
+            if _is_pair(metric) and not isinstance(metric[0], tf.Variable)
+        },
+    )
+
+
+def _is_pair(metric: Any) -> bool:
+    return isinstance(metric, tuple | list)
+
+
+def _is_keras_metric(metric: Any) -> bool:
+    return hasattr(metric, "result") and hasattr(metric, "update_state")
+
+
+class PredictProgram:
+    """Prediction by one model_fn on inputs of one structure, traced once."""
+
+    def __init__(self, store: VariableStore, model_call: ModelCall, feed: Feed) -> None:
+        self._store, self._feed = store, feed
+
+        def replica_fn(replica: Replica) -> ReplicaOutput:
+            v1.add_to_collection(v1.GraphKeys.GLOBAL_STEP, replica.global_step)
+            with tf.summary.record_if(False):
+                features, labels = replica_inputs(feed, replica)
+                return ReplicaOutput(model_call(features, labels, ModeKeys.PREDICT))
+
+        self.trace = trace_step(store, replica_fn, step_signature(feed), training=False)
+        predictions = [output.spec.predictions for output in self.trace.outputs]
+        self._function = self.trace.function(predictions, self.trace.writes_of_keras(metrics_only=True))
+        self._next = tf.function(self._run, autograph=False)
+
+    @property
+    def spec(self) -> EstimatorSpec:
+        spec: EstimatorSpec = self.trace.outputs[0].spec
+        return spec
+
+    def reset(self) -> None:
+        """Before each prediction: random state starts from the seed."""
+        self._store.reset_local(self.trace.served.requests)
+
+    def batches(self, iterator: Any) -> Iterator[Any]:
+        """Yields the predictions of one replica's batch at a time, in the order of the input. NumPy values."""
+        while True:
+            try:
+                counts, predictions = self._next(iterator)
+            except tf.errors.OutOfRangeError:
+                return
+            for count, replica_predictions in zip(counts.numpy(), predictions, strict=True):
+                if count:
+                    yield tf.nest.map_structure(lambda tensor: tensor.numpy(), replica_predictions)
+
+    def _run(self, iterator: Any) -> Any:
+        element = next(iterator)
+        shares = self._feed.shares(element, iterator)
+        inputs = step_inputs(shares, self._feed.global_count(element, shares))
+        return inputs[-2], self._function(*inputs)

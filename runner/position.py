@@ -1,0 +1,76 @@
+"""Where the training input stands, so that a resumed run continues at the very next example."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from runner import checkpoints
+from runner.inputs import Feed
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class Position:
+    """Where one process stands in its training input.
+
+    Attributes:
+      source: what tells this input from another one.
+      ended: it was read to its end; who continues starts from its beginning.
+      elements: elements of the dataset read since its beginning.
+    """
+
+    source: str
+    ended: bool = False
+    elements: int = 0
+
+    def as_extra(self) -> dict[str, Any]:
+        """For the checkpoint; `continued` reads it."""
+        return dataclasses.asdict(self)
+
+
+def continued(feed: Feed, source: str, latest: str | None, worker: int) -> tuple[Any, Position]:
+    """The iterator over `feed.dataset`, at the example that follows the last one of the checkpoint `latest`.
+
+    It starts at the beginning where there is no checkpoint, where that one was trained on another input, or where the
+    input had been read to its end. Where the checkpoint holds a count and no state, what was read is read again.
+
+    Args:
+      source: tells this input from another one, across processes.
+      worker: index of this process.
+    """
+    saved: Mapping[str, Any] = {} if latest is None else checkpoints.Reader(latest).extra().get("input") or {}
+    if latest is None or not saved or saved["ended"]:
+        return iter(feed.dataset), Position(source)
+    if saved["source"] != source:
+        _log.info("The training input is another one than that of %s: it starts from its beginning.", latest)
+        return iter(feed.dataset), Position(source)
+    position = Position(**saved)
+    if checkpoints.has_iterator(latest, worker):
+        iterator = iter(feed.dataset)
+        checkpoints.restore_iterator(latest, worker, iterator)
+        return iterator, position
+    # One iterator of a dataset and no more: they share the state of its shuffle.
+    _log.warning("Reading %d batches again, to continue where %s stopped.", position.elements, latest)
+    return iter(feed.dataset.skip(position.elements)), position
+
+
+def state_is_exact(dataset: tf.data.Dataset) -> bool:
+    """Whether the saved state of an iterator over `dataset` leads to the same examples.
+
+    Not for shuffle().batch().repeat() with a smaller last batch: between that batch and the next epoch the state of
+    the shuffle is in no iterator, and TensorFlow 2.21 goes through the first epoch's order again after a restore.
+    `shuffle().repeat().batch()` and `drop_remainder=True` are exact. The stages are read from `__debug_string__`,
+    which is for people; should it change, resuming falls back to what iterators save.
+    """
+    debug_string = getattr(dataset, "__debug_string__", lambda: "")()
+    stages = [line.lstrip("-<") for line in debug_string.splitlines()]
+    repeated = itertools.dropwhile(lambda stage: not stage.startswith("_RepeatDataset"), stages)
+    batched = itertools.dropwhile(lambda stage: not ("BatchDataset" in stage and "shape=(None" in stage), repeated)
+    return not any(stage.startswith("_ShuffleDataset") for stage in batched)

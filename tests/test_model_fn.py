@@ -1,0 +1,274 @@
+"""The contract: how a model_fn is called, and what it may return in each mode."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+from runner import EstimatorSpec, ModeKeys, Params, RunConfig
+from runner.model_fn import ModelFn
+
+TRAIN, EVAL, PREDICT = ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT
+X, Y = tf.constant([[1.0], [2.0]]), tf.constant([[2.0], [4.0]])
+LOSS = tf.constant(1.0)
+NAME = "tests.test_model_fn"
+
+
+def called(fn: Any, mode: str = PREDICT, *, labels: Any = Y, params: dict[str, Any] | None = None) -> EstimatorSpec:
+    return ModelFn(fn, Params(params), RunConfig(model_dir="m"))(X, labels, mode)
+
+
+def returned(mode: str, **fields: Any) -> EstimatorSpec:
+    """What the runner takes from a model_fn that returns such a spec."""
+
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        return EstimatorSpec(mode, **fields)
+
+    return called(model_fn, mode)
+
+
+# --- how it is called ---------------------------------------------------------------------------------------------
+
+
+def test_modes_are_those_of_tf_estimator() -> None:
+    assert (TRAIN, EVAL, PREDICT) == ("train", "eval", "infer")
+
+
+def test_it_is_given_all_that_it_declares() -> None:
+    seen: dict[str, Any] = {}
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any, config: Any) -> EstimatorSpec:
+        seen.update(features=features, labels=labels, mode=mode, params=params, config=config)
+        return EstimatorSpec(mode, predictions=features)
+
+    called(model_fn, params={"width": 3, "deep": {"rate": 0.1}})
+    assert seen["features"] is X and seen["labels"] is Y and seen["mode"] == PREDICT
+    assert seen["params"]["width"] == seen["params"].width == 3 and seen["params"].deep.rate == 0.1
+    assert seen["config"].model_dir == "m"
+
+
+def test_it_may_declare_features_alone() -> None:
+    spec = called(lambda features: EstimatorSpec(PREDICT, predictions=features), labels=None)
+    assert spec.predictions is X
+
+
+def test_order_of_arguments_is_free_and_other_arguments_keep_their_default() -> None:
+    def model_fn(params: Any, mode: str, features: Any, depth: int = 2) -> EstimatorSpec:
+        assert (params.width, depth) == (3, 2)
+        return EstimatorSpec(mode, predictions=features)
+
+    assert called(model_fn, labels=None, params={"width": 3}).predictions is X
+
+
+def test_keyword_only_arguments_are_given() -> None:
+    def model_fn(features: Any, *, mode: str, params: Any = None) -> EstimatorSpec:
+        assert params.width == 3
+        return EstimatorSpec(mode, predictions=features)
+
+    assert called(model_fn, labels=None, params={"width": 3}).predictions is X
+
+
+def test_partial_gets_what_it_has_not_bound() -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any, depth: int) -> EstimatorSpec:
+        assert params == {"mine": 1} and depth == 7
+        return EstimatorSpec(mode, predictions=features)
+
+    bound = functools.partial(model_fn, depth=7, params={"mine": 1})
+    assert called(bound).predictions is X
+    with pytest.raises(ValueError, match="does not take 'params', and params were given: width"):
+        called(bound, params={"width": 3})
+
+
+def test_callable_object_is_called() -> None:
+    class Model:
+        def __init__(self, factor: float) -> None:
+            self.factor = factor
+
+        def __call__(self, features: Any, mode: str) -> EstimatorSpec:
+            return EstimatorSpec(mode, predictions=features * self.factor)
+
+        def method(self, features: Any, mode: str) -> EstimatorSpec:
+            return EstimatorSpec(mode, predictions=features + self.factor)
+
+    assert called(Model(3.0), labels=None).predictions.numpy().tolist() == [[3.0], [6.0]]
+    assert called(Model(3.0).method, labels=None).predictions.numpy().tolist() == [[4.0], [5.0]]
+
+
+def test_without_features_it_is_refused() -> None:
+    def model_fn(x: Any, labels: Any, mode: str) -> None: ...
+
+    with pytest.raises(ValueError, match=rf"{NAME}.*model_fn takes no argument 'features'; it takes: x, labels, mode."):
+        called(model_fn)
+
+
+def test_arguments_that_nobody_fills_are_refused() -> None:
+    def model_fn(features: Any, labels: Any, mode: str, depth: int, width: int) -> None: ...
+
+    with pytest.raises(
+        ValueError,
+        match=f"{NAME}.*model_fn takes arguments that the runner does not fill: depth, width. Allowed are features, "
+        "labels, mode, params, config; give others a default, or put them into params.",
+    ):
+        called(model_fn)
+
+
+def test_params_that_it_does_not_take_are_refused() -> None:
+    with pytest.raises(ValueError, match="does not take 'params', and params were given: width. Add the argument"):
+        called(lambda features, mode: None, params={"width": 3})
+
+
+@pytest.mark.parametrize("mode", [TRAIN, EVAL])
+def test_labels_that_it_does_not_take_are_refused(mode: str) -> None:
+    with pytest.raises(
+        ValueError,
+        match=rf"the input gives \(features, labels\) and {NAME}.*takes no 'labels'. Add the argument, or let the input",
+    ):
+        called(lambda features, mode: EstimatorSpec(mode, loss=LOSS, train_op=LOSS), mode)
+
+
+def test_labels_that_it_does_not_take_are_ignored_in_predict() -> None:
+    assert called(lambda features, mode: EstimatorSpec(mode, predictions=features)).predictions is X
+
+
+def test_labels_are_none_where_the_input_has_none() -> None:
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        assert labels is None
+        return EstimatorSpec(mode, loss=LOSS, train_op=LOSS)
+
+    called(model_fn, TRAIN, labels=None)
+
+
+# --- what it returns ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("value", "kind"), [(None, "NoneType"), ({"loss": 1.0}, "dict"), ((1, 2), "tuple")])
+def test_anything_else_than_a_spec_is_refused(value: Any, kind: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"returned {kind}. It must return an EstimatorSpec or a compiled keras.Model."
+    ):
+        called(lambda features, labels, mode: value)
+
+
+def test_spec_of_another_mode_is_refused() -> None:
+    with pytest.raises(ValueError, match="was called with mode='train' and returned a spec of mode 'infer'."):
+        called(lambda features, labels, mode: EstimatorSpec(PREDICT, predictions=features), TRAIN)
+
+
+def test_unknown_mode_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"EstimatorSpec\(mode='test'\): mode is 'train', 'eval' or 'infer'; pass on"):
+        EstimatorSpec("test")
+
+
+def test_replace_changes_all_but_the_mode() -> None:
+    spec = EstimatorSpec(EVAL, loss=LOSS)
+    assert spec._replace(predictions=X).predictions is X and spec.predictions is None
+    assert spec._replace(mode=EVAL, loss=None).loss is None
+    with pytest.raises(ValueError, match=r"EstimatorSpec._replace\(mode='train'\): the mode of a spec may not change."):
+        spec._replace(mode=TRAIN)
+
+
+def test_fields_come_in_the_order_of_tf_estimator() -> None:
+    spec = EstimatorSpec(TRAIN, X, LOSS, Y, {"m": X}, None, ["chief"], ["all"], None, ["eval"], ["predict"])
+    assert (spec.predictions, spec.loss, spec.train_op) == (X, LOSS, Y)
+    assert spec.training_chief_hooks == ("chief",) and spec.training_hooks == ("all",)
+    assert spec.evaluation_hooks == ("eval",) and spec.prediction_hooks == ("predict",)
+    assert spec.export_outputs == {}
+
+
+@pytest.mark.parametrize(
+    ("mode", "fields", "message"),
+    [
+        (PREDICT, {"loss": LOSS}, "returned predictions=None in PREDICT. PREDICT needs predictions."),
+        (EVAL, {"predictions": X}, "returned loss=None in EVAL. EVAL needs loss."),
+        (TRAIN, {"train_op": LOSS}, "returned loss=None in TRAIN. TRAIN needs loss and train_op or optimizer."),
+        (TRAIN, {"loss": LOSS}, "returned train_op=None in TRAIN. TRAIN needs loss and train_op or optimizer."),
+        (TRAIN, {"loss": LOSS, "train_op": LOSS, "optimizer": 1}, "returned both train_op and optimizer in TRAIN."),
+    ],
+)
+def test_what_a_mode_needs_is_asked_for(mode: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"{NAME}.*model_fn {message}"):
+        returned(mode, **fields)
+
+
+def test_what_a_mode_needs_is_enough() -> None:
+    returned(PREDICT, predictions=X)
+    returned(EVAL, loss=LOSS)
+    returned(TRAIN, loss=LOSS, train_op=LOSS)
+    returned(TRAIN, loss=LOSS, optimizer=keras.optimizers.SGD())
+
+
+@pytest.mark.parametrize("mode", [TRAIN, EVAL])
+def test_loss_is_a_scalar_or_one_per_example(mode: str) -> None:
+    assert returned(mode, loss=LOSS, train_op=LOSS).loss.shape == []
+    assert returned(mode, loss=tf.ones([3]), train_op=LOSS).loss.shape == [3]
+    assert returned(mode, loss=tf.ones([1]), train_op=LOSS).loss.shape == []
+    assert returned(mode, loss=1.5, train_op=LOSS).loss.numpy() == 1.5
+    with pytest.raises(
+        ValueError, match=rf"returned a loss of shape \(2, 1\) in {mode.upper()}. Return a scalar, or one loss per exa"
+    ):
+        returned(mode, loss=tf.ones([2, 1]), train_op=LOSS)
+
+
+@pytest.mark.parametrize("loss", [tf.sparse.from_dense([1.0]), "loss", {"loss": LOSS}, object()])
+def test_loss_that_is_no_dense_tensor_of_numbers_is_refused(loss: Any) -> None:
+    with pytest.raises(ValueError, match=rf"{NAME}.*returned a loss that is a .* in EVAL. Return a scalar, or"):
+        returned(EVAL, loss=loss)
+
+
+@pytest.mark.parametrize("name", ["loss", "global_step"])
+def test_names_of_the_runners_own_metrics_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"names a metric '{name}', which the runner reports itself. Rename it."):
+        returned(EVAL, loss=LOSS, eval_metric_ops={name: X})
+
+
+def test_three_forms_of_metrics_are_taken_and_others_refused() -> None:
+    spec = returned(EVAL, loss=LOSS, eval_metric_ops={"pair": (X, X), "keras": keras.metrics.Mean(), "mean": X})
+    assert list(spec.eval_metric_ops or ()) == ["pair", "keras", "mean"]
+    for wrong, kind in ((1.0, "float"), ((X, X, X), "tuple"), (keras.metrics.Mean, "type")):
+        with pytest.raises(ValueError, match=rf"gives metric 'm' as {kind}. It is a \(value, update\) pair of"):
+            returned(EVAL, loss=LOSS, eval_metric_ops={"m": wrong})
+
+
+@pytest.mark.parametrize("predictions", [{"y": X, "n": 3}, 3])
+def test_predictions_that_are_no_tensors_are_refused(predictions: Any) -> None:
+    with pytest.raises(
+        ValueError, match=f"{NAME}.*returned predictions of type int in PREDICT. Return a tensor or a d"
+    ):
+        returned(PREDICT, predictions=predictions)
+
+
+# --- keras.Model --------------------------------------------------------------------------------------------------
+
+
+def built_model(*, compiled: bool) -> keras.Model:
+    model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="ones", use_bias=False)], name="net")
+    if compiled:
+        model.compile(optimizer="sgd", loss="mse", metrics=["mae"])
+    return model
+
+
+def test_compiled_model_becomes_a_spec() -> None:
+    spec = called(lambda features, labels, mode: built_model(compiled=True), TRAIN)
+    assert spec.loss.numpy() == pytest.approx((1.0 + 4.0) / 2)
+    assert isinstance(spec.optimizer, keras.optimizers.SGD) and spec.train_op is None
+    evaluated = called(lambda features, labels, mode: built_model(compiled=True), EVAL)
+    assert list(evaluated.eval_metric_ops or ()) == ["mae"]
+    assert (evaluated.eval_metric_ops or {})["mae"].result().numpy() == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("mode", [TRAIN, EVAL])
+def test_model_that_is_not_compiled_is_refused(mode: str) -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"returned the keras.Model 'net', which is not compiled. Call model.compile\(optimizer=..., loss=...",
+    ):
+        called(lambda features, labels, mode: built_model(compiled=False), mode)
+
+
+def test_model_that_is_not_compiled_can_predict() -> None:
+    spec = called(lambda features, labels, mode: built_model(compiled=False), PREDICT)
+    assert spec.predictions.numpy().tolist() == [[1.0], [2.0]]
