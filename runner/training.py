@@ -92,7 +92,7 @@ def train_and_evaluate(
     A run that is finished already is evaluated and reported.
 
     Raises:
-      ValueError: two evaluations have the same name; the training input is empty and there is no checkpoint.
+      ValueError: two evaluations have the same name.
     """
     eval_specs = [eval_spec] if isinstance(eval_spec, EvalSpec) else list(eval_spec)
     names = [spec.name or "" for spec in eval_specs]
@@ -154,7 +154,13 @@ class _Evaluations:
     def _evaluate(self, spec: EvalSpec, step: int) -> None:
         name = spec.name or ""
         self._last_start[name], self._last_step[name] = time.monotonic(), step
-        self.metrics[name] = self._estimator.evaluate(spec.input_fn, steps=spec.steps, hooks=spec.hooks, name=spec.name)
+        try:
+            self.metrics[name] = self._estimator.evaluate(
+                spec.input_fn, steps=spec.steps, hooks=spec.hooks, name=spec.name
+            )
+        except Exception as error:
+            error.add_note(f"evaluating {name!r} at step {step} from {self._estimator.latest_checkpoint()}")
+            raise
 
 
 def _check(what: str, input_fn: Any, **steps: int | None) -> None:

@@ -390,11 +390,12 @@ def test_session_run_of_what_needs_a_batch_is_refused(tmp_path: Path) -> None:
 
 
 def test_tracing_a_step_is_refused(tmp_path: Path) -> None:
-    hook = v1.train.ProfilerHook(save_steps=1, output_dir=str(tmp_path / "profile"))
-    with pytest.raises(
-        ValueError, match="ProfilerHook: it asks for a trace of the step, which there is only in a sess"
-    ):
-        train(tmp_path, [hook], 2)
+    class Traces(Session):
+        def before_run(self, run_context: Any) -> Any:
+            return v1.train.SessionRunArgs(None, options=v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE))
+
+    with pytest.raises(ValueError, match="Traces: it asks for a trace of the step, which there is only in a session."):
+        train(tmp_path, [Traces()], 2)
 
 
 def test_hooks_add_to_the_graph_that_is_default_in_all_their_methods(tmp_path: Path) -> None:

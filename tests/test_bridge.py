@@ -1,0 +1,114 @@
+"""Every private name of TensorFlow and Keras that the engine leans on is still there, and does what it did."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+import keras
+import pytest
+import tensorflow as tf
+
+from runner import bridge
+
+v1 = tf.compat.v1
+
+PRIVATE_NAMES = [
+    "tensorflow.python.framework.ops:Graph._variable_creator_scope",
+    "tensorflow.python.framework.ops:Operation._add_control_inputs",
+    "tensorflow.python.framework.ops:Operation._remove_all_control_inputs",
+    "tensorflow.python.framework.func_graph:FuncGraph.capture_call_time_value",
+    "tensorflow.python.ops.resource_variable_ops:UninitializedVariable",
+    "tensorflow.python.distribute.values:PerReplica",
+    "keras.src.backend.tensorflow.core:Variable._initialize",
+    "keras.src.backend.tensorflow.optimizer:TFOptimizer._all_reduce_sum_gradients",
+    "keras.src.backend.tensorflow.optimizer:TFOptimizer.assign",
+    "keras.src.backend.tensorflow.optimizer:TFOptimizer.assign_add",
+    "keras.src.backend.tensorflow.optimizer:TFOptimizer.assign_sub",
+    "keras.src.backend.common.global_state:GLOBAL_STATE_TRACKER",
+    "keras.src.losses.loss:scale_loss_for_distribution",
+    "keras.src.losses.loss:unscale_loss_for_distribution",
+]
+
+
+@pytest.mark.parametrize("name", PRIVATE_NAMES)
+def test_private_name_is_there(name: str) -> None:
+    module, _, path = name.partition(":")
+    target = importlib.import_module(module)
+    for part in path.split("."):
+        assert hasattr(target, part), f"{name} has moved: see what runner/bridge.py says about it"
+        target = getattr(target, part)
+
+
+def test_graphs_keep_their_attributes() -> None:
+    graph = v1.wrap_function(lambda: tf.constant(1), []).graph
+    assert isinstance(graph._collections, dict)
+    assert graph._add_control_dependencies is False
+
+
+def test_an_uninitialized_variable_takes_no_memory_until_it_is_assigned() -> None:
+    variable = bridge.uninitialized_variable("dense/kernel", tf.TensorShape([3]), tf.float32, True)
+    assert variable.name == "dense/kernel:0" and variable._shared_name == "dense/kernel"
+    assert not tf.raw_ops.VarIsInitializedOp(resource=variable.handle)
+    variable.assign([1.0, 2.0, 3.0])
+    assert variable.numpy().tolist() == [1.0, 2.0, 3.0]
+
+
+def test_keras_variables_and_writes_are_watched_and_left_as_they_were() -> None:
+    from keras.src.backend.tensorflow.core import Variable
+
+    before = Variable._initialize
+    owners = []
+
+    def creator(next_creator, **kwargs):
+        owners.append(trace.owner.path)
+        shape = trace.owner._shape if trace.owner._shape is not None else kwargs["initial_value"].shape
+        return bridge.uninitialized_variable(trace.owner.path, tf.TensorShape(shape), tf.as_dtype(trace.owner.dtype), True)
+
+    def step() -> None:
+        with tf.variable_creator_scope(creator):
+            layer = keras.layers.Dense(1)
+            layer.build((None, 2))
+            optimizer = keras.optimizers.SGD(0.1)
+            optimizer.apply([tf.ones([2, 1]), tf.ones([1])], layer.trainable_variables)
+
+    keras.layers.Dense(1)
+    with bridge.keras_trace() as trace:
+        v1.wrap_function(step, [])
+    assert owners[:2] == ["dense/kernel", "dense/bias"], "counters of names are fresh in a trace"
+    assert "sgd/learning_rate" in owners
+    assert {operation.type for operation in trace.written} >= {"AssignSubVariableOp"}
+    assert Variable._initialize is before
+
+
+def test_control_inputs_are_taken_back() -> None:
+    def build() -> None:
+        tf.constant(1, name="first")
+        tf.constant(2, name="second")
+
+    graph = v1.wrap_function(build, []).graph
+    first, second = (graph.get_operation_by_name(name) for name in ("first", "second"))
+    with bridge.control_inputs({second: [first]}):
+        assert list(second.control_inputs) == [first]
+    assert list(second.control_inputs) == []
+
+
+def test_arguments_of_tensorflows_own_hooks_are_found() -> None:
+    assert bridge.settings_of_hook(v1.train.StopAtStepHook(num_steps=3)) == {"num_steps": 3}
+    assert bridge.settings_of_hook(v1.train.StopAtStepHook(last_step=9)) == {"last_step": 9}
+    assert bridge.settings_of_hook(v1.train.StepCounterHook(output_dir="x")) == {}
+    assert bridge.settings_of_hook(v1.train.NanTensorHook("loss")) == {"stop_at_nan": True}
+    saver = v1.train.CheckpointSaverHook("x", save_steps=7, saver=object())
+    assert bridge.settings_of_hook(saver) == {"save_steps": 7, "save_secs": None, "listeners": ()}
+    assert bridge.settings_of_hook(v1.train.SessionRunHook()) is None
+    assert bridge.logging_cadence(v1.train.LoggingTensorHook(["a"], every_n_iter=5)) == 5
+
+
+def test_only_the_bridge_imports_private_names() -> None:
+    import pathlib
+
+    folder = pathlib.Path(inspect.getfile(bridge)).parent
+    for path in folder.glob("*.py"):
+        text = path.read_text()
+        if path.name != "bridge.py":
+            assert "tensorflow.python" not in text and "keras.src" not in text, path.name
