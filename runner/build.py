@@ -78,7 +78,6 @@ def build_run_config(config: Config) -> RunConfig:
     # Once, before either strategy touches a device: TensorFlow cannot split them afterwards.
     split_cpu(config.strategy.virtual_devices or config.eval_strategy.virtual_devices)
     strategy = _build_strategy(config.strategy)
-    same = config.eval_strategy.name is None
     return RunConfig(
         model_dir=config.model_dir,
         tf_random_seed=secrets.randbits(31) if config.run.seed is None else config.run.seed,
@@ -89,7 +88,7 @@ def build_run_config(config: Config) -> RunConfig:
         log_step_count_steps=config.train.log_steps,
         steps_per_loop=None if config.train.steps_per_loop == "auto" else config.train.steps_per_loop,
         train_distribute=strategy,
-        eval_distribute=strategy if same else _build_strategy(config.eval_strategy),
+        eval_distribute=_build_eval_strategy(config.eval_strategy),
         nan=config.train.nan,
     )
 
@@ -117,6 +116,12 @@ def _build_eval_specs(config: Config, functions: Mapping[str, Any]) -> list[Eval
         )
         for name, block in config.input.evals.items()
     ]
+
+
+def _build_eval_strategy(strategy: StrategyConfig) -> Any:
+    if strategy.name in (None, "default"):
+        return strategy.name  # None: as for training
+    return _build_strategy(strategy)
 
 
 def _build_strategy(strategy: StrategyConfig) -> Any:

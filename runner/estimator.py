@@ -287,16 +287,13 @@ class Estimator:
 
     def _model(self, *, training: bool) -> Model:
         """The model on the strategy of training, or on that of evaluation where it is another one."""
-        other = not training and self._config.eval_distribute is not None
-        other = other and self._config.eval_distribute is not self._config.train_distribute
+        strategy = self._config.train_distribute
+        if not training and self._config.eval_distribute is not None:
+            strategy = None if self._config.eval_distribute == "default" else self._config.eval_distribute
+        other = strategy is not self._config.train_distribute
         if other not in self._models:
-            strategy = self._config.eval_distribute if other else self._config.train_distribute
-            self._models[other] = Model(
-                self._model_fn,
-                None if strategy == "default" else strategy,
-                seed=self._config.seed,
-                summary_writer=None if other else self._writer,
-            )
+            writer = None if other else self._writer
+            self._models[other] = Model(self._model_fn, strategy, seed=self._config.seed, summary_writer=writer)
         return self._models[other]
 
     def _feed(self, input_fn: InputFn, mode: str, model: Model) -> Feed:

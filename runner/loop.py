@@ -100,6 +100,7 @@ class TrainingRun:
         self._length = LoopLength(config.steps_per_loop)
         self._save_every = Every(config.save_checkpoints_steps, config.save_checkpoints_secs)
         self._summary_every = Every(config.save_summary_steps or None)
+        self._writes_loss = "loss" not in program.summary_names  # a model_fn may write its own
         self._saved_step: int | None = None
         self._saved_at = time.monotonic()
         self._remaining = _remaining_steps(feed, position)
@@ -170,6 +171,13 @@ class TrainingRun:
     def _begin(self, *, save_first: bool) -> None:
         target = None if math.isinf(self._target) else int(self._target)
         self._progress.start(target, self._step)
+        random_ops = self._program.trace.kernel_random_ops()
+        if random_ops:
+            _log.warning(
+                "model_fn draws random numbers whose state no checkpoint holds (%s): a resumed run is not bitwise the "
+                "undisturbed one. Keras layers and tf.random.stateless_* are.",
+                ", ".join(random_ops[:3]) + (", ..." if len(random_ops) > 3 else ""),
+            )
         self._session_hooks.begin(self._step)
         for hook in self._hooks:
             hook.begin(self)
@@ -289,9 +297,11 @@ class TrainingRun:
             self._journal.metrics(step, values)
         if self._summary_writer is not None:
             with self._summary_writer.as_default():
-                for step, loss in self._at(self._config.save_summary_steps, steps, result.losses):
+                chosen = self._at(self._config.save_summary_steps, steps, result.losses)
+                for step, loss in chosen if self._writes_loss else ():
                     tf.summary.scalar("loss", loss, step=step)
-                    tf.summary.scalar("global_step/sec", steps_per_sec, step=step)
+                if chosen:
+                    tf.summary.scalar("global_step/sec", steps_per_sec, step=chosen[-1][0])
         self._progress.update(self._step, float(result.losses[-1]), steps_per_sec, examples_per_sec)
 
     def _at(self, every: int | None, steps: np.ndarray, losses: np.ndarray) -> list[tuple[int, float]]:
@@ -302,6 +312,8 @@ class TrainingRun:
         return [(int(step), float(loss)) for step, loss in zip(steps[chosen], losses[chosen], strict=True)]
 
     def _summaries_due(self, last_step: int) -> bool:
+        if self._summary_every.steps is None:
+            return False
         return self._summary_every.due(self._step, last_step) or self._step == self._first_step
 
     @staticmethod

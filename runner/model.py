@@ -92,11 +92,13 @@ class Model:
                 variable.assign(values[name])
         self._values_of = path
 
-    def values(self) -> dict[str, np.ndarray]:
-        """Name -> value of every variable that belongs in a checkpoint, replicas collapsed. A copy."""
+    def values(self) -> dict[str, tf.Tensor]:
+        """Name -> value of every variable that belongs in a checkpoint, replicas collapsed. A snapshot.
+
+        It costs no copy: an update of a variable whose value somebody holds makes a new buffer.
+        """
         with self._scope():
-            # np.array: on CPU .numpy() may be a view of memory that the next step overwrites.
-            return {name: np.array(variable.numpy()) for name, variable in self.store.saved.items()}
+            return {name: variable.read_value() for name, variable in self.store.saved.items()}
 
     def has_values_of(self, path: str) -> None:
         """Notes that the variables are what the checkpoint `path` holds."""
@@ -115,7 +117,7 @@ class Model:
         return [
             name
             for name, value in self.values().items()
-            if np.issubdtype(value.dtype, np.floating) and not np.all(np.isfinite(value))
+            if value.dtype.is_floating and not np.all(np.isfinite(value.numpy()))
         ]
 
     def _check(self, reader: Reader) -> None:

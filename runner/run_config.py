@@ -29,7 +29,7 @@ class RunConfig:
         ends at the next save, summary, evaluation or last step.
       nan: "stop": training ends with an error at the first loss that is not finite; "ignore".
       train_distribute: strategy of training; None: TensorFlow's default.
-      eval_distribute: strategy of evaluation and prediction; None: the one of training.
+      eval_distribute: strategy of evaluation and prediction; None: that of training; "default": TensorFlow's own.
       cluster: who this process is.
 
     Raises:

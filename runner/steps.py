@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import tensorflow as tf
 
 from runner.inputs import Feed, Share
 from runner.model_fn import EstimatorSpec, ModeKeys
-from runner.traces import Replica, trace_step
+from runner.traces import Replica, operations, trace_step
 from runner.variables import VariableStore
 
 v1 = tf.compat.v1
@@ -138,6 +139,17 @@ class TrainProgram:
         return bool(self._protos or any(output.v2_summaries for output in self.trace.outputs))
 
     @property
+    def summary_names(self) -> set[str]:
+        """Names of the scalars that model_fn summarises, as far as they are constants."""
+        inputs = [
+            operation.inputs[{"ScalarSummary": 0, "WriteSummary": 3}[operation.type]]
+            for operation in self.trace.graph.get_operations()
+            if operation.type in ("ScalarSummary", "WriteSummary")
+        ]
+        names = [tf.get_static_value(name) for name in inputs]
+        return {name.item().decode() if hasattr(name, "item") else name.decode() for name in names if name is not None}
+
+    @property
     def _protos(self) -> list[tf.Tensor]:
         return list(self.trace.collections.get(v1.GraphKeys.SUMMARIES, []))
 
@@ -179,7 +191,7 @@ def _train_replica(
     with tf.GradientTape(persistent=False) as tape:
         spec = model_call(features, labels, ModeKeys.TRAIN)
         objective = _objective(spec, replica, num_replicas)
-    summaries = v1.summary.all_v2_summary_ops() or []
+    summaries = _v2_summaries()
     if spec.optimizer is not None:
         _apply_native(store, tape, objective, spec, replica, num_replicas)
     return ReplicaOutput(spec, loss=objective, v2_summaries=summaries)
@@ -241,9 +253,12 @@ def _apply(optimizer: Any, gradients: Sequence[Any], pairs: Sequence[tuple[Any, 
         optimizer.apply_gradients([(g, v) for g, (_, v, _) in zip(gradients, pairs, strict=True)])
     elif hasattr(optimizer, "apply") and hasattr(optimizer, "update_step"):  # Keras 3 takes its own variables
         optimizer.apply(list(gradients), [v if owner is None else owner for _, v, owner in pairs])
-    elif hasattr(optimizer, "apply_gradients"):  # tf_keras
+    elif hasattr(optimizer, "apply_gradients"):  # tf_keras, and what it calls legacy
+        accepted = inspect.signature(optimizer.apply_gradients).parameters
+        own_sum = {"skip_gradients_aggregation": True, "experimental_aggregate_gradients": False}
         optimizer.apply_gradients(
-            [(g, v) for g, (_, v, _) in zip(gradients, pairs, strict=True)], skip_gradients_aggregation=True
+            [(g, v) for g, (_, v, _) in zip(gradients, pairs, strict=True)],
+            **{name: value for name, value in own_sum.items() if name in accepted},
         )
     else:
         raise ValueError(
@@ -325,6 +340,14 @@ class Loop:
             "ended": ended,
             "stacked": [array.stack() for array in arrays],
         }
+
+
+def _v2_summaries() -> list[tf.Operation]:
+    """The operations of `tf.summary` in this replica. The graph lists what comes out of them: a constant that waits
+    for the write, or a branch where the recording is conditional."""
+    listed = operations(v1.summary.all_v2_summary_ops() or [])
+    behind = [tensor.op for operation in listed for tensor in operation.inputs if tensor.op.type.endswith("If")]
+    return [*listed, *behind, *(write for operation in listed for write in operation.control_inputs)]
 
 
 @contextlib.contextmanager

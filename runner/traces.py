@@ -50,6 +50,10 @@ class Replica:
 
 ReplicaFunction = Callable[[Replica], Any]
 
+# Random operations of TF 1; RandomDataset and the like are none of a model.
+_KERNEL_RANDOM = ("RandomUniform", "RandomStandardNormal", "RandomGamma", "RandomPoisson", "RandomShuffle",
+                  "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial")  # fmt: skip
+
 # Stateful by name only: running them for themselves does nothing.
 _SOURCES = frozenset({"VarHandleOp", "Placeholder", "PlaceholderWithDefault", "HashTableV2", "SummaryWriter"})
 
@@ -113,6 +117,10 @@ class Trace:
             return writes
         return list(dict.fromkeys([*writes, *filter(_changes_state, self.keras_writes)]))
 
+    def kernel_random_ops(self) -> list[str]:
+        """Names of the random operations whose state is in a kernel, which no checkpoint holds."""
+        return [op.name for op in self.graph.get_operations() if op.type.startswith(_KERNEL_RANDOM)]
+
     def function(self, fetches: Any, effects: Iterable[Any] = (), *, with_inputs: bool = True) -> Callable[..., Any]:
         """The part of the trace that `fetches` and `effects` need, as a function.
 
@@ -121,10 +129,10 @@ class Trace:
           effects: tensors and operations that are to run, whether or not their value is used.
           with_inputs: False makes a function without arguments; `fetches` must then not depend on the inputs.
         """
-        run = _operations(effects)
+        run = operations(effects)
         flat = [tensor for tensor in tf.nest.flatten(fetches, expand_composites=True) if tensor is not None]
         feeds = (list(self.inputs) if with_inputs else []) + [value.placeholder for value in self.call_time_values]
-        edges = _program_order(self.graph, [*run, *_operations(flat)]) if run else {}
+        edges = _program_order(self.graph, [*run, *operations(flat)]) if run else {}
         with bridge.control_inputs(edges):
             pruned = self.wrapped.prune(feeds, [run, fetches])
 
@@ -137,7 +145,7 @@ class Trace:
     def needs_inputs(self, fetches: Any) -> bool:
         """Whether a value depends on the step's inputs (and so belongs to a batch, not to the accumulators)."""
         inputs, seen = {tensor.op for tensor in self.inputs}, set()
-        stack = _operations(tf.nest.flatten(fetches, expand_composites=True))
+        stack = operations(tf.nest.flatten(fetches, expand_composites=True))
         while stack:
             operation = stack.pop()
             if operation in inputs:
@@ -273,7 +281,7 @@ def _all_collections() -> dict[Any, list[Any]]:
     return {key: list(v1.get_collection(key)) for key in v1.get_default_graph().get_all_collection_keys()}
 
 
-def _operations(values: Iterable[Any]) -> list[tf.Operation]:
+def operations(values: Iterable[Any]) -> list[tf.Operation]:
     """The operations behind tensors, operations and what converts to tensors (an update may be a variable)."""
     flat = tf.nest.flatten(list(values), expand_composites=True)
     operations = [value if isinstance(value, tf.Operation) else getattr(value, "op", None) for value in flat]
@@ -301,7 +309,7 @@ def _has_effect(operation: tf.Operation) -> bool:
     """Whether tf.function would run the operation for its own sake: stateful, and not a mere source of values."""
     if operation.type in _READS or operation.type in _SOURCES or not operation.op_def.is_stateful:
         return False
-    return not operation.type.startswith(("Random", "Truncated", "Parameterized", "Multinomial"))
+    return not operation.type.startswith(_KERNEL_RANDOM)
 
 
 def _program_order(graph: Any, fetched: Sequence[tf.Operation]) -> dict[tf.Operation, list[tf.Operation]]:

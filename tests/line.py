@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import os
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,11 +13,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from runner import EstimatorSpec, ModeKeys
+from runner import EstimatorSpec, ModeKeys, build_strategy
 
 v1 = tf.compat.v1
-
-CPUS = ["/cpu:0", "/cpu:1"]
 
 
 def line(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
@@ -29,6 +29,14 @@ def line(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
     train_op = optimizer.minimize(loss, v1.train.get_global_step())
     error = v1.metrics.mean_absolute_error(labels, predictions)
     return EstimatorSpec(mode, predictions, loss, train_op, eval_metric_ops={"mae": error})
+
+
+@functools.cache
+def mirrored() -> tf.distribute.Strategy:
+    """Two replicas. One object for all tests, and no collectives: those of two MirroredStrategies share their keys."""
+    strategy = build_strategy("mirrored", virtual_devices=2)
+    assert strategy is not None
+    return strategy
 
 
 class Weight(keras.layers.Layer):
@@ -77,13 +85,18 @@ class Event(NamedTuple):
 def read_events(folder: Any) -> list[Event]:
     """What TensorBoard finds in the event files of `folder`, in order; scalars as floats, other tensors as arrays."""
     found = []
-    for path in sorted(glob.glob(os.path.join(folder, "events.out.tfevents.*"))):
+    for path in sorted(glob.glob(os.path.join(folder, "events.out.tfevents.*")), key=_by_number):
         for event in v1.train.summary_iterator(path):
             for value in event.summary.value:
                 array = tf.make_ndarray(value.tensor) if value.HasField("tensor") else np.asarray(value.simple_value)
                 is_scalar = array.ndim == 0 and array.dtype != object
                 found.append(Event(event.step, value.tag, float(array) if is_scalar else array))
     return found
+
+
+def _by_number(path: str) -> list[Any]:
+    """Sort key: names of event files end with seconds and a running number."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path)]
 
 
 def steps_of(folder: Any, tag: str) -> list[int]:

@@ -63,7 +63,9 @@ def test_keras_variables_and_writes_are_watched_and_left_as_they_were() -> None:
     def creator(next_creator, **kwargs):
         owners.append(trace.owner.path)
         shape = trace.owner._shape if trace.owner._shape is not None else kwargs["initial_value"].shape
-        return bridge.uninitialized_variable(trace.owner.path, tf.TensorShape(shape), tf.as_dtype(trace.owner.dtype), True)
+        return bridge.uninitialized_variable(
+            trace.owner.path, tf.TensorShape(shape), tf.as_dtype(trace.owner.dtype), True
+        )
 
     def step() -> None:
         with tf.variable_creator_scope(creator):

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, Input, ModeKeys, RunConfig
-from tests.line import line, points, read_events, steps_of
+from tests.line import line, mirrored, points, read_events, steps_of
 
 v1 = tf.compat.v1
 X = np.arange(1, 9, dtype=np.float32)
@@ -563,6 +563,31 @@ def test_features_and_labels_may_be_nested(tmp_path: Path) -> None:
     trainer = estimator(tmp_path, model_fn).train(input_fn)
     assert trainer.evaluate(input_fn)["global_step"] == 4
     assert [one["x"] for one in trainer.predict(input_fn)] == X.tolist()
+
+
+# --- what classic model_fns do ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_lookup_tables_that_model_fn_makes_are_filled(devices: int, tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        entries = tf.lookup.KeyValueTensorInitializer(["half", "one"], [0.5, 1.0])
+        table = tf.lookup.StaticHashTable(entries, default_value=0.0)
+        return line(features * table.lookup(tf.constant("half")), labels, mode, params)
+
+    strategy = mirrored() if devices == 2 else None
+    trainer = estimator(tmp_path, model_fn, train_distribute=strategy).train(points(8, 4), steps=1)
+    assert trainer.evaluate(points())["global_step"] == 1
+    assert [one["x"] for one in trainer.predict(points())] == (X / 2).tolist()
+
+
+def test_variables_have_the_op_that_classic_code_takes_their_name_from(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        spec = line(features, labels, mode, params)
+        assert [variable.op.name for variable in v1.trainable_variables()] == ["weight"]
+        return spec
+
+    estimator(tmp_path, model_fn).train(points(), steps=1)
 
 
 def test_what_happens_is_noted_in_the_journal(tmp_path: Path) -> None:

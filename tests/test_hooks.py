@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 from pathlib import Path
@@ -14,14 +13,9 @@ import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, Every, Hook, RunConfig, StepResult
 from runner.session_hooks import split_hooks
-from tests.line import CPUS, LINES, line, native_line, points, steps_of
+from tests.line import LINES, line, mirrored, native_line, points, steps_of
 
 v1 = tf.compat.v1
-
-
-@functools.cache
-def mirrored() -> tf.distribute.Strategy:
-    return tf.distribute.MirroredStrategy(CPUS)
 
 
 def estimator(model_dir: Path, model_fn: Any = line, **config: Any) -> Estimator:

@@ -125,7 +125,7 @@ def test_params_that_it_does_not_take_are_refused() -> None:
 def test_labels_that_it_does_not_take_are_refused(mode: str) -> None:
     with pytest.raises(
         ValueError,
-        match=rf"the input gives \(features, labels\) and {NAME}.*takes no 'labels'. Add the argument, or let the input",
+        match=rf"the input gives \(features, labels\) and {NAME}.*takes no 'labels'. Add the argument, or let the in",
     ):
         called(lambda features, mode: EstimatorSpec(mode, loss=LOSS, train_op=LOSS), mode)
 

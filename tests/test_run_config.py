@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tensorflow as tf
 
 from runner import RunConfig
 from runner.cluster import Cluster
-from tests.line import CPUS
+from tests.line import mirrored
 
 TASKS = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
 
@@ -108,5 +107,5 @@ def test_ps_and_evaluator_are_never_chief(task_type: str) -> None:
 
 
 def test_replicas_are_those_of_the_training_strategy() -> None:
-    assert RunConfig(train_distribute=tf.distribute.MirroredStrategy(CPUS)).num_replicas_in_sync == 2
-    assert RunConfig(eval_distribute=tf.distribute.MirroredStrategy(CPUS)).num_replicas_in_sync == 1
+    assert RunConfig(train_distribute=mirrored()).num_replicas_in_sync == 2
+    assert RunConfig(eval_distribute=mirrored()).num_replicas_in_sync == 1

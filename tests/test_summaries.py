@@ -11,16 +11,11 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, RunConfig
-from tests.line import CPUS, LINES, points, read_events, steps_of
+from tests.line import LINES, mirrored, points, read_events, steps_of
 
 v1 = tf.compat.v1
 
 STRATEGIES = ["default", "mirrored"]
-
-
-@pytest.fixture(scope="module")
-def mirrored() -> tf.distribute.Strategy:
-    return tf.distribute.MirroredStrategy(CPUS)
 
 
 def summarised(style: str) -> Any:
@@ -44,11 +39,11 @@ def trained(style: str, strategy: Any, model_dir: Path, **settings: Any) -> Esti
 
 
 @pytest.fixture(scope="module", params=[(style, strategy) for style in LINES for strategy in STRATEGIES], ids="-".join)
-def run(request: Any, mirrored: tf.distribute.Strategy, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """(strategy, model_dir) of seven steps with summaries every third, in each style under each strategy."""
     style, strategy = request.param
     model_dir = tmp_path_factory.mktemp("run")
-    trained(style, mirrored if strategy == "mirrored" else None, model_dir)
+    trained(style, mirrored() if strategy == "mirrored" else None, model_dir)
     return strategy, model_dir
 
 
@@ -106,9 +101,9 @@ def test_summaries_do_not_change_what_is_trained(tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("style", LINES)
 def test_evaluation_writes_its_metrics_once_at_the_step_of_the_checkpoint(
-    style: str, strategy: str, mirrored: tf.distribute.Strategy, tmp_path: Path
+    style: str, strategy: str, tmp_path: Path
 ) -> None:
-    trainer = trained(style, mirrored if strategy == "mirrored" else None, tmp_path)
+    trainer = trained(style, mirrored() if strategy == "mirrored" else None, tmp_path)
     before = len(read_events(tmp_path))
     found = trainer.evaluate(points(7, 2))
     trainer.evaluate(points(7, 2), checkpoint_path=str(tmp_path / "model.ckpt-4"))
