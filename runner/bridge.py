@@ -38,6 +38,7 @@ __all__ = [
     "program_order_in_branches",
     "settings_of_hook",
     "skip_iterations",
+    "tensors_logged_at_end",
     "uninitialized_variable",
 ]
 
@@ -299,6 +300,11 @@ def logging_cadence(hook: Any) -> int | None:
     """
     steps: int | None = getattr(hook._timer, "_every_steps", None)
     return steps
+
+
+def tensors_logged_at_end(hook: Any) -> Any:
+    """The tensors of a LoggingTensorHook(at_end=True); None for others. Private: `_log_at_end`, `_current_tensors`."""
+    return hook._current_tensors if hook._log_at_end else None
 
 
 def skip_iterations(hook: Any, num_iterations: int) -> None:

@@ -167,6 +167,7 @@ class Estimator:
             session_hooks=session_hooks,
             listeners=session_hooks.listeners([*listeners, *overrides.listeners]),
             target=overrides.target(model.store.global_step, steps, max_steps),
+            fail_at_nan=overrides.stop_at_nan is not False,
         )
         return run
 

@@ -62,8 +62,9 @@ class TrainingRun:
     """One call of `Estimator.train`, as hooks see it.
 
     Args:
-      first_hooks: v1 hooks and native ones, in the order in which they are called.
+      hooks, session_hooks: native ones, and those of v1.
       target: train until this global step; infinite: until the data ends or a hook stops.
+      fail_at_nan: False ends training without an error where a loss is not finite.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class TrainingRun:
         session_hooks: SessionHooks,
         listeners: Sequence[Any],
         target: float,
+        fail_at_nan: bool = True,
     ) -> None:
         assert config.model_dir is not None
         self.model_dir: str = config.model_dir
@@ -94,7 +96,7 @@ class TrainingRun:
         self._config, self._checkpoints, self._summary_writer = config, checkpoints, summary_writer
         self._journal, self._progress = journal, progress
         self._hooks, self._session_hooks, self._listeners = hooks, session_hooks, listeners
-        self._target = target
+        self._target, self._fail_at_nan = target, fail_at_nan
         self._step = self._first_step = model.store.global_step
         self._advance = 1
         self._length = LoopLength(config.steps_per_loop)
@@ -139,8 +141,9 @@ class TrainingRun:
             for hook in self._hooks:
                 hook.before_step(self, self._step)
             result = self._take(num_steps)
-            for hook in self._hooks:
-                hook.after_step(self, result)
+            if result.num_steps:  # none, when the loop found nothing but the end of the data
+                for hook in self._hooks:
+                    hook.after_step(self, result)
             now = time.monotonic()
             if self._save_every.due(result.first_step - 1, result.last_step, now - self._saved_at):
                 self.save()
@@ -190,8 +193,10 @@ class TrainingRun:
     def _end(self) -> None:
         if self._step == self._first_step:
             _log.warning("No step was taken: the training input is empty, or a hook stopped at once.")
-        if self._step != self._saved_step or self._position.ended:
+        if self._step != self._saved_step:
             self.save()
+        elif self._position.ended:
+            self._write_checkpoint()  # the same values, at the end of the data
         self._session_hooks.end()
         for hook in self._hooks:
             hook.end(self)
@@ -217,14 +222,12 @@ class TrainingRun:
         last_step = self._step + num_steps * self._advance
         summaries = self._program.has_summaries and self._summaries_due(last_step)
         fetches = self._session_hooks.fetches(last_step)
-        parts = []
-        if not summaries and not fetches:
-            parts.append(self._loop((), num_steps, summaries=False))
-        else:
-            if num_steps > 1:
-                parts.append(self._loop((), num_steps - 1, summaries=False))
-            if not parts or (parts[0].num_steps == num_steps - 1 and not self._failed(parts[0])):
-                parts.append(self._loop(fetches, 1, summaries=summaries))
+        parts, recorded = [], None
+        num_plain = num_steps - 1 if summaries or fetches else num_steps
+        if num_plain:
+            parts.append(self._loop((), num_plain, summaries=False))
+        if num_plain < num_steps and (not parts or self._is_whole(parts[0], num_plain)):
+            parts.append(recorded := self._loop(fetches, 1, summaries=summaries))
         taken = sum(part.num_steps for part in parts)
         self._count(parts, taken)
         result = StepResult(
@@ -237,7 +240,8 @@ class TrainingRun:
         self._length.took(taken, result.secs)
         self.examples += result.examples
         self.secs += result.secs
-        self._hand_out(parts[-1], result, summaries=summaries, fetched=bool(fetches))
+        if recorded is not None and recorded.num_steps:
+            self._hand_out(recorded, result, summaries=summaries, fetched=bool(fetches))
         self._record(result)
         self._stop_at_nan(result)
         return result
@@ -258,8 +262,8 @@ class TrainingRun:
         before, self._step = self._step, self._model.store.global_step
         if not taken:
             return
-        self._advance = (self._step - before) // taken
-        if self._advance < 1:
+        self._advance = max(1, (self._step - before) // taken)
+        if self._step == before:
             raise ValueError(
                 f"{taken} steps left global_step at {self._step}. train_op must advance it: "
                 "optimizer.minimize(loss, global_step=tf.compat.v1.train.get_global_step())."
@@ -267,8 +271,6 @@ class TrainingRun:
 
     def _hand_out(self, part: LoopResult, result: StepResult, *, summaries: bool, fetched: bool) -> None:
         """Gives the values of the recorded step to the event file and to the hooks that asked for them."""
-        if not part.num_steps or not (summaries or fetched):
-            return
         values = [value[-1] for value in part.values]
         num_protos = self._program.num_summary_protos if summaries else 0
         if self._summary_writer is not None:
@@ -298,10 +300,13 @@ class TrainingRun:
         if self._summary_writer is not None:
             with self._summary_writer.as_default():
                 chosen = self._at(self._config.save_summary_steps, steps, result.losses)
-                for step, loss in chosen if self._writes_loss else ():
-                    tf.summary.scalar("loss", loss, step=step)
-                if chosen:
-                    tf.summary.scalar("global_step/sec", steps_per_sec, step=chosen[-1][0])
+                for step, loss in chosen:
+                    scalars = {"global_step/sec": steps_per_sec} | ({"loss": loss} if self._writes_loss else {})
+                    # One proto for both: tf.summary.scalar takes 0.12 ms for each.
+                    proto = tf.compat.v1.Summary(
+                        value=[{"tag": tag, "simple_value": value} for tag, value in scalars.items()]
+                    )
+                    tf.summary.experimental.write_raw_pb(proto.SerializeToString(), step=step)
         self._progress.update(self._step, float(result.losses[-1]), steps_per_sec, examples_per_sec)
 
     def _at(self, every: int | None, steps: np.ndarray, losses: np.ndarray) -> list[tuple[int, float]]:
@@ -316,9 +321,9 @@ class TrainingRun:
             return False
         return self._summary_every.due(self._step, last_step) or self._step == self._first_step
 
-    @staticmethod
-    def _failed(part: LoopResult) -> bool:
-        return bool(part.num_steps) and not math.isfinite(part.losses[-1])
+    def _is_whole(self, part: LoopResult, num_steps: int) -> bool:
+        """Whether a loop took all its steps, and training goes on after them."""
+        return part.num_steps == num_steps and (self._config.nan != "stop" or math.isfinite(part.losses[-1]))
 
     def _stop_at_nan(self, result: StepResult) -> None:
         if self._config.nan != "stop" or not result.num_steps or math.isfinite(result.losses[-1]):
@@ -330,6 +335,10 @@ class TrainingRun:
             else ("All variables are still finite.")
         )
         self._journal.event("nan", step=self._step, loss=str(result.losses[-1]), variables=names)
+        if not self._fail_at_nan:
+            _log.warning("The loss became %s at step %d. %s", result.losses[-1], self._step, held)
+            self.request_stop("the loss is not finite")
+            return
         raise NanLossError(
             f"the loss became {result.losses[-1]} at step {self._step}. {held} "
             f"The last checkpoint is of step {self._saved_step}; train.nan=ignore trains on."

@@ -33,10 +33,15 @@ class TraceSession:
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self._reads: dict[int, tf.Tensor] = {}
+        self._last: dict[int, Any] = {}
 
     @property
     def graph(self) -> Any:
         return self._trace.graph
+
+    def remember(self, elements: Sequence[Any], values: Sequence[Any]) -> None:
+        """Notes what the last recorded step gave, for hooks that ask once more at the end."""
+        self._last = {id(element): value for element, value in zip(elements, values, strict=True)}
 
     def elements(self, fetches: Any) -> list[Any]:
         """The tensors and operations that `fetches` names, flat; a variable stands for its value after the step."""
@@ -53,6 +58,8 @@ class TraceSession:
         if feed_dict:
             raise ValueError("session.run(feed_dict=...) in a hook: the step's input comes from input_fn alone.")
         if self._trace.needs_inputs(elements):
+            if all(id(element) in self._last for element in elements):
+                return tf.nest.pack_sequence_as(fetches, [self._last[id(element)] for element in elements])
             raise ValueError(
                 f"session.run({fetches!r}) in a hook depends on a batch, and between steps there is none. "
                 "Ask for it in before_run: SessionRunArgs(fetches)."
@@ -149,6 +156,8 @@ class SessionHooks:
                     self._set_iteration(hook, step)
                 context = v1.train.SessionRunContext(v1.train.SessionRunArgs(None), self._session)
                 args = hook.before_run(context)
+                if is_logger and args is None:
+                    args = _wanted_at_the_end(hook)
                 _check_args(hook, args)
                 if args is not None or not is_logger:
                     self._asked.append((hook, context, args))
@@ -165,6 +174,7 @@ class SessionHooks:
             if _wants(args):
                 elements = self._session.elements(args.fetches)
                 flat = [None if isinstance(element, tf.Operation) else next(remaining) for element in elements]
+                self._session.remember(elements, flat)
                 results = tf.nest.pack_sequence_as(args.fetches, flat)
             with self._session.graph.as_default():
                 hook.after_run(context, v1.train.SessionRunValues(results, v1.RunOptions(), v1.RunMetadata()))
@@ -232,6 +242,12 @@ def _check_args(hook: Any, args: Any) -> None:
             f"{type(hook).__name__}: it asks for a trace of the step, which there is only in a session. "
             "Use tf.profiler.experimental."
         )
+
+
+def _wanted_at_the_end(hook: Any) -> Any:
+    """What a LoggingTensorHook(at_end=True) will ask for when there is no batch any more."""
+    tensors = bridge.tensors_logged_at_end(hook)
+    return None if tensors is None else v1.train.SessionRunArgs(tensors)
 
 
 def _wants(args: Any) -> bool:

@@ -46,7 +46,7 @@ class ReplicaOutput:
 
 def step_signature(feed: Feed) -> list[tf.TensorSpec]:
     """Flat specs of a step's inputs: each replica's features and labels, then the weights of the replicas."""
-    one = tf.nest.flatten(feed.replica_spec, expand_composites=True)
+    one = [spec for spec in tf.nest.flatten(feed.replica_spec, expand_composites=True) if spec is not None]
     return [
         *(tf.TensorSpec(spec.shape, spec.dtype) for _ in range(feed.num_replicas) for spec in one),
         tf.TensorSpec([feed.num_replicas], tf.int64, name="runner/counts"),
@@ -67,10 +67,15 @@ def step_inputs(shares: Sequence[Share], global_count: tf.Tensor) -> list[tf.Ten
 
 def replica_inputs(feed: Feed, replica: Replica) -> tuple[Any, Any]:
     """(features, labels) of one replica, out of the flat inputs of the step."""
-    spec = feed.replica_spec
-    size = len(tf.nest.flatten(spec, expand_composites=True))
-    flat = replica.inputs[replica.index * size : (replica.index + 1) * size]
-    features, labels = tf.nest.pack_sequence_as(spec, list(flat), expand_composites=True)
+    features_spec, labels_spec = feed.replica_spec
+    sizes = [len(tf.nest.flatten(spec, expand_composites=True)) for spec in (features_spec, labels_spec)]
+    num_features, num_labels = sizes[0], 0 if labels_spec is None else sizes[1]
+    start = replica.index * (num_features + num_labels)
+    flat = list(replica.inputs[start : start + num_features + num_labels])
+    features = tf.nest.pack_sequence_as(features_spec, flat[:num_features], expand_composites=True)
+    if labels_spec is None:
+        return features, None
+    labels = tf.nest.pack_sequence_as(labels_spec, flat[num_features:], expand_composites=True)
     return features, labels
 
 
@@ -179,7 +184,7 @@ class TrainProgram:
         tensors = [fetch for fetch in fetches if not isinstance(fetch, tf.Operation)]
         losses = [output.loss for output in outputs]
         extra = [*(self._protos if summaries else []), *tensors]
-        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in (losses[0], *extra)]
+        specs = [tf.TensorSpec([], losses[0].dtype), *(tf.TensorSpec(one.shape, one.dtype) for one in extra)]
         return _Step(self.trace.function([losses, extra], effects), specs)
 
 
@@ -279,7 +284,9 @@ class _Step:
 
     def __call__(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
         losses, extra = self.function(*inputs)
-        return [tf.add_n(losses) if len(losses) > 1 else losses[0], *extra]
+        loss = tf.add_n(losses) if len(losses) > 1 else losses[0]
+        loss.set_shape([])  # the mean of a tensor of unknown rank does not know that it is a scalar
+        return [loss, *extra]
 
 
 class Loop:

@@ -76,6 +76,7 @@ class Trace:
       collections: the graph collections as the first replica left them.
       served: the variables it uses.
       keras_writes: what Keras optimizers wrote; they return nothing to fetch.
+      table_initializers: fill the lookup tables that model_fn made; run at once.
     """
 
     wrapped: Any
@@ -85,10 +86,13 @@ class Trace:
     served: Served
     keras_writes: Sequence[tf.Operation]
     call_time_values: Sequence[bridge.CallTimeValue] = ()
+    table_initializers: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
         for key, members in self.collections.items():  # hooks look here in begin()
             self.graph.get_collection_ref(key)[:] = members
+        if self.table_initializers:
+            self.function([], self.table_initializers, with_inputs=False)()
 
     @property
     def graph(self) -> Any:
@@ -215,7 +219,15 @@ def _discover(
         return wrapped.prune([], initial)()
 
     store.materialise(found["new"], evaluate, on_one_device=on_one_device)
-    trace = Trace(wrapped, _inputs(wrapped), outputs, found["collections"], served, found["keras"].written)
+    trace = Trace(
+        wrapped,
+        _inputs(wrapped),
+        outputs,
+        found["collections"],
+        served,
+        found["keras"].written,
+        table_initializers=_table_initializers([found["collections"]]),
+    )
     return trace, found["new"]
 
 
@@ -251,12 +263,19 @@ def _serve(
             with serving():
                 boxes = strategy.experimental_local_results(strategy.run(run))
         outputs.extend(box.value[0] for box in boxes)
-        found.update(collections=boxes[0].value[1], keras=keras)
+        found.update(collections=[box.value[1] for box in boxes], keras=keras)
 
     with seeded(store.seed):
         wrapped = v1.wrap_function(traced, list(signature))
     return Trace(
-        wrapped, _inputs(wrapped), outputs, found["collections"], served, found["keras"].written, found["late"]
+        wrapped,
+        _inputs(wrapped),
+        outputs,
+        found["collections"][0],
+        served,
+        found["keras"].written,
+        found["late"],
+        _table_initializers(found["collections"]),
     )
 
 
@@ -279,6 +298,11 @@ def _inputs(wrapped: Any) -> list[tf.Tensor]:
 
 def _all_collections() -> dict[Any, list[Any]]:
     return {key: list(v1.get_collection(key)) for key in v1.get_default_graph().get_all_collection_keys()}
+
+
+def _table_initializers(collections_: Iterable[dict[Any, list[Any]]]) -> list[Any]:
+    members = [one for each in collections_ for one in each.get(v1.GraphKeys.TABLE_INITIALIZERS, ())]
+    return [one for one in members if one is not None]  # None: the table was made, and filled, under init_scope
 
 
 def operations(values: Iterable[Any]) -> list[tf.Operation]:

@@ -581,15 +581,6 @@ def test_lookup_tables_that_model_fn_makes_are_filled(devices: int, tmp_path: Pa
     assert [one["x"] for one in trainer.predict(points())] == (X / 2).tolist()
 
 
-def test_variables_have_the_op_that_classic_code_takes_their_name_from(tmp_path: Path) -> None:
-    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
-        spec = line(features, labels, mode, params)
-        assert [variable.op.name for variable in v1.trainable_variables()] == ["weight"]
-        return spec
-
-    estimator(tmp_path, model_fn).train(points(), steps=1)
-
-
 def test_what_happens_is_noted_in_the_journal(tmp_path: Path) -> None:
     class Recorder:
         def __init__(self) -> None:
