@@ -110,7 +110,7 @@ class EvalProgram:
             for share, function in zip(shares, self._functions, strict=True):
 
                 def present(function: Any = function) -> Any:
-                    return tf.nest.map_structure(lambda value: tf.cast(value, tf.float64), function(*inputs))
+                    return tf.nest.map_structure(_scalar, function(*inputs))
 
                 batch = present() if len(shares) == 1 else tf.cond(share.count > 0, present, lambda: zeros)
                 sums = tf.nest.map_structure(tf.add, sums, batch)
@@ -150,6 +150,12 @@ def _eval_replica(model_call: ModelCall, feed: Feed, replica: Replica) -> Replic
             if _is_pair(metric) and not isinstance(metric[0], tf.Variable)
         },
     )
+
+
+def _scalar(value: tf.Tensor) -> tf.Tensor:
+    value = tf.cast(value, tf.float64)
+    value.set_shape([])  # the sum of a tensor of unknown rank does not know that it is a scalar
+    return value
 
 
 def _is_pair(metric: Any) -> bool:

@@ -37,8 +37,8 @@ class ReplicaOutput:
     """
 
     spec: EstimatorSpec
-    loss: tf.Tensor | None = None
-    weight: tf.Tensor | None = None
+    loss: Any = None
+    weight: Any = None
     sums: Mapping[str, tuple[tf.Tensor, tf.Tensor]] = dataclasses.field(default_factory=dict)
     values: Mapping[str, tf.Tensor] = dataclasses.field(default_factory=dict)
     v2_summaries: Sequence[tf.Operation] = ()
