@@ -200,17 +200,19 @@ class Estimator:
         feed = self._feed(input_fn, ModeKeys.EVAL, model)
         program = model.eval_program(feed)
         model.restore(path)
-        native = _native_hooks([*(hooks or ()), *program.spec.evaluation_hooks], "evaluate")
+        native, session = _hooks_of_pass([*(hooks or ()), *program.spec.evaluation_hooks], program.trace)
         run = PassRun(self.model_dir, model.store.global_step)
+        session.begin(run.global_step, in_loops=False)
         for hook in native:
             hook.begin(run)
         program.reset()
-        sums = _evaluated(program, iter(feed.dataset), math.inf if steps is None else steps)
+        sums = _evaluated(program, iter(feed.dataset), math.inf if steps is None else steps, session)
         if not sums.examples:
             raise ValueError(f"evaluate({name or ''}): the input has no examples.")
         results = {key: total / weight if weight else math.nan for key, (total, weight) in sums.sums.items()}
         results.update(tf.nest.map_structure(metrics.plain, program.values()))
         self._report_evaluation(results, run.global_step, name, path, sums.examples)
+        session.end()
         for hook in native:
             hook.end(run)
         return {**results, "global_step": run.global_step}
@@ -244,12 +246,13 @@ class Estimator:
         feed = self._feed(input_fn, ModeKeys.PREDICT, model)
         program = model.predict_program(feed)
         model.restore(path)
-        native = _native_hooks([*hooks, *program.spec.prediction_hooks], "predict")
+        native, session = _hooks_of_pass([*hooks, *program.spec.prediction_hooks], program.trace)
         run = PassRun(self.model_dir, model.store.global_step)
+        session.begin(run.global_step, in_loops=False)
         for hook in native:
             hook.begin(run)
         program.reset()
-        for batch in program.batches(iter(feed.dataset)):
+        for batch in program.batches(iter(feed.dataset), session):
             if model.is_stale(path):
                 raise RuntimeError("the model was trained or restored while predict was under way: call predict again.")
             batch = _chosen(batch, predict_keys)
@@ -258,6 +261,7 @@ class Estimator:
                 continue
             for example in range(_num_examples(batch)):
                 yield tf.nest.map_structure(lambda values, example=example: values[example], batch)
+        session.end()
         for hook in native:
             hook.end(run)
 
@@ -339,11 +343,16 @@ class _Sums:
     examples: int = 0
 
 
-def _evaluated(program: Any, iterator: Any, steps: float) -> _Sums:
-    total, length, taken = _Sums(), LoopLength(None), 0
+def _evaluated(program: Any, iterator: Any, steps: float, session: SessionHooks) -> _Sums:
+    total, length, taken = _Sums(), LoopLength(None if session.is_empty else 1), 0
     while taken < steps:
         num_steps, started = length.next(steps - taken), time.perf_counter()
-        result = program.run(iterator, num_steps)
+        if session.is_empty:
+            result = program.run(iterator, num_steps)
+        else:
+            result, values = program.run_one(iterator, session.fetches(taken + 1))
+            if not result.data_ended:
+                session.after_run(values)
         for key, (value, weight) in result.sums.items():
             before = total.sums.get(key, (0.0, 0.0))
             total.sums[key] = (before[0] + value, before[1] + weight)
@@ -407,10 +416,11 @@ def _num_examples(predictions: Any) -> int:
     return sizes.pop()
 
 
-def _native_hooks(hooks: Sequence[Any], command: str) -> list[Hook]:
-    """The hooks, all of them native. Raises: ValueError: one is a session hook."""
-    _, native, _ = split_hooks(hooks)
-    for hook in hooks:
-        if hook not in native:
-            raise ValueError(f"{command}: the hook {type(hook).__name__} is a session hook, which training alone runs.")
-    return native
+def _hooks_of_pass(hooks: Sequence[Any], trace: Any) -> tuple[list[Hook], SessionHooks]:
+    """Hooks of an evaluation or prediction; those that only steer training (StopAtStepHook, ..) have no part in it."""
+
+    def refuse(reason: str) -> None:
+        raise RuntimeError(f"{reason}: only training can be stopped; give evaluate(steps=).")
+
+    _, native, session = split_hooks(hooks)
+    return native, SessionHooks(session, trace, refuse)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -51,6 +53,7 @@ class EvalProgram:
         self._values = self._value_function()
         self._functions = [self._replica_function(index) for index in range(len(self.outputs))]
         self._loop = tf.function(self._run, autograph=False)
+        self._fetching: dict[Any, Callable[..., Any]] = {}
 
     @property
     def spec(self) -> EstimatorSpec:
@@ -66,6 +69,31 @@ class EvalProgram:
         names = list(result["sums"])
         sums = {name: (float(result["sums"][name][0]), float(result["sums"][name][1])) for name in names}
         return EvalResult(sums, examples=int(result["examples"]), data_ended=bool(result["ended"]))
+
+    def run_one(self, iterator: Any, fetches: Sequence[Any]) -> tuple[EvalResult, list[Any]]:
+        """As `run` for one batch; also the values of the tensors among `fetches`, for session hooks."""
+        key = tuple(id(fetch) for fetch in fetches)
+        if key not in self._fetching:
+            run = functools.partial(self._run_one, self._replica_function(0, fetches))
+            self._fetching[key] = tf.function(run, autograph=False)
+        try:
+            sums, examples, values = self._fetching[key](iterator)
+        except tf.errors.OutOfRangeError:
+            return EvalResult({}, 0, data_ended=True), []
+        host = {name: (float(total), float(weight)) for name, (total, weight) in sums.items()}
+        return EvalResult(host, int(examples), data_ended=False), [value.numpy() for value in values]
+
+    def _run_one(self, first: Callable[..., Any], iterator: Any) -> Any:
+        element = next(iterator)
+        shares = self._feed.shares(element, iterator)
+        inputs = step_inputs(shares, self._feed.global_count(element, shares))
+        sums, values = first(*inputs)
+        sums = _in_float64(sums)
+        zeros = tf.nest.map_structure(tf.zeros_like, sums)
+        for share, function in zip(shares[1:], self._functions[1:], strict=True):
+            more = tf.cond(share.count > 0, lambda function=function: _in_float64(function(*inputs)), lambda: zeros)
+            sums = tf.nest.map_structure(tf.add, sums, more)
+        return sums, tf.add_n([share.count for share in shares]), values
 
     def values(self) -> dict[str, Any]:
         """Values of the accumulated metrics, those of per-example tensors excepted. NumPy values."""
@@ -89,12 +117,17 @@ class EvalProgram:
                 )
         return self.trace.function(values, with_inputs=False) if values else dict
 
-    def _replica_function(self, index: int) -> Callable[..., Any]:
+    def _replica_function(self, index: int, extra: Sequence[Any] | None = None) -> Callable[..., Any]:
+        """The sums of one replica's batch; with `extra` (tensors and operations) also the values of those tensors."""
         output = self.outputs[index]
         updates = [metric[1] for metric in (output.spec.eval_metric_ops or {}).values() if _is_pair(metric)]
         writes = self.trace.writes_of_keras(metrics_only=True, replica=index)
         fetches = {"loss": (output.loss, output.weight), **output.sums}
-        return self.trace.function(fetches, [*updates, *writes])
+        if extra is None:
+            return self.trace.function(fetches, [*updates, *writes])
+        operations = [one for one in extra if isinstance(one, tf.Operation)]
+        tensors = [one for one in extra if not isinstance(one, tf.Operation)]
+        return self.trace.function([fetches, tensors], [*updates, *writes, *operations])
 
     def _run(self, iterator: Any, max_steps: tf.Tensor) -> dict[str, Any]:
         names = ["loss", *self.outputs[0].sums]
@@ -110,7 +143,7 @@ class EvalProgram:
             for share, function in zip(shares, self._functions, strict=True):
 
                 def present(function: Any = function) -> Any:
-                    return tf.nest.map_structure(_scalar, function(*inputs))
+                    return _in_float64(function(*inputs))
 
                 batch = present() if len(shares) == 1 else tf.cond(share.count > 0, present, lambda: zeros)
                 sums = tf.nest.map_structure(tf.add, sums, batch)
@@ -128,6 +161,15 @@ class EvalProgram:
         initial = (tf.constant(0), tf.constant(False), tf.constant(0, tf.int64), zeros)
         _, ended, examples, sums = tf.while_loop(running, body, initial)
         return {"ended": ended, "examples": examples, "sums": sums}
+
+
+def _in_float64(sums: Any) -> Any:
+    def scalar(value: tf.Tensor) -> tf.Tensor:
+        value = tf.cast(value, tf.float64)
+        value.set_shape([])  # the sum of a tensor of unknown rank does not know that it is a scalar
+        return value
+
+    return tf.nest.map_structure(scalar, sums)
 
 
 def _eval_replica(model_call: ModelCall, feed: Feed, replica: Replica) -> ReplicaOutput:
@@ -152,18 +194,20 @@ def _eval_replica(model_call: ModelCall, feed: Feed, replica: Replica) -> Replic
     )
 
 
-def _scalar(value: tf.Tensor) -> tf.Tensor:
-    value = tf.cast(value, tf.float64)
-    value.set_shape([])  # the sum of a tensor of unknown rank does not know that it is a scalar
-    return value
-
-
 def _is_pair(metric: Any) -> bool:
     return isinstance(metric, tuple | list)
 
 
 def _is_keras_metric(metric: Any) -> bool:
     return hasattr(metric, "result") and hasattr(metric, "update_state")
+
+
+class BatchObserver(Protocol):
+    """Who looks at batches as they are computed: the session hooks of a prediction."""
+
+    def fetches(self, step: int) -> list[Any]: ...
+
+    def after_run(self, values: Sequence[Any]) -> None: ...
 
 
 class PredictProgram:
@@ -180,8 +224,8 @@ class PredictProgram:
 
         self.trace = trace_step(store, replica_fn, step_signature(feed), training=False)
         predictions = [output.spec.predictions for output in self.trace.outputs]
-        self._function = self.trace.function(predictions, self.trace.writes_of_keras(metrics_only=True))
-        self._next = tf.function(self._run, autograph=False)
+        self._predictions = predictions
+        self._fetching: dict[Any, Callable[..., Any]] = {}
 
     @property
     def spec(self) -> EstimatorSpec:
@@ -192,19 +236,34 @@ class PredictProgram:
         """Before each prediction: random state starts from the seed."""
         self._store.reset_local(self.trace.served.requests)
 
-    def batches(self, iterator: Any) -> Iterator[Any]:
-        """Yields the predictions of one replica's batch at a time, in the order of the input. NumPy values."""
-        while True:
+    def batches(self, iterator: Any, observer: BatchObserver) -> Iterator[Any]:
+        """Yields the predictions of one replica's batch at a time, in the order of the input. NumPy values.
+
+        Args:
+          observer: is asked before each batch what to fetch with it, and handed the values of the tensors.
+        """
+        for step in itertools.count(1):
             try:
-                counts, predictions = self._next(iterator)
+                counts, predictions, values = self._next(observer.fetches(step))(iterator)
             except tf.errors.OutOfRangeError:
                 return
+            observer.after_run([value.numpy() for value in values])
             for count, replica_predictions in zip(counts.numpy(), predictions, strict=True):
                 if count:
                     yield tf.nest.map_structure(lambda tensor: tensor.numpy(), replica_predictions)
 
-    def _run(self, iterator: Any) -> Any:
+    def _next(self, fetches: Sequence[Any]) -> Callable[..., Any]:
+        key = tuple(id(fetch) for fetch in fetches)
+        if key not in self._fetching:
+            tensors = [one for one in fetches if not isinstance(one, tf.Operation)]
+            effects = [one for one in fetches if isinstance(one, tf.Operation)]
+            effects += self.trace.writes_of_keras(metrics_only=True)
+            function = self.trace.function([self._predictions, tensors], effects)
+            self._fetching[key] = tf.function(functools.partial(self._run, function), autograph=False)
+        return self._fetching[key]
+
+    def _run(self, function: Callable[..., Any], iterator: Any) -> Any:
         element = next(iterator)
         shares = self._feed.shares(element, iterator)
         inputs = step_inputs(shares, self._feed.global_count(element, shares))
-        return inputs[-2], self._function(*inputs)
+        return inputs[-2], *function(*inputs)

@@ -130,11 +130,16 @@ class SessionHooks:
             _SessionListener(one, self._session, self._stop) if isinstance(one, is_v1) else one for one in listeners
         ]
 
-    def begin(self, step: int) -> None:
+    @property
+    def is_empty(self) -> bool:
+        return not self._hooks
+
+    def begin(self, step: int, *, in_loops: bool = True) -> None:
+        """Before the first step. `in_loops`: steps would run in loops but for these hooks: says what that costs."""
         del step
         self._offer_global_step()
         for hook in self._hooks:
-            if _cadence(hook) == Every(steps=1):
+            if in_loops and _cadence(hook) == Every(steps=1):
                 _log.warning(
                     "%s is a hook that may fetch and stop at any step: training runs one step per loop. "
                     "A small step then takes several times as long.",

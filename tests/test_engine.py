@@ -349,7 +349,7 @@ def test_fifty_evaluations_and_predictions_trace_nothing_and_leak_nothing(strate
     (model,) = trainer._models.values()
     gc.collect()
     traces, before = model.num_traces, psutil.Process().memory_info().rss
-    functions = [program._loop if hasattr(program, "_loop") else program._next for program in _inference(model)]
+    functions = [function for program in _inference(model) for function in _functions(program)]
     counts = [function.experimental_get_tracing_count() for function in functions]
     for _ in range(50):
         both()
@@ -357,6 +357,10 @@ def test_fifty_evaluations_and_predictions_trace_nothing_and_leak_nothing(strate
     assert model.num_traces == traces
     assert [function.experimental_get_tracing_count() for function in functions] == counts == [1, 1]
     assert psutil.Process().memory_info().rss - before < 20e6
+
+
+def _functions(program: Any) -> list[Any]:
+    return [program._loop] if hasattr(program, "_loop") else list(program._fetching.values())
 
 
 def _inference(model: Any) -> list[Any]:

@@ -418,11 +418,34 @@ def test_hooks_add_to_the_graph_that_is_default_in_all_their_methods(tmp_path: P
     assert hook.same == [True] * 4
 
 
-@pytest.mark.parametrize("method", ["evaluate", "predict"])
-def test_session_hooks_are_refused_outside_training(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["default", "mirrored"])
+@pytest.mark.parametrize("style", LINES)
+def test_session_hooks_see_each_batch_of_evaluations_and_predictions(style: str, strategy: str, tmp_path: Path) -> None:
+    hooks = [Session(lambda: ("named:0", v1.train.get_global_step())) for _ in range(3)]
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        tf.identity(tf.reduce_min(features), name="named")
+        spec = LINES[style](features, labels, mode, params)
+        return spec._replace(evaluation_hooks=[hooks[0]], prediction_hooks=[hooks[1]])
+
+    distribute = mirrored() if strategy == "mirrored" else None
+    trainer = estimator(tmp_path, model_fn, train_distribute=distribute).train(points(), steps=1)
+    expected, predicted = trainer.evaluate(points(7, 2)), list(trainer.predict(points(7, 2)))
+    firsts = [1.0, 3.0, 5.0, 7.0] if strategy == "default" else [1.0, 5.0]
+    for hook in hooks[:2]:
+        assert hook.values == [(first, 1) for first in firsts]
+        assert hook.calls[:3] == ["begin", "session", "before"] and hook.calls[-1] == "end"
+    assert trainer.evaluate(points(7, 2), hooks=[hooks[2]], steps=1)["global_step"] == 1
+    assert hooks[2].values == [(1.0, 1)]
+    plain = Estimator(LINES[style], tmp_path, RunConfig(train_distribute=distribute))
+    assert plain.evaluate(points(7, 2)) == pytest.approx(expected) and list(plain.predict(points(7, 2))) == predicted
+
+
+def test_evaluation_with_session_hooks_takes_the_batches_asked_for(tmp_path: Path) -> None:
+    hook = Session()
     trainer = estimator(tmp_path).train(points(), steps=1)
-    with pytest.raises(ValueError, match=f"{method}: the hook Session is a session hook, which training alone runs."):
-        list(getattr(trainer, method)(points(), hooks=[Session()]))
+    assert trainer.evaluate(points(8, 2), hooks=[hook], steps=3) == trainer.evaluate(points(6, 2))
+    assert len(hook.values) == 3
 
 
 # --- hooks of tf.compat.v1.train: TensorFlow's own, which keep the loop -------------------------------------------
