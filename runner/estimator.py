@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import logging
 import math
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from runner import checkpoints, metrics
+from runner import checkpoints, evaluation, metrics
 from runner.hooks import Hook, PassRun
 from runner.inputs import Feed, Input, build_feed
 from runner.journal import Journal, NullJournal
-from runner.loop import LoopLength, TrainingRun
+from runner.loop import TrainingRun
 from runner.model import Model
 from runner.model_fn import ModeKeys, ModelFn
 from runner.position import continued
 from runner.report import NullProgress, Progress
 from runner.run_config import RunConfig
+from runner.seeds import seeded
 from runner.session_hooks import SessionHooks, split_hooks
 from runner.types import Params
-from runner.variables import seeded
 
 _log = logging.getLogger(__name__)
 
@@ -113,8 +111,13 @@ class Estimator:
         steps: int | None = None,
         max_steps: int | None = None,
         saving_listeners: Sequence[Any] | None = None,
+        after_save: Sequence[Callable[[TrainingRun], None]] = (),
     ) -> TrainingRun | None:
-        """As `train`. Returns what the run came to; None when there was nothing to do."""
+        """As `train`. Returns what the run came to; None when there was nothing to do.
+
+        Args:
+          after_save: called with the run after each checkpoint, unless the run was interrupted.
+        """
         _check_positive(steps=steps, max_steps=max_steps)
         if steps is not None and max_steps is not None:
             raise ValueError(f"train(steps={steps}, max_steps={max_steps}): give one of them.")
@@ -122,7 +125,8 @@ class Estimator:
         if latest is not None and max_steps is not None and checkpoints.checkpoint_step(latest) >= max_steps:
             _log.info("Nothing to train: %s is at step %d.", latest, checkpoints.checkpoint_step(latest))
             return None
-        run = self._training_run(input_fn, list(hooks or ()), list(saving_listeners or ()), latest, steps, max_steps)
+        listeners = list(saving_listeners or ())
+        run = self._training_run(input_fn, list(hooks or ()), listeners, after_save, latest, steps, max_steps)
         try:
             run.run(save_first=latest is None)
         finally:
@@ -134,6 +138,7 @@ class Estimator:
         input_fn: InputFn,
         hooks: list[Any],
         listeners: list[Any],
+        after_save: Sequence[Callable[[TrainingRun], None]],
         latest: str | None,
         steps: int | None,
         max_steps: int | None,
@@ -167,6 +172,7 @@ class Estimator:
             session_hooks=session_hooks,
             listeners=session_hooks.listeners([*listeners, *overrides.listeners]),
             target=overrides.target(model.store.global_step, steps, max_steps),
+            after_save=after_save,
             fail_at_nan=overrides.stop_at_nan is not False,
         )
         return run
@@ -206,12 +212,12 @@ class Estimator:
         for hook in native:
             hook.begin(run)
         program.reset()
-        sums = _evaluated(program, iter(feed.dataset), math.inf if steps is None else steps, session)
-        if not sums.examples:
+        counted = evaluation.run(program, iter(feed.dataset), math.inf if steps is None else steps, session)
+        if not counted.examples:
             raise ValueError(f"evaluate({name or ''}): the input has no examples.")
-        results = {key: total / weight if weight else math.nan for key, (total, weight) in sums.sums.items()}
+        results = {**counted.means()}
         results.update(tf.nest.map_structure(metrics.plain, program.values()))
-        self._report_evaluation(results, run.global_step, name, path, sums.examples)
+        self._report_evaluation(results, run.global_step, name, path, counted.examples)
         session.end()
         for hook in native:
             hook.end(run)
@@ -333,35 +339,6 @@ class Estimator:
         shown = ", ".join(f"{key} = {value:.6g}" for key, value in sorted(scalars.items()))
         self._progress.message(f"{prefix} at step {step}: {shown} ({examples} examples)")
         metrics.write_events(self.eval_dir(name), step, results)
-
-
-@dataclasses.dataclass
-class _Sums:
-    """What an evaluation has counted so far."""
-
-    sums: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
-    examples: int = 0
-
-
-def _evaluated(program: Any, iterator: Any, steps: float, session: SessionHooks) -> _Sums:
-    total, length, taken = _Sums(), LoopLength(None if session.is_empty else 1), 0
-    while taken < steps:
-        num_steps, started = length.next(steps - taken), time.perf_counter()
-        if session.is_empty:
-            result = program.run(iterator, num_steps)
-        else:
-            result, values = program.run_one(iterator, session.fetches(taken + 1))
-            if not result.data_ended:
-                session.after_run(values)
-        for key, (value, weight) in result.sums.items():
-            before = total.sums.get(key, (0.0, 0.0))
-            total.sums[key] = (before[0] + value, before[1] + weight)
-        total.examples += result.examples
-        taken += num_steps
-        length.took(num_steps, time.perf_counter() - started)
-        if result.data_ended:
-            break
-    return total
 
 
 def _with_model_dir(config: RunConfig | None, model_dir: str | os.PathLike[str] | None) -> RunConfig:

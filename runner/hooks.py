@@ -44,6 +44,9 @@ class Run(Protocol):
     def request_stop(self, reason: str = ...) -> None:
         """Ends training after this loop, with a checkpoint."""
 
+    def interrupt(self, reason: str) -> None:
+        """As `request_stop`, by somebody who will not wait: no evaluation follows."""
+
 
 @dataclasses.dataclass(frozen=True)
 class PassRun:
@@ -55,6 +58,8 @@ class PassRun:
     def request_stop(self, reason: str = "") -> None:
         """Raises: RuntimeError: it takes all of its examples."""
         raise RuntimeError(f"request_stop({reason!r}): only training can be stopped; give evaluate(steps=).")
+
+    interrupt = request_stop
 
 
 class Hook:

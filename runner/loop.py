@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,7 @@ class TrainingRun:
     Args:
       hooks, session_hooks: native ones, and those of v1.
       target: train until this global step; infinite: until the data ends or a hook stops.
+      after_save: called after each checkpoint, with this run: evaluations.
       fail_at_nan: False ends training without an error where a loss is not finite.
     """
 
@@ -84,6 +85,7 @@ class TrainingRun:
         session_hooks: SessionHooks,
         listeners: Sequence[Any],
         target: float,
+        after_save: Sequence[Callable[[TrainingRun], None]] = (),
         fail_at_nan: bool = True,
     ) -> None:
         assert config.model_dir is not None
@@ -91,12 +93,13 @@ class TrainingRun:
         self.examples = 0
         self.secs = 0.0
         self.stop_reason: str | None = None
+        self.interrupted = False
         self._model, self._program, self._feed, self._iterator = model, program, feed, iterator
         self._position = position
         self._config, self._checkpoints, self._summary_writer = config, checkpoints, summary_writer
         self._journal, self._progress = journal, progress
         self._hooks, self._session_hooks, self._listeners = hooks, session_hooks, listeners
-        self._target, self._fail_at_nan = target, fail_at_nan
+        self._target, self._after_save, self._fail_at_nan = target, after_save, fail_at_nan
         self._step = self._first_step = model.store.global_step
         self._advance = 1
         self._length = LoopLength(config.steps_per_loop)
@@ -118,6 +121,11 @@ class TrainingRun:
 
     def request_stop(self, reason: str = "a hook requested it") -> None:
         self.stop_reason = self.stop_reason or reason
+
+    def interrupt(self, reason: str) -> None:
+        """As `request_stop`, by somebody who will not wait: what follows a save is left out."""
+        self.request_stop(reason)
+        self.interrupted = True
 
     def run(self, *, save_first: bool) -> None:
         """Trains.
@@ -159,6 +167,8 @@ class TrainingRun:
         for listener in self._listeners:
             if listener.after_save(session, self._step):
                 self.request_stop(f"{type(listener).__name__} requested it")
+        for call in self._after_save if not self.interrupted else ():
+            call(self)
         return path
 
     def _write_checkpoint(self) -> str:

@@ -162,11 +162,13 @@ def declared_arguments(fn: Callable[..., Any]) -> list[str]:
 def spec_of_keras_model(model: Any, features: Any, labels: Any, mode: str) -> EstimatorSpec:
     """The spec of a compiled `keras.Model` that model_fn built and returned.
 
-    The loss is the model's compiled loss with the losses of its layers; metrics are those given to `compile`.
+    The loss is the model's compiled loss with the losses of its layers; metrics are those given to `compile`. Of a dict
+    of features a functional model gets those that its inputs name.
 
     Raises:
       ValueError: TRAIN or EVAL, and the model is not compiled.
     """
+    features = _named_by_inputs(model, features)
     predictions = model(features, training=mode == ModeKeys.TRAIN)
     if mode == ModeKeys.PREDICT:
         return EstimatorSpec(mode, predictions=predictions)
@@ -180,6 +182,13 @@ def spec_of_keras_model(model: Any, features: Any, labels: Any, mode: str) -> Es
         return EstimatorSpec(mode, predictions=predictions, loss=loss, optimizer=model.optimizer)
     model.compute_metrics(features, labels, predictions)
     return EstimatorSpec(mode, predictions=predictions, loss=loss, eval_metric_ops=_compiled_metrics(model))
+
+
+def _named_by_inputs(model: Any, features: Any) -> Any:
+    names = [tensor.name for tensor in getattr(model, "inputs", None) or ()]
+    if isinstance(features, Mapping) and names and set(names) < set(features):
+        return {name: features[name] for name in names}  # Keras 3 refuses a name that it does not know
+    return features
 
 
 def _compiled_metrics(model: Any) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class StopRequest(Hook):
 
     def after_step(self, run: Run, result: StepResult) -> None:
         if self.came:
-            run.request_stop("SIGTERM")
+            run.interrupt("SIGTERM")
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.came = True
@@ -142,10 +142,12 @@ def run_command(command: str, job: Job) -> dict[str, Any]:
 
 def flat_metrics(by_eval: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Metrics under the names they have in the journal and in MLflow: eval/<metric>, eval_<name>/<metric>."""
+    from runner.metrics import scalars
+
     return {
-        f"eval_{name}/{metric}" if name else f"eval/{metric}": float(value)
+        f"eval_{name}/{metric}" if name else f"eval/{metric}": value
         for name, metrics in by_eval.items()
-        for metric, value in metrics.items()
+        for metric, value in scalars(metrics).items()
         if metric != "global_step"
     }
 

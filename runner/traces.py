@@ -18,7 +18,8 @@ import tensorflow as tf
 
 from runner import bridge
 from runner.gradients import Reductions, ReplicaWeights, local_replica
-from runner.variables import GLOBAL_STEP, Served, VariableSpec, VariableStore, seeded
+from runner.seeds import seeded
+from runner.variables import GLOBAL_STEP, Served, VariableSpec, VariableStore
 
 v1 = tf.compat.v1
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from runner import checkpoints
 from runner.estimator import Estimator, InputFn
+from runner.loop import TrainingRun
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +90,7 @@ def train_and_evaluate(
 ) -> TrainingResult:
     """Trains, and evaluates each checkpoint as it is saved, the last one always.
 
-    A run that is finished already is evaluated and reported.
+    A run that is finished already is evaluated and reported. One that is interrupted ends with its checkpoint.
 
     Raises:
       ValueError: two evaluations have the same name.
@@ -103,12 +104,14 @@ def train_and_evaluate(
         train_spec.input_fn,
         hooks=train_spec.hooks,
         max_steps=train_spec.max_steps,
-        saving_listeners=[*train_spec.saving_listeners, evaluations],
+        saving_listeners=train_spec.saving_listeners,
+        after_save=[evaluations.after_save],
     )
     checkpoint = estimator.latest_checkpoint()
     assert checkpoint is not None
     step = checkpoints.checkpoint_step(checkpoint)
-    evaluations.evaluate_last(step)
+    if run is None or not run.interrupted:
+        evaluations.evaluate_last(step)
     return TrainingResult(
         metrics=evaluations.metrics,
         global_step=step,
@@ -119,7 +122,7 @@ def train_and_evaluate(
 
 
 class _Evaluations:
-    """The evaluations of a run, as a listener to its checkpoints."""
+    """The evaluations of a run."""
 
     def __init__(self, estimator: Estimator, specs: Sequence[EvalSpec]) -> None:
         self.metrics: dict[str, Mapping[str, Any]] = {}
@@ -128,17 +131,11 @@ class _Evaluations:
         self._last_start: dict[str, float] = {}
         self._last_step: dict[str, int] = {}
 
-    def begin(self) -> None:
-        self._started = time.monotonic()
-
-    def before_save(self, session: Any, global_step: int) -> None: ...
-
-    def after_save(self, session: Any, global_step: int) -> None:
+    def after_save(self, run: TrainingRun) -> None:
+        """Evaluates the checkpoint that was just written, where an evaluation is due."""
         for spec in self._specs:
             if self._due(spec):
-                self._evaluate(spec, global_step)
-
-    def end(self, session: Any, global_step: int) -> None: ...
+                self._evaluate(spec, run.global_step)
 
     def evaluate_last(self, step: int) -> None:
         """Evaluates the checkpoint of `step` where that has not been done."""

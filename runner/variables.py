@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import random
 import re
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from runner import bridge
+from runner.seeds import seeded
 
 v1 = tf.compat.v1
 _KEYS = v1.GraphKeys
@@ -303,20 +302,6 @@ class VariableStore:
             return variable
 
         return create
-
-
-@contextlib.contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Python, NumPy and TensorFlow draw from `seed`; the first two get their state back afterwards."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    tf.random.set_seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
 
 
 def _is_metric(owner: Any) -> bool:

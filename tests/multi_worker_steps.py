@@ -18,9 +18,10 @@ STRATEGY = tf.distribute.MultiWorkerMirroredStrategy()
 from runner.inputs import build_feed  # noqa: E402
 from runner.model_fn import ModelFn  # noqa: E402
 from runner.run_config import RunConfig  # noqa: E402
+from runner.seeds import seeded  # noqa: E402
 from runner.steps import TrainProgram  # noqa: E402
 from runner.types import Params  # noqa: E402
-from runner.variables import VariableStore, seeded  # noqa: E402
+from runner.variables import VariableStore  # noqa: E402
 from tests.models import STYLES, train_input  # noqa: E402
 
 

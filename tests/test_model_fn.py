@@ -272,3 +272,15 @@ def test_model_that_is_not_compiled_is_refused(mode: str) -> None:
 def test_model_that_is_not_compiled_can_predict() -> None:
     spec = called(lambda features, labels, mode: built_model(compiled=False), PREDICT)
     assert spec.predictions.numpy().tolist() == [[1.0], [2.0]]
+
+
+def test_a_functional_model_gets_the_features_that_its_inputs_name() -> None:
+    def model_fn(features, labels, mode):
+        x = keras.Input((2,), name="x")
+        model = keras.Model(x, keras.layers.Dense(1)(x))
+        model.compile(optimizer="sgd", loss="mse")
+        return model
+
+    features = {"x": tf.ones([3, 2]), "id": tf.range(3)}
+    spec = ModelFn(model_fn, Params({}), None)(features, None, ModeKeys.PREDICT)
+    assert spec.predictions.shape == (3, 1)
