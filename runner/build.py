@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,7 +79,7 @@ def build_run_config(config: Config) -> RunConfig:
     strategy = _build_strategy(config.strategy)
     return RunConfig(
         model_dir=config.model_dir,
-        tf_random_seed=secrets.randbits(31) if config.run.seed is None else config.run.seed,
+        tf_random_seed=config.run.seed,
         save_summary_steps=config.train.summary_steps,
         save_checkpoints_steps=config.checkpoint.save_steps,
         save_checkpoints_secs=None if config.checkpoint.save_steps else config.checkpoint.save_secs,

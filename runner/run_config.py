@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ class RunConfig:
 
     Attributes:
       model_dir: folder of checkpoints and events; None: a temporary one, made by the Estimator.
-      tf_random_seed: initial values, shuffling, dropout are functions of it.
+      tf_random_seed: initial values, shuffling, dropout are functions of it; None: a new one is drawn.
       save_summary_steps: summaries every so many steps; None: never.
       save_checkpoints_steps, save_checkpoints_secs: at most one; neither given: every 600 seconds. Both None: only at
         the end of training.
@@ -37,7 +38,7 @@ class RunConfig:
     """
 
     model_dir: str | None = None
-    tf_random_seed: int = 1
+    tf_random_seed: int | None = 1
     save_summary_steps: int | None = 100
     save_checkpoints_steps: int | None = None
     save_checkpoints_secs: float | None = _NOT_GIVEN
@@ -62,6 +63,8 @@ class RunConfig:
                 f"RunConfig(save_checkpoints_steps={self.save_checkpoints_steps}, save_checkpoints_secs="
                 f"{self.save_checkpoints_secs}): give one of them; None turns the other off."
             )
+        if self.tf_random_seed is None:
+            object.__setattr__(self, "tf_random_seed", secrets.randbits(31))
         if self.nan not in ("stop", "ignore"):
             raise ValueError(f"RunConfig(nan={self.nan!r}): allowed are 'stop' and 'ignore'.")
         for name in ("save_summary_steps", "log_step_count_steps", "keep_checkpoint_max"):
@@ -83,6 +86,7 @@ class RunConfig:
 
     @property
     def seed(self) -> int:
+        assert self.tf_random_seed is not None
         return self.tf_random_seed
 
     @property

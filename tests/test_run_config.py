@@ -109,3 +109,9 @@ def test_ps_and_evaluator_are_never_chief(task_type: str) -> None:
 def test_replicas_are_those_of_the_training_strategy() -> None:
     assert RunConfig(train_distribute=mirrored()).num_replicas_in_sync == 2
     assert RunConfig(eval_distribute=mirrored()).num_replicas_in_sync == 1
+
+
+def test_without_a_seed_a_new_one_is_drawn() -> None:
+    assert RunConfig().seed == 1
+    drawn = {RunConfig(tf_random_seed=None).seed for _ in range(3)}
+    assert len(drawn) == 3 and all(0 <= seed < 2**31 for seed in drawn)
