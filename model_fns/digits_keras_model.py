@@ -16,14 +16,11 @@ def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, params: Params) 
       labels: int64 [batch], 0..9; the runner brings them to the loss that is compiled.
       params: width, learning_rate.
     """
-    # A Keras model takes the features that it declares, no more and no fewer.
-    inputs = {
-        name: keras.Input(tensor.shape[1:], dtype=tensor.dtype.name, name=name) for name, tensor in features.items()
-    }
-    x = keras.layers.Flatten()(inputs["image"])
+    image = keras.Input(features["image"].shape[1:], name="image")  # the runner picks this feature by its name
+    x = keras.layers.Flatten()(image)
     x = keras.layers.Dense(params.width, activation="relu", name="hidden")(x)
     logits = keras.layers.Dense(10, name="logits")(x)
-    model = keras.Model(inputs, logits)
+    model = keras.Model(image, logits)
     model.compile(
         optimizer=keras.optimizers.Adam(params.learning_rate),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -185,10 +185,16 @@ def spec_of_keras_model(model: Any, features: Any, labels: Any, mode: str) -> Es
 
 
 def _named_by_inputs(model: Any, features: Any) -> Any:
-    names = [tensor.name for tensor in getattr(model, "inputs", None) or ()]
-    if isinstance(features, Mapping) and names and set(names) < set(features):
-        return {name: features[name] for name in names}  # Keras 3 refuses a name that it does not know
-    return features
+    """Of a dict of features those that the inputs of a functional model name, in its structure."""
+    if not isinstance(features, Mapping) or not getattr(model, "inputs", None):
+        return features
+    inputs = model.input
+    if isinstance(inputs, Mapping):
+        return {key: features[key] for key in inputs} if set(inputs) <= set(features) else features
+    names = [tensor.name for tensor in model.inputs]
+    if not set(names) <= set(features):
+        return features
+    return tf.nest.map_structure(lambda tensor: features[tensor.name], inputs)
 
 
 def _compiled_metrics(model: Any) -> dict[str, Any]:

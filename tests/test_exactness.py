@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, RunConfig
-from tests.models import STYLES, classic, eval_input, native, strategies, train_input
+from tests.models import STYLES, classic, data, eval_input, native, strategies, train_input
 
 STRATEGIES = strategies()
 REPLICATED = ["one_device", "mirrored", "central_storage"]
@@ -159,6 +159,34 @@ def test_predictions_come_in_the_order_of_the_input(style: str, evaluators: dict
             assert len(found) == 22
             for one, other in zip(found, expected, strict=True):
                 tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, other)
+
+
+@pytest.mark.parametrize("strategy", REPLICATED)
+def test_batches_of_the_functions_own_are_taken_in_turn(
+    strategy: str, evaluators: dict[tuple[str, str], Estimator]
+) -> None:
+    """As in tf.estimator: without a batch_size, each replica takes a whole batch; an odd one is left at the end."""
+
+    def input_fn() -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices(data(22)).batch(5)  # 5, 5, 5, 5, 2
+
+    expected = evaluators["classic", "default"].evaluate(eval_input(22))
+    evaluator = evaluators["classic", strategy]
+    assert evaluator.evaluate(input_fn) == {k: pytest.approx(v, rel=1e-5) for k, v in expected.items()}
+    predictions = [one["x"] for one in evaluator.predict(input_fn)]
+    np.testing.assert_array_equal(predictions, data(22)[0])
+
+
+def test_training_in_turn_is_training_on_the_joined_batches(tmp_path: Path) -> None:
+    def input_fn() -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices(data(12, "float64")).batch(4)  # 8 examples in a step, then 4
+
+    in_turn = estimator("classic", "mirrored", tmp_path / "in turn").train(input_fn)
+    assert in_turn.get_variable_value("global_step") == 2
+    joined = estimator("classic", "default", tmp_path / "joined")
+    joined.train(lambda: tf.data.Dataset.from_tensor_slices(data(12, "float64")).batch(8))
+    for name in joined.get_variable_names():
+        assert relative(in_turn.get_variable_value(name), joined.get_variable_value(name)) <= 1e-10, name
 
 
 def test_loss_weight_is_the_denominator_of_the_loss(tmp_path: Path) -> None:
