@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 # PerReplica: one value a replica, for reductions that weight them. When it moves: it is what
@@ -45,10 +46,28 @@ __all__ = [
 v1 = tf.compat.v1
 
 
-def uninitialized_variable(name: str, shape: tf.TensorShape, dtype: tf.DType, trainable: bool) -> tf.Variable:
-    """An eager variable without a value; `assign` gives it one and allocates it."""
+class _Twin(UninitializedVariable):
+    """A variable without a value that knows which one it will get: v1 moving averages start from it."""
+
+    initial: Callable[[], Any]
+
+    @property
+    def initial_value(self) -> Any:
+        return self.initial()
+
+
+def uninitialized_variable(
+    name: str, shape: tf.TensorShape, dtype: tf.DType, trainable: bool, initial: Callable[[], Any] | None = None
+) -> tf.Variable:
+    """An eager variable without a value; `assign` gives it one and allocates it.
+
+    Args:
+      initial: computes its initial value, for those who ask before it has one.
+    """
     with tf.init_scope(), v1.name_scope(None):
-        return UninitializedVariable(name=name, shape=shape, dtype=dtype, trainable=trainable)
+        twin = _Twin(name=name, shape=shape, dtype=dtype, trainable=trainable)
+    twin.initial = initial or (lambda: tf.zeros(shape, dtype))
+    return twin
 
 
 # --- graphs ---------------------------------------------------------------------------------------------------
@@ -235,8 +254,8 @@ class KerasTrace:
 
 
 @contextlib.contextmanager
-def keras_trace(reduce: Callable[[list[Any]], list[Any]] | None = None) -> Iterator[KerasTrace]:
-    """Watches Keras 3 during a trace, and gives it fresh name counters and seed generators.
+def keras_trace(traced: Any, reduce: Callable[[list[Any]], list[Any]] | None = None) -> Iterator[KerasTrace]:
+    """Watches Keras 3 during a trace of the graph `traced`, and gives it fresh name counters and seed generators.
 
     Private, all in Keras 3.15: `backend.Variable._initialize` (Keras hands tf.Variable only the short name; its
     `path` is what a checkpoint needs), `TFOptimizer.assign*` (the methods every Keras optimizer writes through) and
@@ -250,12 +269,14 @@ def keras_trace(reduce: Callable[[list[Any]], list[Any]] | None = None) -> Itera
     if "keras" not in sys.modules:
         yield trace
         return
+    from keras import random as keras_random
     from keras.src.backend.common import global_state
     from keras.src.backend.tensorflow.core import Variable
     from keras.src.backend.tensorflow.optimizer import TFOptimizer
     from keras.src.losses import loss as keras_loss
 
     initialize, all_reduce = Variable._initialize, TFOptimizer._all_reduce_sum_gradients
+    next_seed = keras_random.SeedGenerator.next
 
     def owned_initialize(self: Any, value: Any) -> None:
         with trace.owned_by(self):
@@ -266,9 +287,17 @@ def keras_trace(reduce: Callable[[list[Any]], list[Any]] | None = None) -> Itera
             graph = v1.get_default_graph()
             first = len(graph.get_operations())
             method(self, variable, value)
-            trace.written.extend(graph.get_operations()[first:])
+            if graph is traced:  # else it is in the body of a branch, which runs as a whole
+                trace.written.extend(graph.get_operations()[first:])
 
         return write
+
+    def next_of_replica(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Each replica draws its own: the same seed would drop the same units of every replica's examples."""
+        seed = next_seed(self, *args, **kwargs)
+        context = tf.distribute.get_replica_context()
+        replica = tf.get_static_value(context.replica_id_in_sync_group) if context is not None else 0
+        return seed + np.array([replica, 0], seed.dtype.as_numpy_dtype) if replica else seed
 
     def reduced(self: Any, grads_and_vars: Any) -> list[Any]:
         if trace.reduce is None:
@@ -278,6 +307,7 @@ def keras_trace(reduce: Callable[[list[Any]], list[Any]] | None = None) -> Itera
     patches: list[tuple[Any, str, Any]] = [
         (Variable, "_initialize", owned_initialize),
         (TFOptimizer, "_all_reduce_sum_gradients", reduced),
+        (keras_random.SeedGenerator, "next", next_of_replica),
         (keras_loss, "scale_loss_for_distribution", lambda value: value),
         (keras_loss, "unscale_loss_for_distribution", lambda value: value),
         (global_state, "GLOBAL_STATE_TRACKER", threading.local()),

@@ -21,7 +21,7 @@ from runner.journal import Journal, NullJournal
 from runner.loop import TrainingRun
 from runner.model import Model
 from runner.model_fn import ModeKeys, ModelFn
-from runner.position import continued
+from runner.position import Position, continued, source_of
 from runner.report import NullProgress, Progress
 from runner.run_config import RunConfig
 from runner.seeds import seeded
@@ -64,6 +64,7 @@ class Estimator:
         self._journal = journal or NullJournal()
         self._progress = progress or NullProgress()
         self._models: dict[bool, Model] = {}
+        self._trained_on: Any = None
 
     @property
     def model_dir(self) -> str:
@@ -143,6 +144,8 @@ class Estimator:
         steps: int | None,
         max_steps: int | None,
     ) -> TrainingRun:
+        if latest is None:
+            self._models.clear()  # what is in memory is of a model_dir that somebody has emptied
         model = self._model(training=True)
         feed = self._feed(input_fn, ModeKeys.TRAIN, model)
         overrides, _, _ = split_hooks(hooks)
@@ -155,7 +158,7 @@ class Estimator:
             model.restore(latest)
         elif spec.scaffold is not None:
             session_hooks.initialise(spec.scaffold)
-        iterator, position = continued(feed, _source(input_fn, feed), latest, self._config.cluster.worker_index)
+        iterator, position = self._iterator(feed, input_fn, latest)
         config = overrides.config(self._config)
         run = TrainingRun(
             model,
@@ -177,6 +180,20 @@ class Estimator:
         )
         return run
 
+    def _iterator(self, feed: Feed, input_fn: InputFn, latest: str | None) -> tuple[Any, Position]:
+        """The training input, where the checkpoint left it.
+
+        A further call on this object starts an input that ends, and any other function, from its beginning, as
+        tf.estimator did: epochs are trained by calls. One without end goes on: it would show the same examples again.
+        """
+        fn = input_fn.fn if isinstance(input_fn, Input) else input_fn
+        is_further_call, self._trained_on, last = self._trained_on is not None, fn, self._trained_on
+        goes_on = not is_further_call or (fn is last and feed.remaining_steps() == math.inf)
+        source = source_of(input_fn, feed)
+        if not goes_on:
+            return iter(feed.dataset), Position(source)
+        return continued(feed, source, latest, self._config.cluster.worker_index)
+
     # --- evaluation and prediction ----------------------------------------------------------------------------
 
     def evaluate(
@@ -190,8 +207,8 @@ class Estimator:
         """Evaluates a checkpoint. Every example counts once, whatever the strategy.
 
         Args:
-          steps: batches to evaluate; None: all examples.
-          hooks: native hooks, whose begin and end are called; session hooks run in training only.
+          steps: of evaluation: a global batch each, or a batch of the function's own for each replica; None: all.
+          hooks: native hooks, whose begin and end are called; session hooks, which see each batch.
           checkpoint_path: None: the latest.
           name: of this evaluation, where there are several: its events go to `eval_<name>`.
 
@@ -212,11 +229,14 @@ class Estimator:
         for hook in native:
             hook.begin(run)
         program.reset()
+        kept = model.values() if program.trace.may_write_in_branches else None
         counted = evaluation.run(program, iter(feed.dataset), math.inf if steps is None else steps, session)
         if not counted.examples:
             raise ValueError(f"evaluate({name or ''}): the input has no examples.")
         results = {**counted.means()}
         results.update(tf.nest.map_structure(metrics.plain, program.values()))
+        if kept is not None:
+            model.assign(kept)
         self._report_evaluation(results, run.global_step, name, path, counted.examples)
         session.end()
         for hook in native:
@@ -235,7 +255,8 @@ class Estimator:
 
         Args:
           predict_keys: of a dict of predictions, only these.
-          hooks: native hooks, whose begin is called with the first prediction and end after the last one.
+          hooks: native ones, whose begin is called with the first prediction and end after the last one, and session
+            hooks, which see each batch.
           yield_single_examples: one example at a time; False: one batch of a replica at a time.
 
         Raises:
@@ -258,8 +279,10 @@ class Estimator:
         for hook in native:
             hook.begin(run)
         program.reset()
+        if program.trace.may_write_in_branches:
+            model.has_new_values()  # what runs next reads the checkpoint again
         for batch in program.batches(iter(feed.dataset), session):
-            if model.is_stale(path):
+            if model.is_stale(path) and not program.trace.may_write_in_branches:
                 raise RuntimeError("the model was trained or restored while predict was under way: call predict again.")
             batch = _chosen(batch, predict_keys)
             if not single:
@@ -362,13 +385,6 @@ def _check_positive(**arguments: int | None) -> None:
     for name, value in arguments.items():
         if value is not None and value <= 0:
             raise ValueError(f"{name}={value}: it must be positive; None sets no limit.")
-
-
-def _source(input_fn: InputFn, feed: Feed) -> str:
-    """Tells one training input from another, across processes."""
-    fn = input_fn.fn if isinstance(input_fn, Input) else input_fn
-    name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__name__)}"
-    return f"{name} {feed.dataset.element_spec!r}"
 
 
 def _chosen(predictions: Any, keys: Sequence[str] | str | None) -> Any:

@@ -183,15 +183,22 @@ def _eval_replica(model_call: ModelCall, feed: Feed, replica: Replica) -> Replic
         spec,
         loss=tf.reduce_sum(spec.loss) if spec.loss.shape.rank == 1 else spec.loss * weight,
         weight=weight,
-        sums={
-            name: (tf.reduce_sum(metric), tf.size(metric)) for name, metric in metrics.items() if tf.is_tensor(metric)
-        },
+        sums={name: _sum(metric, count) for name, metric in metrics.items() if tf.is_tensor(metric)},
         values={
             name: metric[0]
             for name, metric in metrics.items()
             if _is_pair(metric) and not isinstance(metric[0], tf.Variable)
         },
     )
+
+
+def _sum(metric: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """(sum, weight) of a per-example metric; a scalar is the mean of its batch, and counts for its examples."""
+    metric = tf.cast(metric, tf.float64)  # before the sum: bytes overflow, and a bool has none
+    if metric.shape.rank == 0:
+        count = tf.cast(count, tf.float64)
+        return metric * count, count
+    return tf.reduce_sum(metric), tf.size(metric)
 
 
 def _is_pair(metric: Any) -> bool:

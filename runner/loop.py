@@ -109,6 +109,7 @@ class TrainingRun:
         self._saved_step: int | None = None
         self._saved_at = time.monotonic()
         self._remaining = _remaining_steps(feed, position)
+        self._resumed = position.elements > 0
         self._state_is_exact = state_is_exact(feed.dataset)
 
     @property
@@ -263,9 +264,14 @@ class TrainingRun:
         self._position.elements += result.num_steps * self._feed.elements_per_step
         if self._remaining is not None:
             self._remaining -= result.num_steps
-        if result.data_ended:
+            self._position.ended = self._remaining <= 0
+        if result.data_ended and not result.num_steps and self._resumed:
+            # It was read to its end, which nobody could know before: from its beginning, as a new call would.
+            self._iterator, self._position = iter(self._feed.dataset), Position(self._position.source)
+        elif result.data_ended or self._position.ended:
             self._position.ended = True
             self.request_stop("the training input ended")
+        self._resumed = False
         return result
 
     def _count(self, parts: Sequence[LoopResult], taken: int) -> None:
@@ -351,7 +357,7 @@ class TrainingRun:
             return
         raise NanLossError(
             f"the loss became {result.losses[-1]} at step {self._step}. {held} "
-            f"The last checkpoint is of step {self._saved_step}; train.nan=ignore trains on."
+            f"The last checkpoint is of step {self._saved_step}; train.nan=ignore (RunConfig(nan='ignore')) trains on."
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -87,10 +87,15 @@ class Model:
         self._check(reader)
         self._values_of = None
         values = reader.get_many(self.store.saved)
-        with self._scope():
-            for name, variable in self.store.saved.items():
-                variable.assign(values[name])
+        self._warn_of_learning_rates(values, path)
+        self.assign(values)
         self._values_of = path
+
+    def assign(self, values: Mapping[str, Any]) -> None:
+        """Gives variables these values, by name, on all replicas."""
+        with self._scope():
+            for name, value in values.items():
+                self.store[name].assign(value)
 
     def values(self) -> dict[str, tf.Tensor]:
         """Name -> value of every variable that belongs in a checkpoint, replicas collapsed. A snapshot.
@@ -136,6 +141,19 @@ class Model:
                 raise ValueError(
                     f"variable {name!r} is {list(shape)} in checkpoint {reader.path} and was requested as "
                     f"{variable.shape.as_list()}. A name has one shape in all modes."
+                )
+
+    def _warn_of_learning_rates(self, values: Mapping[str, Any], path: str) -> None:
+        """Keras keeps the learning rate in a variable: a new one in model_fn has no effect on a model that goes on."""
+        for name, value in values.items():
+            initial = self.store.specs[name].initial
+            if name.endswith("learning_rate") and not callable(initial) and not np.allclose(initial, value):
+                _log.warning(
+                    "%s is %g in %s, and stays so; model_fn sets %g. A schedule, or a new model_dir, changes it.",
+                    name,
+                    value,
+                    path,
+                    float(initial),
                 )
 
     def _scope(self) -> contextlib.AbstractContextManager[Any]:

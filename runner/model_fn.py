@@ -40,7 +40,8 @@ class EstimatorSpec:
       optimizer: native, instead of `train_op`: a Keras 3, tf_keras or `tf.compat.v1.train` optimizer. The runner
         takes the gradient of the loss over the global batch, applies it and advances the global step.
       eval_metric_ops: name -> `(value, update)` of `tf.compat.v1.metrics`; or a Keras metric that was updated inside
-        model_fn; or a per-example tensor `[batch]`, whose exact mean over all examples is reported.
+        model_fn; or a per-example tensor `[batch]`, whose exact mean over all examples is reported (a scalar is taken
+        for the mean of its batch, and weighted by its examples).
       loss_weight: denominator of the loss where that is not the number of examples: scalar, or `[batch]`
         weights (masked tokens, sample weights). With a per-example loss, `sum(loss) / sum(loss_weight)` is reported.
       export_outputs: name -> ExportOutput; signatures of the exported model.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,6 +35,20 @@ class Position:
     def as_extra(self) -> dict[str, Any]:
         """For the checkpoint; `continued` reads it."""
         return dataclasses.asdict(self)
+
+
+def source_of(input_fn: Any, feed: Feed) -> str:
+    """Tells one training input from another, across processes: the function with what is bound to it, its settings."""
+    settings = (getattr(input_fn, name, None) for name in ("params", "batch_size", "shuffle_seed"))
+    fn, bound = getattr(input_fn, "fn", input_fn), ""
+    while isinstance(fn, functools.partial):
+        bound += repr((fn.args, fn.keywords))
+        fn = fn.func
+    line = getattr(getattr(fn, "__code__", None), "co_firstlineno", "")
+    name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__name__)}:{line}"
+    # A digest, as params may be long and may hold what does not belong in a checkpoint.
+    details = repr((bound, *settings, feed.dataset.element_spec))
+    return f"{name} {zlib.crc32(details.encode()):08x}"
 
 
 def continued(feed: Feed, source: str, latest: str | None, worker: int) -> tuple[Any, Position]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -54,6 +55,9 @@ ReplicaFunction = Callable[[Replica], Any]
 # Random operations of TF 1; RandomDataset and the like are none of a model.
 _KERNEL_RANDOM = ("RandomUniform", "RandomStandardNormal", "RandomGamma", "RandomPoisson", "RandomShuffle",
                   "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial")  # fmt: skip
+
+# Stateful calls of a body of their own.
+_CALLS = frozenset({"If", "While", "Case", "StatefulPartitionedCall"})
 
 # Stateful by name only: running them for themselves does nothing.
 _SOURCES = frozenset({"VarHandleOp", "Placeholder", "PlaceholderWithDefault", "HashTableV2", "SummaryWriter"})
@@ -99,6 +103,20 @@ class Trace:
     def graph(self) -> Any:
         return self.wrapped.graph
 
+    @functools.cached_property
+    def may_write_in_branches(self) -> bool:
+        """Whether a branch, loop or nested function uses variables: what it writes there cannot be pruned away."""
+        return any(self._calls_with(self.served.keras_variables()))
+
+    def _calls_with(self, variables: Sequence[Any]) -> list[tf.Operation]:
+        mine = {id(handle) for variable in variables for handle in _handles(variable, None)}
+        names = {internal.name for external, internal in self.graph.captures if id(external) in mine}
+        return [
+            operation
+            for operation in self.graph.get_operations()
+            if operation.type in _CALLS and any(tensor.name in names for tensor in operation.inputs)
+        ]
+
     def all_effects(self) -> list[tf.Operation]:
         """Everything that a tf.function would run: each operation with an effect, in program order."""
         return [operation for operation in self.graph.get_operations() if _has_effect(operation)]
@@ -120,6 +138,7 @@ class Trace:
         ]
         if metrics_only:
             return writes
+        writes += self._calls_with(variables)  # of layers and optimizers that write in a branch
         return list(dict.fromkeys([*writes, *filter(_changes_state, self.keras_writes)]))
 
     def kernel_random_ops(self) -> list[str]:
@@ -203,7 +222,7 @@ def _discover(
         with (
             bridge.fresh_collections(),
             bridge.fresh_thread_collections(),
-            bridge.keras_trace() as keras,
+            bridge.keras_trace(v1.get_default_graph()) as keras,
             store.discovering(keras, served, training=training) as new,
         ):
             replica = Replica(0, inputs[:-2], weights, Reductions(_default(), weights), served, store.twin(GLOBAL_STEP))
@@ -261,7 +280,7 @@ def _serve(
                     replica = Replica(local_replica(), inputs[:-2], weights, reductions, served, store[GLOBAL_STEP])
                     return _Box((replica_fn(replica), _all_collections()))
 
-            with serving():
+            with serving(), _explaining_merge_call():
                 boxes = strategy.experimental_local_results(strategy.run(run))
         outputs.extend(box.value[0] for box in boxes)
         found.update(collections=[box.value[1] for box in boxes], keras=keras)
@@ -285,7 +304,8 @@ def _weighted(strategy: tf.distribute.Strategy, weights: ReplicaWeights) -> Iter
     """Yields (the reductions of this trace, what Keras does in it)."""
     reductions = Reductions(strategy, weights)
     single = strategy.num_replicas_in_sync == 1
-    with bridge.keras_trace(None if single else reductions.all_reduce) as keras, reductions.entered():
+    reduce = None if single else reductions.all_reduce
+    with bridge.keras_trace(v1.get_default_graph(), reduce) as keras, reductions.entered():
         yield reductions, keras
 
 
@@ -299,6 +319,21 @@ def _inputs(wrapped: Any) -> list[tf.Tensor]:
 
 def _all_collections() -> dict[Any, list[Any]]:
     return {key: list(v1.get_collection(key)) for key in v1.get_default_graph().get_all_collection_keys()}
+
+
+@contextlib.contextmanager
+def _explaining_merge_call() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "merge_call" in str(error):
+            error.add_note(
+                "Under a strategy with several replicas nothing inside tf.cond, tf.while_loop or a nested tf.function "
+                "may write to a variable of the model: not Keras optimizers with gradient_accumulation_steps, "
+                "ema_overwrite_frequency or loss scaling, and not BatchNormalization or Dropout in a branch. "
+                "Take it out of the branch, or train on one replica."
+            )
+        raise
 
 
 def _table_initializers(collections_: Iterable[dict[Any, list[Any]]]) -> list[Any]:

@@ -71,7 +71,7 @@ class Served:
         ]
 
     def keras_variables(self, *, metrics_only: bool = False) -> list[tf.Variable]:
-        """Variables that Keras made: all, or those of metrics (Keras makes only these ON_READ)."""
+        """Variables that Keras made: all, or those of metrics (Keras makes only these ON_READ) and random state."""
         return [
             variable
             for variable, owner in self.requests.values()
@@ -193,7 +193,9 @@ class VariableStore:
         def make(name: str, kwargs: Mapping[str, Any], owner: Any) -> tf.Variable:
             spec = _spec(name, kwargs, owner, local_random=not training)
             self.specs[name] = spec
-            self._twins[name] = bridge.uninitialized_variable(name, spec.shape, spec.dtype, spec.trainable)
+            self._twins[name] = bridge.uninitialized_variable(
+                name, spec.shape, spec.dtype, spec.trainable, lambda: self._initial_value(spec)
+            )
             new.append(spec)
             return self._twins[name]
 

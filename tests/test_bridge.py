@@ -60,26 +60,27 @@ def test_keras_variables_and_writes_are_watched_and_left_as_they_were() -> None:
     before = Variable._initialize
     owners = []
 
+    traces: list[bridge.KerasTrace] = []
+
     def creator(next_creator, **kwargs):
-        owners.append(trace.owner.path)
-        shape = trace.owner._shape if trace.owner._shape is not None else kwargs["initial_value"].shape
-        return bridge.uninitialized_variable(
-            trace.owner.path, tf.TensorShape(shape), tf.as_dtype(trace.owner.dtype), True
-        )
+        owner = traces[0].owner
+        owners.append(owner.path)
+        shape = owner._shape if owner._shape is not None else kwargs["initial_value"].shape
+        return bridge.uninitialized_variable(owner.path, tf.TensorShape(shape), tf.as_dtype(owner.dtype), True)
 
     def step() -> None:
-        with tf.variable_creator_scope(creator):
+        with bridge.keras_trace(v1.get_default_graph()) as trace, tf.variable_creator_scope(creator):
+            traces.append(trace)
             layer = keras.layers.Dense(1)
             layer.build((None, 2))
             optimizer = keras.optimizers.SGD(0.1)
             optimizer.apply([tf.ones([2, 1]), tf.ones([1])], layer.trainable_variables)
 
     keras.layers.Dense(1)
-    with bridge.keras_trace() as trace:
-        v1.wrap_function(step, [])
+    v1.wrap_function(step, [])
     assert owners[:2] == ["dense/kernel", "dense/bias"], "counters of names are fresh in a trace"
     assert "sgd/learning_rate" in owners
-    assert {operation.type for operation in trace.written} >= {"AssignSubVariableOp"}
+    assert {operation.type for operation in traces[0].written} >= {"AssignSubVariableOp"}
     assert Variable._initialize is before
 
 

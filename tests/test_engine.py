@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -423,3 +425,155 @@ def test_a_finite_input_of_unknown_length_ends_training(tmp_path: Path) -> None:
         assert trainer.get_variable_value("global_step") == 3
         trainer.train(source)
         assert trainer.get_variable_value("global_step") == 6, "the next call starts from the beginning"
+
+
+def points(first: int = 0) -> tf.data.Dataset:
+    """Five batches of two, then the end; the feature tells which example it is."""
+    x = np.arange(first, first + 10, dtype=np.float32)[:, None]
+    return tf.data.Dataset.from_tensor_slices((np.repeat(x, 4, axis=1), x)).batch(2)
+
+
+def recording(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    """Keeps the label of the last example that it trained on."""
+    last = tf.Variable(-1.0, trainable=False, name="last")
+    last.assign(labels[-1, 0])
+    loss = tf.square(keras.layers.Dense(1)(features) - labels)[:, 0]
+    return EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(0.0))
+
+
+def test_epochs_are_trained_by_calls(tmp_path: Path) -> None:
+    trainer = Estimator(recording, tmp_path)
+    steps = [trainer.train(points, steps=5).get_variable_value("global_step") for _ in range(3)]
+    assert steps == [5, 10, 15]
+    steps = [trainer.train(points, steps=3).get_variable_value("global_step") for _ in range(2)]
+    assert steps == [18, 21]
+    assert trainer.get_variable_value("last") == 5
+
+
+def test_a_new_process_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    Estimator(recording, tmp_path).train(points, steps=3)
+    trainer = Estimator(recording, tmp_path).train(points)
+    assert trainer.get_variable_value("global_step") == 5
+    assert Estimator(recording, tmp_path).train(points).get_variable_value("global_step") == 10
+
+
+def test_an_input_of_unknown_length_that_was_read_to_its_end_starts_again(tmp_path: Path) -> None:
+    def unknown() -> tf.data.Dataset:
+        return points().filter(lambda *_: True)
+
+    Estimator(recording, tmp_path).train(unknown, steps=5)
+    assert Estimator(recording, tmp_path).train(unknown).get_variable_value("global_step") == 10
+
+
+def test_another_input_function_starts_from_its_own_beginning(tmp_path: Path) -> None:
+    trainer = Estimator(recording, tmp_path)
+    for first, expected in ((0, 3), (100, 103)):
+        trainer.train(functools.partial(points, first), steps=2)
+        assert trainer.get_variable_value("last") == expected
+    other = Estimator(recording, tmp_path).train(functools.partial(points, 200), steps=1)
+    assert other.get_variable_value("last") == 201, "a partial is told from another by what is bound to it"
+
+
+def test_an_emptied_model_dir_is_a_new_model(tmp_path: Path) -> None:
+    trainer = Estimator(recording, tmp_path / "run").train(points, steps=5)
+    shutil.rmtree(tmp_path / "run")
+    assert trainer.train(points, steps=2).get_variable_value("global_step") == 2
+
+
+@pytest.mark.parametrize("strategy", ["default", "mirrored"])
+def test_metrics_of_any_dtype_and_rank_are_means_over_examples(strategy: str, tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        spec = native(features, labels, mode)
+        squared = tf.square(labels[:, 0])
+        metrics = {
+            "scalar": tf.reduce_mean(squared),
+            "each": squared,
+            "bool": labels[:, 0] > 0,
+            "bytes": tf.fill(tf.shape(squared), tf.constant(100, tf.uint8)),
+        }
+        return spec._replace(eval_metric_ops=metrics if mode == ModeKeys.EVAL else None)
+
+    trainer = Estimator(model_fn, tmp_path, config(strategy)).train(train_input(8), steps=1)
+    labels = np.concatenate([y for _, y in eval_input(22).fn(params={"batch_size": 22})])[:, 0]
+    for batch_size in (4, 22):
+        found = trainer.evaluate(eval_input(batch_size))
+        assert found["each"] == pytest.approx(np.mean(labels**2), rel=1e-6)
+        assert found["scalar"] == pytest.approx(np.mean(labels**2), rel=1e-6)
+        assert found["bool"] == pytest.approx(np.mean(labels > 0)) and found["bytes"] == 100
+
+
+@pytest.mark.parametrize("wrap", ["function", "branch"])
+def test_evaluation_leaves_what_layers_write_in_a_branch(wrap: str, tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        layer = keras.layers.BatchNormalization()
+        layer.build(features.shape)
+        if wrap == "function":
+            hidden = tf.function(lambda x: layer(x, training=True), autograph=False)(features)
+        else:
+            hidden = tf.cond(tf.reduce_sum(labels) > -1e9, lambda: layer(features, training=True), lambda: features)
+        loss = tf.square(keras.layers.Dense(1)(hidden) - labels)[:, 0]
+        return EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(0.01))
+
+    trainer = Estimator(model_fn, tmp_path).train(train_input(8), steps=3)
+    before = variables(trainer)
+    assert np.abs(before["batch_normalization/moving_mean"]).max() > 0
+    first = trainer.evaluate(eval_input(8))
+    hashes = in_memory(trainer)
+    assert trainer.evaluate(eval_input(8)) == first
+    assert in_memory(trainer) == hashes
+
+
+def test_dropout_differs_between_replicas_and_not_between_runs(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        dropped = keras.layers.Dropout(0.5)(tf.ones_like(features), training=True)
+        masks = tf.Variable(tf.zeros([2, 4]), trainable=False, name="masks",
+                            synchronization=tf.VariableSynchronization.ON_READ,
+                            aggregation=tf.VariableAggregation.SUM)  # fmt: skip
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        masks.assign(tf.one_hot(replica, 2)[:, None] * dropped[0])
+        loss = tf.square(keras.layers.Dense(1)(dropped) - labels)[:, 0]
+        return EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(0.01))
+
+    found = []
+    for name in ("one", "two"):
+        trainer = Estimator(model_fn, tmp_path / name, config("mirrored")).train(train_input(8), steps=3)
+        found.append(trainer.get_variable_value("masks"))
+    assert not np.array_equal(found[0][0], found[0][1])
+    np.testing.assert_array_equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("strategy", ["default", "mirrored"])
+def test_moving_averages_of_v1_start_at_the_initial_values(strategy: str, tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        kernel = v1.get_variable("kernel", [4, 1], initializer=v1.ones_initializer())
+        loss = tf.reduce_mean(tf.square(features @ kernel - labels))
+        minimize = v1.train.GradientDescentOptimizer(0.1).minimize(loss, v1.train.get_global_step())
+        with tf.control_dependencies([minimize]):
+            train_op = v1.train.ExponentialMovingAverage(0.5).apply([kernel])
+        return EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    trainer = Estimator(model_fn, tmp_path, config(strategy)).train(train_input(8), steps=1)
+    kernel = trainer.get_variable_value("kernel")
+    average = trainer.get_variable_value("kernel/ExponentialMovingAverage")
+    np.testing.assert_allclose(average, (1 + kernel) / 2, rtol=1e-6)
+
+
+def test_a_learning_rate_that_the_checkpoint_overrides_is_said(tmp_path: Path, caplog: Any) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        loss = tf.square(keras.layers.Dense(1)(features) - labels)[:, 0]
+        return EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(params["rate"]))
+
+    Estimator(model_fn, tmp_path, params={"rate": 0.1}).train(train_input(8), steps=1)
+    Estimator(model_fn, tmp_path, params={"rate": 0.5}).train(train_input(8), steps=1)
+    assert "sgd/learning_rate is 0.1" in caplog.text and "model_fn sets 0.5" in caplog.text
+
+
+def test_what_cannot_be_in_a_branch_on_replicas_is_explained(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        loss = tf.square(keras.layers.Dense(1)(features) - labels)[:, 0]
+        return EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
+
+    Estimator(model_fn, tmp_path / "default").train(train_input(8), steps=2)
+    with pytest.raises(RuntimeError, match="merge_call") as caught:
+        Estimator(model_fn, tmp_path / "mirrored", config("mirrored")).train(train_input(8), steps=2)
+    assert "gradient_accumulation_steps" in caught.value.__notes__[0]
