@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner import checkpoints, evaluation, metrics
+from runner import checkpoints, evaluation, inference, metrics
 from runner.hooks import Hook, PassRun
 from runner.inputs import Feed, Input, build_feed
 from runner.journal import Journal, NullJournal
@@ -284,11 +284,11 @@ class Estimator:
         for batch in program.batches(iter(feed.dataset), session):
             if model.is_stale(path) and not program.trace.may_write_in_branches:
                 raise RuntimeError("the model was trained or restored while predict was under way: call predict again.")
-            batch = _chosen(batch, predict_keys)
+            batch = inference.chosen(batch, predict_keys)
             if not single:
                 yield batch
                 continue
-            for example in range(_num_examples(batch)):
+            for example in range(inference.num_examples(batch)):
                 yield tf.nest.map_structure(lambda values, example=example: values[example], batch)
         session.end()
         for hook in native:
@@ -385,28 +385,6 @@ def _check_positive(**arguments: int | None) -> None:
     for name, value in arguments.items():
         if value is not None and value <= 0:
             raise ValueError(f"{name}={value}: it must be positive; None sets no limit.")
-
-
-def _chosen(predictions: Any, keys: Sequence[str] | str | None) -> Any:
-    if not keys:
-        return predictions
-    keys = [keys] if isinstance(keys, str) else list(keys)
-    if not isinstance(predictions, Mapping):
-        raise ValueError(f"predict_keys={keys}: the predictions of model_fn are one tensor, not a dict.")
-    chosen = {key: value for key, value in predictions.items() if key in keys}
-    if not chosen:
-        raise ValueError(f"predict_keys={keys} names no prediction. There are: {', '.join(predictions)}.")
-    return chosen
-
-
-def _num_examples(predictions: Any) -> int:
-    sizes = {len(value) if np.ndim(value) else 0 for value in tf.nest.flatten(predictions)}
-    if len(sizes) != 1:
-        raise ValueError(
-            f"predictions have {sorted(sizes)} examples in one batch. All must have the same number; "
-            "or pass yield_single_examples=False."
-        )
-    return sizes.pop()
 
 
 def _hooks_of_pass(hooks: Sequence[Any], trace: Any) -> tuple[list[Hook], SessionHooks]:

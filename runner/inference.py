@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from runner.inputs import Feed
@@ -274,3 +275,27 @@ class PredictProgram:
         shares = self._feed.shares(element, iterator)
         inputs = step_inputs(shares, self._feed.global_count(element, shares))
         return inputs[-2], *function(*inputs)
+
+
+def chosen(predictions: Any, keys: Sequence[str] | str | None) -> Any:
+    """Of a dict of predictions only `keys`; None or empty: all. Raises: ValueError: no dict, or none of them."""
+    if not keys:
+        return predictions
+    keys = [keys] if isinstance(keys, str) else list(keys)
+    if not isinstance(predictions, Mapping):
+        raise ValueError(f"predict_keys={keys}: the predictions of model_fn are one tensor, not a dict.")
+    chosen = {key: value for key, value in predictions.items() if key in keys}
+    if not chosen:
+        raise ValueError(f"predict_keys={keys} names no prediction. There are: {', '.join(predictions)}.")
+    return chosen
+
+
+def num_examples(predictions: Any) -> int:
+    """Examples in a batch of predictions. Raises: ValueError: its parts differ in that."""
+    sizes = {len(value) if np.ndim(value) else 0 for value in tf.nest.flatten(predictions)}
+    if len(sizes) != 1:
+        raise ValueError(
+            f"predictions have {sorted(sizes)} examples in one batch. All must have the same number; "
+            "or pass yield_single_examples=False."
+        )
+    return sizes.pop()

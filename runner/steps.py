@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from runner.inputs import Feed, Share
 from runner.model_fn import EstimatorSpec, ModeKeys
-from runner.traces import Replica, operations, trace_step
+from runner.operations import operations
+from runner.traces import Replica, trace_step
 from runner.variables import VariableStore
 
 v1 = tf.compat.v1

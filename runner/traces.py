@@ -8,7 +8,6 @@ as the program was written, variable by variable, where a v1 session would have 
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -19,14 +18,19 @@ import tensorflow as tf
 
 from runner import bridge
 from runner.gradients import Reductions, ReplicaWeights, local_replica
+from runner.operations import (
+    CALLS,
+    KERNEL_RANDOM,
+    changes_state,
+    has_effect,
+    is_assignment,
+    operations,
+    program_order,
+)
 from runner.seeds import seeded
 from runner.variables import GLOBAL_STEP, Served, VariableSpec, VariableStore
 
 v1 = tf.compat.v1
-
-_READS = frozenset(
-    {"Identity", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"}
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,16 +55,6 @@ class Replica:
 
 
 ReplicaFunction = Callable[[Replica], Any]
-
-# Random operations of TF 1; RandomDataset and the like are none of a model.
-_KERNEL_RANDOM = ("RandomUniform", "RandomStandardNormal", "RandomGamma", "RandomPoisson", "RandomShuffle",
-                  "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial")  # fmt: skip
-
-# Stateful calls of a body of their own.
-_CALLS = frozenset({"If", "While", "Case", "StatefulPartitionedCall"})
-
-# Stateful by name only: running them for themselves does nothing.
-_SOURCES = frozenset({"VarHandleOp", "Placeholder", "PlaceholderWithDefault", "HashTableV2", "SummaryWriter"})
 
 
 @dataclasses.dataclass
@@ -114,12 +108,12 @@ class Trace:
         return [
             operation
             for operation in self.graph.get_operations()
-            if operation.type in _CALLS and any(tensor.name in names for tensor in operation.inputs)
+            if operation.type in CALLS and any(tensor.name in names for tensor in operation.inputs)
         ]
 
     def all_effects(self) -> list[tf.Operation]:
         """Everything that a tf.function would run: each operation with an effect, in program order."""
-        return [operation for operation in self.graph.get_operations() if _has_effect(operation)]
+        return [operation for operation in self.graph.get_operations() if has_effect(operation)]
 
     def writes_of_keras(self, *, metrics_only: bool = False, replica: int | None = None) -> list[tf.Operation]:
         """Assignments that Keras layers and metrics issue on their own, and hand to nobody to fetch.
@@ -134,16 +128,16 @@ class Trace:
         writes = [
             operation
             for operation in self.graph.get_operations()
-            if _is_assignment(operation) and any(tensor.name in names for tensor in operation.inputs)
+            if is_assignment(operation) and any(tensor.name in names for tensor in operation.inputs)
         ]
         if metrics_only:
             return writes
         writes += self._calls_with(variables)  # of layers and optimizers that write in a branch
-        return list(dict.fromkeys([*writes, *filter(_changes_state, self.keras_writes)]))
+        return list(dict.fromkeys([*writes, *filter(changes_state, self.keras_writes)]))
 
     def kernel_random_ops(self) -> list[str]:
         """Names of the random operations whose state is in a kernel, which no checkpoint holds."""
-        return [op.name for op in self.graph.get_operations() if op.type.startswith(_KERNEL_RANDOM)]
+        return [op.name for op in self.graph.get_operations() if op.type.startswith(KERNEL_RANDOM)]
 
     def function(self, fetches: Any, effects: Iterable[Any] = (), *, with_inputs: bool = True) -> Callable[..., Any]:
         """The part of the trace that `fetches` and `effects` need, as a function.
@@ -156,7 +150,7 @@ class Trace:
         run = operations(effects)
         flat = [tensor for tensor in tf.nest.flatten(fetches, expand_composites=True) if tensor is not None]
         feeds = (list(self.inputs) if with_inputs else []) + [value.placeholder for value in self.call_time_values]
-        edges = _program_order(self.graph, [*run, *operations(flat)]) if run else {}
+        edges = program_order(self.graph, [*run, *operations(flat)]) if run else {}
         with bridge.control_inputs(edges):
             pruned = self.wrapped.prune(feeds, [run, fetches])
 
@@ -341,66 +335,8 @@ def _table_initializers(collections_: Iterable[dict[Any, list[Any]]]) -> list[An
     return [one for one in members if one is not None]  # None: the table was made, and filled, under init_scope
 
 
-def operations(values: Iterable[Any]) -> list[tf.Operation]:
-    """The operations behind tensors, operations and what converts to tensors (an update may be a variable)."""
-    flat = tf.nest.flatten(list(values), expand_composites=True)
-    operations = [value if isinstance(value, tf.Operation) else getattr(value, "op", None) for value in flat]
-    return list(dict.fromkeys(operation for operation in operations if isinstance(operation, tf.Operation)))
-
-
 def _handles(variable: Any, replica: int | None) -> list[Any]:
     components = getattr(variable, "values", None) or [variable]
     if replica is not None and len(components) > 1:
         components = [components[replica]]
     return [component.handle for component in components]
-
-
-def _is_assignment(operation: tf.Operation) -> bool:
-    return (operation.type.startswith("Assign") and operation.type.endswith("VariableOp")) or operation.type.startswith(
-        "ResourceScatter"
-    )
-
-
-def _changes_state(operation: tf.Operation) -> bool:
-    return operation.type not in _READS and any(tensor.dtype == tf.resource for tensor in operation.inputs)
-
-
-def _has_effect(operation: tf.Operation) -> bool:
-    """Whether tf.function would run the operation for its own sake: stateful, and not a mere source of values."""
-    if operation.type in _READS or operation.type in _SOURCES or not operation.op_def.is_stateful:
-        return False
-    return not operation.type.startswith(_KERNEL_RANDOM)
-
-
-def _program_order(graph: Any, fetched: Sequence[tf.Operation]) -> dict[tf.Operation, list[tf.Operation]]:
-    """Edges that make the fetched operations run, variable by variable, in the order in which they were written.
-
-    Only operations that run anyway are joined, so nothing else is pulled in; the order of creation is
-    topological, so no cycle can arise.
-    """
-    handles = {internal.name: id(external) for external, internal in graph.captures if internal.dtype == tf.resource}
-    running, stack = set(), list(fetched)
-    while stack:
-        operation = stack.pop()
-        if operation not in running:
-            running.add(operation)
-            stack += [tensor.op for tensor in operation.inputs] + list(operation.control_inputs)
-    edges: dict[tf.Operation, list[tf.Operation]] = {}
-    last_write: dict[int, tf.Operation] = {}
-    reads: dict[int, list[tf.Operation]] = collections.defaultdict(list)
-    for operation in graph.get_operations():
-        if operation not in running:
-            continue
-        before: set[tf.Operation] = set()
-        for handle in {handles[tensor.name] for tensor in operation.inputs if tensor.name in handles}:
-            if handle in last_write:
-                before.add(last_write[handle])
-            if operation.type in _READS:
-                reads[handle].append(operation)
-            else:
-                before.update(reads.pop(handle, ()))
-                last_write[handle] = operation
-        before -= {operation, *operation.control_inputs}
-        if before:
-            edges[operation] = sorted(before, key=lambda other: other.name)
-    return edges

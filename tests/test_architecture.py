@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("config",),  # the schema
     ("parsing",),  # a tree, checked against the schema
     # 1 one mechanism each
-    ("launcher", "run_config", "strategy", "elements", "bridge", "seeds", "manifest", "tracking"),
+    ("launcher", "run_config", "strategy", "elements", "bridge", "seeds", "operations", "manifest", "tracking"),
     ("sharding", "gradients", "metrics", "shipping", "checkpoints"),
     ("inputs", "variables"),
     ("position",),
