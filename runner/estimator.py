@@ -225,7 +225,7 @@ class Estimator:
         model.restore(path)
         native, session = _hooks_of_pass([*(hooks or ()), *program.spec.evaluation_hooks], program.trace)
         run = PassRun(self.model_dir, model.store.global_step)
-        session.begin(run.global_step, in_loops=False)
+        session.begin(in_loops=False)
         for hook in native:
             hook.begin(run)
         program.reset()
@@ -275,7 +275,7 @@ class Estimator:
         model.restore(path)
         native, session = _hooks_of_pass([*hooks, *program.spec.prediction_hooks], program.trace)
         run = PassRun(self.model_dir, model.store.global_step)
-        session.begin(run.global_step, in_loops=False)
+        session.begin(in_loops=False)
         for hook in native:
             hook.begin(run)
         program.reset()

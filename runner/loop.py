@@ -192,7 +192,7 @@ class TrainingRun:
                 "undisturbed one. Keras layers and tf.random.stateless_* are.",
                 ", ".join(random_ops[:3]) + (", ..." if len(random_ops) > 3 else ""),
             )
-        self._session_hooks.begin(self._step)
+        self._session_hooks.begin()
         for hook in self._hooks:
             hook.begin(self)
         for listener in self._listeners:

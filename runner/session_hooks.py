@@ -134,9 +134,8 @@ class SessionHooks:
     def is_empty(self) -> bool:
         return not self._hooks
 
-    def begin(self, step: int, *, in_loops: bool = True) -> None:
+    def begin(self, *, in_loops: bool = True) -> None:
         """Before the first step. `in_loops`: steps would run in loops but for these hooks: says what that costs."""
-        del step
         self._offer_global_step()
         for hook in self._hooks:
             if in_loops and _cadence(hook) == Every(steps=1):

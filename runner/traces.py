@@ -102,9 +102,13 @@ class Trace:
         """Whether a branch, loop or nested function uses variables: what it writes there cannot be pruned away."""
         return any(self._calls_with(self.served.keras_variables()))
 
+    def _captured(self, variables: Sequence[Any], replica: int | None = None) -> set[str]:
+        """Names of the tensors by which the graph knows the handles of `variables`."""
+        mine = {id(handle) for variable in variables for handle in _handles(variable, replica)}
+        return {internal.name for external, internal in self.graph.captures if id(external) in mine}
+
     def _calls_with(self, variables: Sequence[Any]) -> list[tf.Operation]:
-        mine = {id(handle) for variable in variables for handle in _handles(variable, None)}
-        names = {internal.name for external, internal in self.graph.captures if id(external) in mine}
+        names = self._captured(variables)
         return [
             operation
             for operation in self.graph.get_operations()
@@ -123,8 +127,7 @@ class Trace:
           replica: only writes to this local replica's component of each variable; None means all.
         """
         variables = self.served.keras_variables(metrics_only=metrics_only)
-        mine = {id(handle) for variable in variables for handle in _handles(variable, replica)}
-        names = {internal.name for external, internal in self.graph.captures if id(external) in mine}
+        names = self._captured(variables, replica)
         writes = [
             operation
             for operation in self.graph.get_operations()
