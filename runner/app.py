@@ -73,7 +73,7 @@ def _compose_and(call: Callable[[DictConfig], None]) -> None:
         call(composed)
 
     try:
-        hydra.main(version_base="1.3", config_path=_conf_path(), config_name="config")(job)()
+        hydra.main(version_base="1.3", config_path=_conf_path(), config_name="runner")(job)()
     except OSError as error:
         if called or isinstance(error, HydraException):
             raise

@@ -16,7 +16,9 @@ from omegaconf import Container, OmegaConf
 
 from runner.files import write_atomically
 
-COMMANDS = ("train_and_evaluate", "train", "evaluate")
+COMMANDS = ("train_and_evaluate", "train", "evaluate", "predict", "dry_run", "inspect")
+TRAINING_COMMANDS = ("train_and_evaluate", "train", "dry_run")
+"""Those that need an input to train on; the others read what a run left in its model_dir."""
 STRATEGY_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "one_device": ("devices", "virtual_devices"),
@@ -60,10 +62,12 @@ class InputConfig:
 
     Attributes:
       eval: None: no evaluation. Once parsed, read `evals` instead.
+      predict: what command=predict reads.
     """
 
     train: InputBlock = field(default_factory=InputBlock)
     eval: dict[str, Any] | None = field(default_factory=dict)
+    predict: InputBlock = field(default_factory=InputBlock)
 
     @property
     def evals(self) -> dict[str, InputBlock]:
@@ -92,6 +96,7 @@ class RunSettings:
     seed: int | None = _setting(1, minimum=0)
     deterministic: bool = False
     progress: str = _setting("auto", choices=("auto", "rich", "plain", "off"))
+    inline: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,24 @@ class TrackingConfig:
 
 
 @dataclass(frozen=True)
+class PredictConfig:
+    """What command=predict writes. `output` None: predictions.jsonl in model_dir; `keys` None: all of them."""
+
+    output: str | None = None
+    keys: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """Where the jobs of a sweep live and how they are ranked. `dir` None: by the sweep's identity."""
+
+    dir: str | None = None
+    metric: str | None = None
+    mode: str = _setting("min", choices=("min", "max"))
+    parallel: int = _setting(1, minimum=1)
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole run, checked."""
 
@@ -147,15 +170,21 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    predict: PredictConfig = field(default_factory=PredictConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def functions(self) -> Iterator[tuple[str, str, str]]:
         """(config key, dotted name, default function) of each function of the user that this run calls."""
+        if self.command == "inspect":
+            return
         assert self.model.fn is not None
         yield "model.fn", self.model.fn, "model_fn"
-        if self.command != "evaluate":
+        if self.command in TRAINING_COMMANDS:
             yield "input.train.fn", str(self.input.train.fn), "input_fn"
-        if self.command != "train":
+        if self.command == "predict":
+            yield "input.predict.fn", str(self.input.predict.fn), "input_fn"
+        if self.command in ("train_and_evaluate", "evaluate", "dry_run"):
             for name, block in self.input.evals.items():
                 yield f"{eval_key(name)}.fn", str(block.fn), "input_fn"
 
@@ -175,7 +204,7 @@ def register_schema() -> None:
 def schema() -> Any:
     """The schema as an OmegaConf node: `params` and `tags` take any key, everything else only what is declared."""
     node = thawed(OmegaConf.structured(Config))
-    for free in (node.model.params, node.input.train.params, node.input.eval, node.tracking.tags):
+    for free in (node.model.params, node.input.train.params, node.input.eval, node.input.predict.params, node.tracking.tags):
         OmegaConf.set_struct(free, False)
     return node
 

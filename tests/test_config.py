@@ -35,7 +35,7 @@ def composed(overrides: Sequence[str] = ()) -> dict[str, Any]:
     configs.register_schema()
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return OmegaConf.to_container(compose("config", list(overrides)), resolve=True)  # type: ignore[return-value]
+        return OmegaConf.to_container(compose("runner", list(overrides)), resolve=True)  # type: ignore[return-value]
 
 
 def parsed(*overrides: str) -> Config:

@@ -56,7 +56,7 @@ def test_the_wheel_holds_config_and_examples_and_nothing_else(wheel: Path) -> No
     names = set(zipfile.ZipFile(wheel).namelist())
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {"runner", "model_fns", "input_fns"}
-    assert {"runner/py.typed", "runner/conf/__init__.py", "runner/conf/config.yaml"} <= names
+    assert {"runner/py.typed", "runner/conf/__init__.py", "runner/conf/runner.yaml"} <= names
     shipped = {f"runner/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")}
     assert {name for name in shipped if "/local/" not in name} <= names
     assert not {"model_fns/__init__.py", "input_fns/__init__.py"} & names
