@@ -13,7 +13,7 @@ ARGS ?=
 UV ?= uv
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format lock bench clean setup
+.PHONY: help run test lint format lock bench clean setup browser
 
 help:
 	@sed -n 's/^# //p' Makefile | head -2
@@ -22,7 +22,7 @@ help:
 run: $(STAMP)
 	$(BIN)/python -m runner $(ARGS)
 
-test: $(STAMP)
+test: $(STAMP) browser
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(STAMP)
@@ -38,6 +38,16 @@ bench: $(STAMP)
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" $(ARGS) || exit 1; done
 
 setup: $(STAMP)
+
+# What tests/test_browser.py opens MLflow's pages with; a package of the system, installed where that is allowed.
+browser:
+	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "Installing chromium for tests/test_browser.py"; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+			chromium chromium-driver >/dev/null 2>&1 && exit 0; \
+	fi; \
+	echo "No chromium here, and none could be installed: tests/test_browser.py is skipped." >&2
 
 # The first of these that is a Python we support; override with `make PYTHON=/path/to/python`.
 PYTHON ?= $(firstword $(foreach py,python3 python3.12 python3.11 python3.13,$(shell \

@@ -1,4 +1,4 @@
-"""The command line: Hydra composes the config, this module checks it and hands it to the supervisor.
+"""The command line: Hydra composes the config of each job, this module checks it and hands it to a supervisor.
 
 Never imports TensorFlow or MLflow: `--help`, `--cfg job` and every mistake in the config are answered at once.
 """
@@ -6,31 +6,39 @@ Never imports TensorFlow or MLflow: `--help`, `--cfg job` and every mistake in t
 from __future__ import annotations
 
 import dataclasses
-import difflib
+import functools
 import os
 import secrets
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
+from omegaconf.errors import OmegaConfBaseException
 
-from runner import config as configs
-from runner import parsing, user_code
-from runner.config import Config, ConfigError
+from runner import composing, mistakes, parsing, saved, user_code
+from runner.config import TRAINING_COMMANDS, TRAINING_RUNS, Config, ConfigError
+from runner.masking import mask_text, secrets_of_overrides
+from runner.stopping import StopRequests
 from runner.user_code import UserCodeError
 
+if TYPE_CHECKING:
+    from runner.multirun import Multirun
+
 FULL_ERROR = "HYDRA_FULL_ERROR"
-USER_ERROR = 2
+FINISHED, USER_ERROR = 0, 2
+
+MULTIRUN = ("-m", "--multirun")
+
+MISTAKES = (ConfigError, UserCodeError, OmegaConfBaseException)
+"""What is said in one message, without a traceback."""
 
 
 def main() -> None:
@@ -41,144 +49,159 @@ def main() -> None:
 def run_command_line() -> int:
     """Runs what sys.argv says. The exit code: the worst of the runs it started, 2 when there was nothing to start."""
     user_code.add_to_path(Path.cwd())
-    configs.register_schema()
-    OmegaConf.register_new_resolver("new_name", lambda: secrets.token_hex(2), use_cache=True, replace=True)
-    OmegaConf.register_new_resolver("run_dir", lambda given, new: given or new, replace=True)
-    codes: list[int] = []
     env = dict(os.environ)
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in MULTIRUN)  # Hydra wants it before the overrides
     # Hydra otherwise prints what went wrong in its own words and exits with 1; so it raises, and we say it.
     os.environ[FULL_ERROR] = "1"
     try:
-        _compose_and(lambda composed: codes.append(_run(composed, env)))
-    except (ConfigError, UserCodeError, HydraException, OmegaConfBaseException) as error:
+        with StopRequests() as stops:
+            return CommandLine(sys.argv[1:], env, stops).run()
+    except (HydraException, *MISTAKES) as error:
         _say(error, env)
         return USER_ERROR
     finally:
         if FULL_ERROR not in env:
             del os.environ[FULL_ERROR]
-    return max(codes, default=0)
 
 
-def _compose_and(call: Callable[[DictConfig], None]) -> None:
-    """Lets Hydra compose the config of each job and make its directory, then calls `call` with it.
+class CommandLine:
+    """One command: a run, or the jobs of a sweep.
+
+    A launcher other than Hydra's basic one pickles it for the process of each job.
+    """
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], stops: StopRequests) -> None:
+        self._argv, self._env, self._stops = list(argv), dict(env), stops
+        self._start = secrets.token_hex(8)
+        self._is_copy = False
+        self._code = FINISHED
+        self._called = False
+        self._sweep_dir = ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"argv": self._argv, "env": self._env, "start": self._start}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__init__(state["argv"], state["env"], StopRequests())  # type: ignore[misc]
+        self._start, self._is_copy = state["start"], True
+        user_code.add_to_path(Path.cwd())
+        composing.prepare()
+
+    def run(self) -> int:
+        """Composes and runs all jobs. The worst of their exit codes.
+
+        Raises:
+          HydraException, ConfigError: the config of some job cannot be composed.
+        """
+        failed = True
+        try:
+            self._compose()
+            failed = False
+        finally:
+            if self._sweep_dir:
+                self._multirun.end(Path(self._sweep_dir).absolute(), failed=failed)
+                self._code = max(self._code, self._multirun.code)
+        return self._code
+
+    def run_job(self, composed: DictConfig) -> float | None:
+        """One job: checks the composed config and runs it under a supervisor. A sweeper gets its metric to optimise."""
+        self._called = True
+        hydra_config = HydraConfig.get()
+        directory = Path(hydra_config.runtime.output_dir)
+        is_sweep = hydra_config.mode == RunMode.MULTIRUN
+        overrides: Any = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)
+        try:
+            config = _checked(composed, directory, overrides, is_sweep=is_sweep)
+            if is_sweep and config.command in TRAINING_RUNS:
+                return self._run_in_sweep(config, hydra_config, overrides)
+            from runner import supervisor
+
+            code = supervisor.run(config, self._env, ["runner", *overrides], stops=self._stops)
+            self._code = max(self._code, code)
+        except MISTAKES as error:
+            # Said here, not raised: Hydra would add a line of its own, and end a sweep whose other jobs are fine.
+            _remove_if_unused(directory)
+            reason = _say(error, self._env)
+            self._code = USER_ERROR
+            if is_sweep:
+                from runner.multirun import name_of_job
+
+                self._multirun.refuse(directory, name_of_job(self._argv, overrides), reason)
+        return None
+
+    @functools.cached_property
+    def _multirun(self) -> Multirun:
+        from runner.multirun import Multirun
+
+        def say(error: Exception) -> str:
+            return _say(error, self._env)
+
+        return Multirun(self._argv, self._env, self._stops, self._start, self._is_copy, say)
+
+    def _run_in_sweep(self, config: Config, hydra_config: Any, overrides: Sequence[str]) -> float | None:
+        from runner.multirun import Job, name_of_job
+
+        name = name_of_job(self._argv, overrides)
+        job = Job(hydra_config.job.num, name, config, ["runner", *overrides])
+        return self._multirun.run(job, Path(hydra_config.sweep.dir).absolute(), hydra_config.runtime.choices)
+
+    def _compose(self) -> None:
+        """Lets Hydra compose the config of each job, make its directory and call `run_job`."""
+        composing.prepare(self._note_sweep)
+        try:
+            hydra.main(version_base="1.3", config_path=composing.conf_path(), config_name="runner")(self.run_job)()
+        except OSError as error:
+            if self._called or isinstance(error, HydraException):
+                raise
+            raise ConfigError(f"cannot make the output directory: {error}. Choose another model_dir.") from error
+        except AssertionError as error:  # Hydra 1.3.8, of a key below one that is null
+            if self._called:
+                raise
+            raise ConfigError(
+                f"cannot compose {' '.join(self._argv)}: a key is set in something that is null."
+            ) from error
+        except ValueError as error:
+            if self._called or not str(error).startswith("Config group override"):
+                raise
+            raise ConfigError(f"{error}. A group takes the name of one of its files: strategy=mirrored.") from error
+
+    def _note_sweep(self, directory: str) -> None:
+        self._sweep_dir = directory
+
+
+def _checked(composed: DictConfig, directory: Path, overrides: Sequence[str], *, is_sweep: bool) -> Config:
+    """The config of a job, with its model_dir.
 
     Raises:
-      ConfigError: what Hydra says with an exception of no type of its own. What `call` raises passes.
+      ConfigError, UserCodeError: a mistake in it, or a function that is not there.
     """
-    called = False
-
-    def job(composed: DictConfig) -> None:
-        nonlocal called
-        called = True
-        call(composed)
-
-    try:
-        hydra.main(version_base="1.3", config_path=_conf_path(), config_name="runner")(job)()
-    except OSError as error:
-        if called or isinstance(error, HydraException):
-            raise
-        raise ConfigError(f"cannot make the output directory: {error}. Choose another model_dir.") from error
-    except ValueError as error:
-        if called or not str(error).startswith("Config group override"):
-            raise
-        raise ConfigError(f"{error}. A group takes the name of one of its files: strategy=mirrored.") from error
-
-
-def _run(composed: DictConfig, env: dict[str, str]) -> int:
-    """One job: checks the composed config and runs it under a supervisor."""
-    job = HydraConfig.get()
-    directory = Path(job.runtime.output_dir)
-    try:
-        config = _checked(composed, directory, is_sweep=job.mode == RunMode.MULTIRUN)
-        from runner import supervisor
-
-        return supervisor.run(config, env, ["runner", *job.overrides.task])
-    except (ConfigError, UserCodeError, OmegaConfBaseException) as error:
-        # Said here, not raised: Hydra would add a line of its own, and end a sweep whose other jobs are fine.
-        _remove_if_unused(directory)
-        _say(error, env)
-        return USER_ERROR
-
-
-def _say(error: Exception, env: Mapping[str, str]) -> None:
-    """One message on stderr; with HYDRA_FULL_ERROR=1 also where it came from."""
-    if env.get(FULL_ERROR) == "1":
-        traceback.print_exception(error)
-    print(f"runner: {_in_words(error, sys.argv[1:])}", file=sys.stderr)
-
-
-def _checked(composed: DictConfig, directory: Path, *, is_sweep: bool) -> Config:
     tree: Any = OmegaConf.to_container(composed, resolve=True)
-    config = parsing.parse(tree)
-    if config.model_dir and is_sweep:
+    command, model_dir = tree.get("command"), tree.get("model_dir")
+    left = saved.read_saved(Path(model_dir)) if model_dir and command not in TRAINING_COMMANDS else None
+    config = parsing.parse(tree if left is None else saved.changed_by(left, tree, overrides))
+    if is_sweep and config.run.inline:
+        raise ConfigError("run.inline=true with --multirun: TensorFlow is configured once a process. Leave it out.")
+    if config.model_dir and is_sweep and config.command in TRAINING_RUNS:
         raise ConfigError(
             f"model_dir={config.model_dir} with --multirun: the runs would overwrite each other. Leave it out."
         )
     for key, name, default in config.functions():
         user_code.locate(key, name, default)
-    return dataclasses.replace(config, model_dir=str(Path(config.model_dir or directory).absolute()))
+    if config.command in TRAINING_RUNS:
+        return dataclasses.replace(config, model_dir=str(Path(config.model_dir or directory).absolute()))
+    return dataclasses.replace(config, model_dir=config.model_dir and str(Path(config.model_dir).absolute()))
 
 
-def _conf_path() -> str:
-    """Where our `conf/` is: packed as `runner.conf` in an installed wheel, beside the package in a checkout."""
-    here = Path(__file__).parent
-    return "pkg://runner.conf" if (here / "conf").is_dir() else str(here.parent / "conf")
+def _say(error: Exception, env: Mapping[str, str]) -> str:
+    """One message on stderr, which is returned; with HYDRA_FULL_ERROR=1 also where it came from."""
+    if env.get(FULL_ERROR) == "1":
+        traceback.print_exception(error)
+    words = mask_text(mistakes.in_words(error, sys.argv[1:]), secrets_of_overrides(sys.argv[1:]))
+    print(f"runner: {words}", file=sys.stderr)
+    return words
 
 
 def _remove_if_unused(directory: Path) -> None:
     """Takes away the output directory that Hydra made for a run that never started."""
-    if directory.is_dir() and {entry.name for entry in directory.iterdir()} <= {".hydra"}:
+    if directory.is_dir() and directory != Path.cwd() and {entry.name for entry in directory.iterdir()} <= {".hydra"}:
         shutil.rmtree(directory)
-
-
-def _in_words(error: Exception, argv: Sequence[str]) -> str:
-    """What a failed composition means to the person who typed `argv`."""
-    cause = error.__cause__
-    if isinstance(error, MissingConfigException):
-        return _missing_option(error)
-    if isinstance(error, OverrideParseException):
-        return f"cannot read {error.override!r}: {error.message.splitlines()[0]}"
-    if isinstance(error, ConfigCompositionException):
-        while isinstance(cause, ConfigCompositionException):  # Hydra wraps its own error once more
-            error, cause = cause, cause.__cause__
-        if isinstance(cause, ConfigKeyError | ConfigAttributeError):
-            key = str(cause.full_key)
-            return str(parsing.unknown_key(key, _value_typed(argv, key)))
-        if isinstance(cause, ValidationError) and cause.full_key:
-            key = str(cause.full_key)
-            return str(parsing.wrong_type(key, _value_typed(argv, key)))
-        key = str(error).partition("Could not override '")[2].partition("'")[0]
-        if key:
-            return str(parsing.unknown_key(key, _value_typed(argv, key)))
-    if str(error).startswith("Ambiguous value for argument '"):
-        override = str(error).partition("'")[2].partition("'")[0]
-        return f"{override} gives several values. Add --multirun to try each; a list is written [1,2]."
-    if isinstance(error, ConfigCompositionException) and isinstance(cause, OmegaConfBaseException):
-        return f"{error} ({str(cause).splitlines()[0]})"
-    if isinstance(error, OmegaConfBaseException):
-        return f"{error.full_key or 'config'}: {str(error).splitlines()[0]}"
-    text = str(error) or str(cause)
-    return text.strip().replace("\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.", "")
-
-
-def _missing_option(error: MissingConfigException) -> str:
-    """`strategy=mirored`: names the option, the nearest and all that exist."""
-    missing, options = str(error.missing_cfg_file or ""), list(error.options or ())
-    group, _, name = missing.rpartition("/")
-    if not options:
-        return str(error).strip().splitlines()[0]
-    close = difflib.get_close_matches(name, options, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"{group}={name}: no {name!r} in conf/{group}.{hint} Available: {', '.join(sorted(options))}."
-
-
-def _value_typed(argv: Sequence[str], key: str) -> Any:
-    """The value that the command line gives to `key`; None when it does not."""
-    for text in argv:
-        try:
-            override = OverridesParser.create().parse_override(text)
-        except (HydraException, ValueError):
-            continue
-        if override.key_or_group == key:
-            return text.partition("=")[2]
-    return None

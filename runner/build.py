@@ -30,11 +30,15 @@ class Job:
     Attributes:
       train_spec: None where the command does not train.
       eval_specs: empty where it does not evaluate.
+      predict_input: None where it does not predict.
+      hooks: native ones, of whatever the command runs; the specs have them already.
     """
 
     estimator: Estimator
-    train_spec: TrainSpec | None
-    eval_specs: tuple[EvalSpec, ...]
+    train_spec: TrainSpec | None = None
+    eval_specs: tuple[EvalSpec, ...] = ()
+    predict_input: Input | None = None
+    hooks: tuple[Any, ...] = ()
 
 
 def build_job(
@@ -43,7 +47,7 @@ def build_job(
     """Imports the user's functions and builds what the command needs.
 
     Args:
-      hooks: added to those of training.
+      hooks: native ones, of training and of each evaluation and prediction.
 
     Raises:
       UserCodeError: a function is not there. What the user's modules raise passes.
@@ -64,12 +68,16 @@ def build_job(
         journal=journal,
         progress=progress,
     )
-    train_spec = None
-    if config.command != "evaluate":
+    train_spec, predict_input = None, None
+    eval_specs: tuple[EvalSpec, ...] = ()
+    if "input.train.fn" in functions:
         train_input = build_input(config.input.train, functions["input.train.fn"])
         train_spec = TrainSpec(train_input, max_steps=config.train.max_steps, hooks=hooks)
-    eval_specs = () if config.command == "train" else tuple(_build_eval_specs(config, functions))
-    return Job(estimator, train_spec, eval_specs)
+    if config.command in ("train_and_evaluate", "evaluate", "dry_run"):
+        eval_specs = tuple(_build_eval_specs(config, functions, hooks))
+    if "input.predict.fn" in functions:
+        predict_input = build_input(config.input.predict, functions["input.predict.fn"])
+    return Job(estimator, train_spec, eval_specs, predict_input, hooks)
 
 
 def build_run_config(config: Config) -> RunConfig:
@@ -86,6 +94,7 @@ def build_run_config(config: Config) -> RunConfig:
         keep_checkpoint_max=config.checkpoint.keep_max,
         log_step_count_steps=config.train.log_steps,
         steps_per_loop=None if config.train.steps_per_loop == "auto" else config.train.steps_per_loop,
+        tensorboard=config.tracking.tensorboard and config.command != "dry_run",
         train_distribute=strategy,
         eval_distribute=_build_eval_strategy(config.eval_strategy),
         nan=config.train.nan,
@@ -105,13 +114,16 @@ def configure_tensorflow(run: RunSettings) -> None:
         tf.config.experimental.enable_op_determinism()
 
 
-def _build_eval_specs(config: Config, functions: Mapping[str, Any]) -> list[EvalSpec]:
+def _build_eval_specs(config: Config, functions: Mapping[str, Any], hooks: tuple[Any, ...]) -> list[EvalSpec]:
     return [
         EvalSpec(
             build_input(block, functions[f"{eval_key(name)}.fn"]),
             steps=config.eval.steps,
             name=name or None,
+            hooks=hooks,
+            start_delay_secs=config.eval.start_delay_secs,
             throttle_secs=config.eval.throttle_secs,
+            at_start=config.eval.at_start,
         )
         for name, block in config.input.evals.items()
     ]

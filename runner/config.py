@@ -15,15 +15,23 @@ from typing import Any
 from omegaconf import Container, OmegaConf
 
 from runner.files import write_atomically
+from runner.masking import secrets_of
 
 COMMANDS = ("train_and_evaluate", "train", "evaluate", "predict", "dry_run", "inspect")
 TRAINING_COMMANDS = ("train_and_evaluate", "train", "dry_run")
 """Those that need an input to train on; the others read what a run left in its model_dir."""
+TRAINING_RUNS = ("train_and_evaluate", "train")
+"""Those that make a model_dir and write its config."""
+EVALUATING_COMMANDS = ("train_and_evaluate", "evaluate", "dry_run")
+"""Those that need the functions of `input.eval`."""
 STRATEGY_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "one_device": ("devices", "virtual_devices"),
     "mirrored": ("devices", "num_gpus", "virtual_devices", "cross_device_ops", "num_packs"),
     "central_storage": ("devices", "num_gpus", "virtual_devices"),
+    "multi_worker": ("communication", "timeout_secs", "virtual_devices"),
+    "parameter_server": ("partitioner", "virtual_devices"),
+    "tpu": ("address", "zone", "project"),
 }
 """Strategy name -> the options that mean something for it."""
 
@@ -32,9 +40,24 @@ class ConfigError(ValueError):
     """The config is wrong; the message names the key, the value, what is allowed and the nearest valid name."""
 
 
-def _setting(default: Any, *, choices: tuple[str, ...] = (), minimum: int | None = None, auto: bool = False) -> Any:
-    """A field with its limits: one of `choices`; at least `minimum`; a number or the word auto."""
-    return field(default=default, metadata={"choices": choices, "minimum": minimum, "auto": auto})
+def _setting(
+    default: Any,
+    *,
+    choices: tuple[str, ...] = (),
+    minimum: int | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    auto: bool = False,
+) -> Any:
+    """A field with its limits: (each) one of `choices`; at least `minimum`; more than `above` and less than `below`; a
+    number or the word auto."""
+    limits = {"choices": choices, "minimum": minimum, "above": above, "below": below, "auto": auto}
+    return field(default=default, metadata=limits)
+
+
+def _ranking() -> Any:
+    """The field `mode` beside a metric. None: by the metric's name (`runner.sweep` says how)."""
+    return _setting(None, choices=("min", "max"))
 
 
 @dataclass(frozen=True)
@@ -87,6 +110,24 @@ class StrategyConfig:
         None, choices=("auto", "nccl", "hierarchical_copy", "reduction_to_one_device")
     )
     num_packs: int | None = _setting(None, minimum=0)
+    communication: str | None = _setting(None, choices=("auto", "ring", "nccl"))
+    timeout_secs: int | None = _setting(None, minimum=1)
+    partitioner: str | None = _setting(None, choices=("min_size", "fixed_shards"))
+    address: str | None = None
+    zone: str | None = None
+    project: str | None = None
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """The processes that a cluster strategy trains with, and how their loss is met."""
+
+    resolver: str = _setting("auto", choices=("auto", "local", "tf_config", "slurm", "kubernetes", "tpu"))
+    num_workers: int = _setting(2, minimum=1)
+    num_ps: int = _setting(1, minimum=1)
+    evaluator: bool = False
+    max_restarts: int = _setting(0, minimum=0)
+    start_timeout_secs: int = _setting(120, minimum=1)
 
 
 @dataclass(frozen=True)
@@ -97,15 +138,46 @@ class RunSettings:
     deterministic: bool = False
     progress: str = _setting("auto", choices=("auto", "rich", "plain", "off"))
     inline: bool = False
+    debug: str | None = _setting(None, choices=("fast_dev", "overfit"))
+    profile: str | None = None
+
+
+@dataclass(frozen=True)
+class EarlyStoppingConfig:
+    """When training ends before its last step. `metric` None: never."""
+
+    metric: str | None = None
+    mode: str | None = _ranking()
+    patience_evals: int = _setting(1, minimum=1)
+    min_delta: float = _setting(0.0, minimum=0)
+    min_steps: int = _setting(0, minimum=0)
+
+
+@dataclass(frozen=True)
+class WarmStartConfig:
+    """Values that a fresh run begins with. `checkpoint` None: initial values; `include` None: all variables."""
+
+    checkpoint: str | None = None
+    include: list[str] | None = None
+    rename: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How long to train, and what is said on the way."""
+    """How long to train, how a step is taken, and what is said on the way."""
 
     max_steps: int | None = _setting(None, minimum=1)
+    max_epochs: int | None = _setting(None, minimum=1)
     steps_per_loop: Any = _setting("auto", minimum=1, auto=True)
-    nan: str = _setting("stop", choices=("stop", "ignore"))
+    gradient_accumulation: int = _setting(1, minimum=1)
+    clip_global_norm: float | None = _setting(None, above=0)
+    precision: str = _setting("float32", choices=("float32", "mixed_bfloat16", "mixed_float16"))
+    learning_rate_scaling: str = _setting("none", choices=("none", "linear", "sqrt"))
+    warmup_steps: int = _setting(0, minimum=0)
+    ema_decay: float | None = _setting(None, above=0, below=1)
+    nan: str = _setting("stop", choices=("stop", "rollback", "ignore"))
+    early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     log_steps: int | None = _setting(100, minimum=1)
     summary_steps: int | None = _setting(100, minimum=1)
 
@@ -116,6 +188,17 @@ class EvalConfig:
 
     steps: int | None = _setting(None, minimum=1)
     throttle_secs: int = _setting(0, minimum=0)
+    start_delay_secs: int = _setting(0, minimum=0)
+    at_start: bool = False
+
+
+@dataclass(frozen=True)
+class KeepBestConfig:
+    """The best checkpoints, kept beside the newest. `metric` None: none."""
+
+    metric: str | None = None
+    mode: str | None = _ranking()
+    max: int = _setting(1, minimum=1)
 
 
 @dataclass(frozen=True)
@@ -125,6 +208,17 @@ class CheckpointConfig:
     save_steps: int | None = _setting(None, minimum=1)
     save_secs: int | None = _setting(600, minimum=1)
     keep_max: int | None = _setting(5, minimum=1)
+    keep_best: KeepBestConfig = field(default_factory=KeepBestConfig)
+    keep_every_hours: float | None = _setting(None, above=0)
+    asynchronous: bool = False
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Which SavedModels a run leaves. `exporters` None: none; `dir` None: `export` in model_dir."""
+
+    exporters: list[str] | None = _setting(None, choices=("final", "latest", "best"))
+    dir: str | None = None
 
 
 @dataclass(frozen=True)
@@ -136,6 +230,8 @@ class TrackingConfig:
     experiment: str | None = None
     run_name: str | None = None
     tags: dict[str, str] = field(default_factory=dict)
+    tensorboard: bool = True
+    system_metrics: bool = False
 
 
 @dataclass(frozen=True)
@@ -152,7 +248,7 @@ class SweepConfig:
 
     dir: str | None = None
     metric: str | None = None
-    mode: str = _setting("min", choices=("min", "max"))
+    mode: str | None = _ranking()
     parallel: int = _setting(1, minimum=1)
 
 
@@ -166,10 +262,12 @@ class Config:
     input: InputConfig = field(default_factory=InputConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     eval_strategy: StrategyConfig = field(default_factory=lambda: StrategyConfig(name=None))
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     run: RunSettings = field(default_factory=RunSettings)
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
     predict: PredictConfig = field(default_factory=PredictConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
@@ -184,7 +282,7 @@ class Config:
             yield "input.train.fn", str(self.input.train.fn), "input_fn"
         if self.command == "predict":
             yield "input.predict.fn", str(self.input.predict.fn), "input_fn"
-        if self.command in ("train_and_evaluate", "evaluate", "dry_run"):
+        if self.command in EVALUATING_COMMANDS:
             for name, block in self.input.evals.items():
                 yield f"{eval_key(name)}.fn", str(block.fn), "input_fn"
 
@@ -202,10 +300,12 @@ def register_schema() -> None:
 
 
 def schema() -> Any:
-    """The schema as an OmegaConf node: `params` and `tags` take any key, everything else only what is declared."""
+    """The schema as an OmegaConf node: `params`, `tags` and `rename` take any key, all else only what is declared."""
     node = thawed(OmegaConf.structured(Config))
-    for free in (node.model.params, node.input.train.params, node.input.eval, node.input.predict.params, node.tracking.tags):
-        OmegaConf.set_struct(free, False)
+    inputs = node.input
+    free = [node.model.params, inputs.train.params, inputs.eval, inputs.predict.params, node.tracking.tags]
+    for mapping in (*free, node.train.warm_start.rename):
+        OmegaConf.set_struct(mapping, False)
     return node
 
 
@@ -217,12 +317,21 @@ def to_tree(config: Config) -> dict[str, Any]:
     return tree
 
 
+def as_yaml(tree: Mapping[str, Any]) -> str:
+    """The text of a config file."""
+    return OmegaConf.to_yaml(OmegaConf.create(dict(tree)))
+
+
 def save(config: Config, path: Path) -> None:
-    """Writes the config where a child, a rerun or a person reads it; never leaves half a file."""
-    write_atomically(path, OmegaConf.to_yaml(OmegaConf.create(to_tree(config))))
+    """Writes the config where a child, a rerun or a person reads it; never leaves half a file.
+
+    Only its owner may read one that holds secrets.
+    """
+    tree = to_tree(config)
+    write_atomically(path, as_yaml(tree), mode=0o600 if secrets_of(tree) else 0o644)
 
 
-def flatten(config: Config) -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted key -> value, for what has no nesting (MLflow's parameters). An empty mapping is itself a value."""
     flat: dict[str, Any] = {}
 
@@ -233,7 +342,7 @@ def flatten(config: Config) -> dict[str, Any]:
         else:
             flat[prefix] = value
 
-    walk("", to_tree(config))
+    walk("", tree)
     return flat
 
 

@@ -7,7 +7,7 @@ import functools
 import logging
 import math
 import os
-import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,15 +15,17 @@ import numpy as np
 import tensorflow as tf
 
 from runner import checkpoints, evaluation, inference, metrics
-from runner.hooks import Hook, PassRun
+from runner.hooks import PassRun
 from runner.inputs import Feed, Input, build_feed
 from runner.journal import Journal, NullJournal
 from runner.loop import TrainingRun
 from runner.model import Model
 from runner.model_fn import ModeKeys, ModelFn
-from runner.position import Position, continued, source_of
+from runner.passes import Pass
+from runner.position import Position, continued, source_of, was_read_to_its_end
+from runner.preparation import Preparation
 from runner.report import NullProgress, Progress
-from runner.run_config import RunConfig
+from runner.run_config import RunConfig, config_in
 from runner.seeds import seeded
 from runner.session_hooks import SessionHooks, split_hooks
 from runner.types import Params
@@ -58,13 +60,14 @@ class Estimator:
         journal: Journal | NullJournal | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self._config = _with_model_dir(config, model_dir)
+        self._config = config_in(model_dir, config)
         self._params = copy.deepcopy(dict(params or {}))
         self._model_fn = ModelFn(model_fn, Params(self._params), self._config)
         self._journal = journal or NullJournal()
         self._progress = progress or NullProgress()
         self._models: dict[bool, Model] = {}
         self._trained_on: Any = None
+        self._said: set[str] = set()
 
     @property
     def model_dir(self) -> str:
@@ -113,72 +116,82 @@ class Estimator:
         max_steps: int | None = None,
         saving_listeners: Sequence[Any] | None = None,
         after_save: Sequence[Callable[[TrainingRun], None]] = (),
+        once: bool = False,
     ) -> TrainingRun | None:
         """As `train`. Returns what the run came to; None when there was nothing to do.
 
         Args:
           after_save: called with the run after each checkpoint, unless the run was interrupted.
+          once: without an end in steps, an input that an earlier process read to its end is not read again.
         """
-        _check_positive(steps=steps, max_steps=max_steps)
-        if steps is not None and max_steps is not None:
-            raise ValueError(f"train(steps={steps}, max_steps={max_steps}): give one of them.")
+        _check_end(steps, max_steps)
         latest = self.latest_checkpoint()
         if latest is not None and max_steps is not None and checkpoints.checkpoint_step(latest) >= max_steps:
             _log.info("Nothing to train: %s is at step %d.", latest, checkpoints.checkpoint_step(latest))
             return None
-        listeners = list(saving_listeners or ())
-        run = self._training_run(input_fn, list(hooks or ()), listeners, after_save, latest, steps, max_steps)
+        feed = self._training_feed(input_fn, latest)
+        if once and steps is None and max_steps is None and self._is_at_its_end(input_fn, feed, latest):
+            _log.info("Nothing to train: %s is where the training input ended. train.max_steps trains on.", latest)
+            return None
+        preparation = self._prepare(feed, input_fn, list(hooks or ()), latest, lambda reason: run.request_stop(reason))
+        listeners = preparation.session_hooks.listeners([*(saving_listeners or ()), *preparation.overrides.listeners])
+        run = TrainingRun(
+            preparation,
+            target=preparation.target(steps, max_steps),
+            checkpoints=checkpoints.CheckpointWriter(self.model_dir, preparation.config.keep_checkpoint_max),
+            summary_writer=self._writer,
+            journal=self._journal,
+            progress=self._progress,
+            listeners=listeners,
+            after_save=after_save,
+        )
         try:
             run.run(save_first=latest is None)
         finally:
             self._progress.stop()
         return run
 
-    def _training_run(
-        self,
-        input_fn: InputFn,
-        hooks: list[Any],
-        listeners: list[Any],
-        after_save: Sequence[Callable[[TrainingRun], None]],
-        latest: str | None,
-        steps: int | None,
-        max_steps: int | None,
-    ) -> TrainingRun:
+    def prepare(self, input_fn: InputFn, hooks: Sequence[Any] | None = None) -> Preparation:
+        """Training up to its first step: the model traced, restored from the latest checkpoint, at its place in the
+        input. No step is taken and no checkpoint written."""
+        latest = self.latest_checkpoint()
+        return self._prepare(self._training_feed(input_fn, latest), input_fn, list(hooks or ()), latest)
+
+    def _is_at_its_end(self, input_fn: InputFn, feed: Feed, latest: str | None) -> bool:
+        """Whether an earlier process, not a call on this object, has read the input to its end."""
+        return self._trained_on is None and was_read_to_its_end(source_of(input_fn, feed), latest)
+
+    def _training_feed(self, input_fn: InputFn, latest: str | None) -> Feed:
         if latest is None:
             self._models.clear()  # what is in memory is of a model_dir that somebody has emptied
+        with self._journal.phase("build"):
+            return self._feed(input_fn, ModeKeys.TRAIN, self._model(training=True))
+
+    def _prepare(
+        self,
+        feed: Feed,
+        input_fn: InputFn,
+        hooks: list[Any],
+        latest: str | None,
+        stop: Callable[[str], None] = lambda reason: None,
+    ) -> Preparation:
+        """Args: stop: called with the reason when a session hook requests to stop."""
         model = self._model(training=True)
-        feed = self._feed(input_fn, ModeKeys.TRAIN, model)
         overrides, _, _ = split_hooks(hooks)
-        program = model.train_program(feed, stop_at_nan=overrides.nan(self._config.nan) == "stop")
+        stop_at_nan = overrides.nan(self._config.nan) == "stop"
+        program = model.train_program(feed, summary_writer=self._writer, stop_at_nan=stop_at_nan)
         spec = program.spec
         hooks += [*spec.training_hooks, *(spec.training_chief_hooks if self._config.is_chief else ())]
         overrides, native, session = split_hooks(hooks)
-        session_hooks = SessionHooks(session, program.trace, lambda reason: run.request_stop(reason))
+        session_hooks = SessionHooks(session, program.trace, stop)
         if latest is not None:
             model.restore(latest)
         elif spec.scaffold is not None:
             session_hooks.initialise(spec.scaffold)
-        iterator, position = self._iterator(feed, input_fn, latest)
+        with self._journal.phase("restore" if latest else "build"):
+            iterator, position = self._iterator(feed, input_fn, latest)
         config = overrides.config(self._config)
-        run = TrainingRun(
-            model,
-            program,
-            feed,
-            iterator,
-            position,
-            config=config,
-            checkpoints=checkpoints.CheckpointWriter(self.model_dir, config.keep_checkpoint_max),
-            summary_writer=self._writer,
-            journal=self._journal,
-            progress=self._progress,
-            hooks=native,
-            session_hooks=session_hooks,
-            listeners=session_hooks.listeners([*listeners, *overrides.listeners]),
-            target=overrides.target(model.store.global_step, steps, max_steps),
-            after_save=after_save,
-            fail_at_nan=overrides.stop_at_nan is not False,
-        )
-        return run
+        return Preparation(model, program, feed, iterator, position, latest, config, native, session_hooks, overrides)
 
     def _iterator(self, feed: Feed, input_fn: InputFn, latest: str | None) -> tuple[Any, Position]:
         """The training input, where the checkpoint left it.
@@ -208,7 +221,7 @@ class Estimator:
 
         Args:
           steps: of evaluation: a global batch each, or a batch of the function's own for each replica; None: all.
-          hooks: native hooks, whose begin and end are called; session hooks, which see each batch.
+          hooks: native hooks, whose begin, after_batches and end are called; session hooks, which see each batch.
           checkpoint_path: None: the latest.
           name: of this evaluation, where there are several: its events go to `eval_<name>`.
 
@@ -216,32 +229,41 @@ class Estimator:
 
         Raises:
           ValueError: there is no checkpoint; steps is not positive; the input is empty.
+          Interrupted: a native hook gave it up.
         """
         _check_positive(steps=steps)
         path = self._checkpoint(checkpoint_path, "evaluate")
+        with self._journal.phase("evaluate"):
+            return self._evaluation(input_fn, math.inf if steps is None else steps, list(hooks or ()), path, name)
+
+    def _evaluation(
+        self, input_fn: InputFn, steps: float, hooks: list[Any], path: str, name: str | None
+    ) -> dict[str, Any]:
+        started = time.monotonic()
+        model, feed, program = self.prepare_evaluation(input_fn)
+        model.restore(path)
+        step = model.store.global_step
+        one_pass = self._pass([*hooks, *program.spec.evaluation_hooks], program, step, _prefix(name))
+        one_pass.begin()
+        program.reset()
+        kept = model.values() if program.trace.may_write_in_branches else {}
+        try:
+            counted = evaluation.run(program, iter(feed.dataset), steps, one_pass)
+            if not counted.examples:
+                raise ValueError(f"evaluate({name or ''}): the input has no examples.")
+            results = {**counted.means()}
+            results.update(tf.nest.map_structure(metrics.plain, program.values()))
+        finally:
+            model.assign(kept)
+        self._report_evaluation(results, step, name, path, counted.examples, time.monotonic() - started)
+        one_pass.end()
+        return {**results, "global_step": step}
+
+    def prepare_evaluation(self, input_fn: InputFn) -> tuple[Model, Feed, inference.EvalProgram]:
+        """An evaluation up to its first batch, but for what the checkpoint holds."""
         model = self._model(training=False)
         feed = self._feed(input_fn, ModeKeys.EVAL, model)
-        program = model.eval_program(feed)
-        model.restore(path)
-        native, session = _hooks_of_pass([*(hooks or ()), *program.spec.evaluation_hooks], program.trace)
-        run = PassRun(self.model_dir, model.store.global_step)
-        session.begin(in_loops=False)
-        for hook in native:
-            hook.begin(run)
-        program.reset()
-        kept = model.values() if program.trace.may_write_in_branches else None
-        counted = evaluation.run(program, iter(feed.dataset), math.inf if steps is None else steps, session)
-        if not counted.examples:
-            raise ValueError(f"evaluate({name or ''}): the input has no examples.")
-        results = {**counted.means()}
-        results.update(tf.nest.map_structure(metrics.plain, program.values()))
-        if kept is not None:
-            model.assign(kept)
-        self._report_evaluation(results, run.global_step, name, path, counted.examples)
-        session.end()
-        for hook in native:
-            hook.end(run)
-        return {**results, "global_step": run.global_step}
+        return model, feed, model.eval_program(feed)
 
     def predict(
         self,
@@ -255,8 +277,8 @@ class Estimator:
 
         Args:
           predict_keys: of a dict of predictions, only these.
-          hooks: native ones, whose begin is called with the first prediction and end after the last one, and session
-            hooks, which see each batch.
+          hooks: native ones, whose begin is called with the first prediction, after_batches with each batch and end
+            after the last one, and session hooks, which see each batch.
           yield_single_examples: one example at a time; False: one batch of a replica at a time.
 
         Raises:
@@ -273,26 +295,24 @@ class Estimator:
         feed = self._feed(input_fn, ModeKeys.PREDICT, model)
         program = model.predict_program(feed)
         model.restore(path)
-        native, session = _hooks_of_pass([*hooks, *program.spec.prediction_hooks], program.trace)
-        run = PassRun(self.model_dir, model.store.global_step)
-        session.begin(in_loops=False)
-        for hook in native:
-            hook.begin(run)
+        one_pass = self._pass([*hooks, *program.spec.prediction_hooks], program, model.store.global_step, "predict")
+        one_pass.begin()
         program.reset()
         if program.trace.may_write_in_branches:
             model.has_new_values()  # what runs next reads the checkpoint again
-        for batch in program.batches(iter(feed.dataset), session):
+        seen = 0
+        for count, batch in program.batches(iter(feed.dataset), one_pass.session):
             if model.is_stale(path) and not program.trace.may_write_in_branches:
                 raise RuntimeError("the model was trained or restored while predict was under way: call predict again.")
             batch = inference.chosen(batch, predict_keys)
+            seen += count
+            one_pass.after_batches(seen)
             if not single:
                 yield batch
                 continue
             for example in range(inference.num_examples(batch)):
                 yield tf.nest.map_structure(lambda values, example=example: values[example], batch)
-        session.end()
-        for hook in native:
-            hook.end(run)
+        one_pass.end()
 
     # --- what is there ----------------------------------------------------------------------------------------
 
@@ -310,14 +330,14 @@ class Estimator:
 
     def eval_dir(self, name: str | None = None) -> str:
         """Where the events of an evaluation go."""
-        return os.path.join(self.model_dir, "eval" if not name else f"eval_{name}")
+        return os.path.join(self.model_dir, _prefix(name))
 
     # --- parts ------------------------------------------------------------------------------------------------
 
     @functools.cached_property
     def _writer(self) -> Any:
-        """Of training's events. Made with the first model: constructing an Estimator touches no file."""
-        return tf.summary.create_file_writer(self.model_dir)
+        """Of training's events. It makes a file at once: not before training is prepared."""
+        return metrics.build_writer(self.model_dir, is_on=self._config.tensorboard)
 
     def _model(self, *, training: bool) -> Model:
         """The model on the strategy of training, or on that of evaluation where it is another one."""
@@ -326,8 +346,7 @@ class Estimator:
             strategy = None if self._config.eval_distribute == "default" else self._config.eval_distribute
         other = strategy is not self._config.train_distribute
         if other not in self._models:
-            writer = None if other else self._writer
-            self._models[other] = Model(self._model_fn, strategy, seed=self._config.seed, summary_writer=writer)
+            self._models[other] = Model(self._model_fn, strategy, seed=self._config.seed, journal=self._journal)
         return self._models[other]
 
     def _feed(self, input_fn: InputFn, mode: str, model: Model) -> Feed:
@@ -340,7 +359,10 @@ class Estimator:
                 config=self._config,
                 num_replicas=model.num_replicas(training=mode == ModeKeys.TRAIN),
             )
-        _log.info("Input (%s): sharding %s: %s", mode, feed.shard, feed.reason)
+        how = f"Input ({mode}): sharding {feed.shard}: {feed.reason}"
+        if how not in self._said:  # each evaluation builds its input anew
+            self._said.add(how)
+            _log.info("%s", how)
         return feed
 
     def _checkpoint(self, path: str | None, command: str) -> str:
@@ -352,46 +374,36 @@ class Estimator:
             )
         return path
 
+    def _pass(self, hooks: Sequence[Any], program: Any, step: int, what: str) -> Pass:
+        run = PassRun(self.model_dir, step)
+        return Pass(hooks, program.trace, run, functools.partial(self._progress.count, what))
+
     def _report_evaluation(
-        self, results: Mapping[str, Any], step: int, name: str | None, path: str, examples: int
+        self, results: Mapping[str, Any], step: int, name: str | None, path: str, examples: int, secs: float
     ) -> None:
         scalars = metrics.scalars(results)
-        prefix = f"eval_{name}" if name else "eval"
+        prefix = _prefix(name)
         self._journal.metrics(step, {f"{prefix}/{key}": value for key, value in scalars.items()})
-        self._journal.event("evaluated", name=name or "", step=step, checkpoint=path, examples=examples)
+        self._journal.event("evaluated", name=name or "", step=step, checkpoint=path, examples=examples, secs=secs)
         shown = ", ".join(f"{key} = {value:.6g}" for key, value in sorted(scalars.items()))
-        self._progress.message(f"{prefix} at step {step}: {shown} ({examples} examples)")
-        metrics.write_events(self.eval_dir(name), step, results)
+        self._progress.message(f"{prefix} at step {step}: {shown} ({examples} examples, {secs:.1f} s)")
+        writer = metrics.build_writer(self.eval_dir(name), is_on=self._config.tensorboard)
+        metrics.write_events(writer, step, results)
+        writer.close()
 
 
-def _with_model_dir(config: RunConfig | None, model_dir: str | os.PathLike[str] | None) -> RunConfig:
-    if config is not None and not isinstance(config, RunConfig):
-        raise ValueError(f"Estimator(config={config!r}): it must be a RunConfig.")
-    config = config or RunConfig()
-    if model_dir is not None:
-        given = os.fspath(model_dir)
-        if not given:
-            raise ValueError("Estimator(model_dir=''): give a folder, or None for a temporary one.")
-        if config.model_dir is not None and config.model_dir != given:
-            raise ValueError(f"Estimator(model_dir={given!r}) and its config's model_dir={config.model_dir!r} differ.")
-        config = config.replace(model_dir=given)
-    if config.model_dir is None:
-        config = config.replace(model_dir=tempfile.mkdtemp(prefix="model-"))
-        _log.warning("No model_dir was given: using the temporary folder %s.", config.model_dir)
-    return config
+def _prefix(name: str | None) -> str:
+    """Of an evaluation's metrics, and its folder."""
+    return f"eval_{name}" if name else "eval"
+
+
+def _check_end(steps: int | None, max_steps: int | None) -> None:
+    _check_positive(steps=steps, max_steps=max_steps)
+    if steps is not None and max_steps is not None:
+        raise ValueError(f"train(steps={steps}, max_steps={max_steps}): give one of them.")
 
 
 def _check_positive(**arguments: int | None) -> None:
     for name, value in arguments.items():
         if value is not None and value <= 0:
             raise ValueError(f"{name}={value}: it must be positive; None sets no limit.")
-
-
-def _hooks_of_pass(hooks: Sequence[Any], trace: Any) -> tuple[list[Hook], SessionHooks]:
-    """Hooks of an evaluation or prediction; those that only steer training (StopAtStepHook, ..) have no part in it."""
-
-    def refuse(reason: str) -> None:
-        raise RuntimeError(f"{reason}: only training can be stopped; give evaluate(steps=).")
-
-    _, native, session = split_hooks(hooks)
-    return native, SessionHooks(session, trace, refuse)

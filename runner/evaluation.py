@@ -9,7 +9,7 @@ from typing import Any
 
 from runner.inference import EvalProgram, EvalResult
 from runner.loop import LoopLength
-from runner.session_hooks import SessionHooks
+from runner.passes import Pass
 
 
 @dataclasses.dataclass
@@ -34,8 +34,13 @@ class Counted:
         return {name: total / weight if weight else math.nan for name, (total, weight) in self.sums.items()}
 
 
-def run(program: EvalProgram, iterator: Any, steps: float, session: SessionHooks) -> Counted:
-    """Evaluates up to `steps` batches: in loops, or one at a time for session hooks to see."""
+def run(program: EvalProgram, iterator: Any, steps: float, one_pass: Pass) -> Counted:
+    """Evaluates up to `steps` batches: in loops, or one at a time for session hooks to see.
+
+    Raises:
+      Interrupted: a hook gave it up.
+    """
+    session = one_pass.session
     counted, length, taken = Counted(), LoopLength(None if session.is_empty else 1), 0
     while taken < steps:
         num_steps, started = length.next(steps - taken), time.perf_counter()
@@ -46,6 +51,7 @@ def run(program: EvalProgram, iterator: Any, steps: float, session: SessionHooks
             if not result.data_ended:
                 session.after_run(values)
         counted.add(result)
+        one_pass.after_batches(counted.examples)
         taken += num_steps
         length.took(num_steps, time.perf_counter() - started)
         if result.data_ended:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
     """Replaces `path` in one move; a reader sees the old text or the new one, also after a crash."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -18,7 +18,7 @@ def write_atomically(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner may read
+        os.chmod(temporary, mode)  # mkstemp makes files that only their owner may read
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

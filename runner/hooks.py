@@ -45,12 +45,16 @@ class Run(Protocol):
         """Ends training after this loop, with a checkpoint."""
 
     def interrupt(self, reason: str) -> None:
-        """As `request_stop`, by somebody who will not wait: no evaluation follows."""
+        """As `request_stop`, by somebody who will not wait: no evaluation follows, and one under way is given up."""
+
+
+class Interrupted(Exception):
+    """An evaluation or a prediction was ended before it had seen all examples: it has no result."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PassRun:
-    """An evaluation or a prediction, as the `begin` and `end` of hooks see it: a pass over data at one global step."""
+    """An evaluation or a prediction, as hooks see it: a pass over data at one global step."""
 
     model_dir: str
     global_step: int
@@ -59,7 +63,9 @@ class PassRun:
         """Raises: RuntimeError: it takes all of its examples."""
         raise RuntimeError(f"request_stop({reason!r}): only training can be stopped; give evaluate(steps=).")
 
-    interrupt = request_stop
+    def interrupt(self, reason: str) -> None:
+        """Raises: Interrupted: who will not wait gets no result."""
+        raise Interrupted(reason)
 
 
 class Hook:
@@ -79,6 +85,9 @@ class Hook:
 
     def after_step(self, run: Run, result: StepResult) -> None:
         """After a loop."""
+
+    def after_batches(self, run: Run, examples: int) -> None:
+        """In an evaluation or prediction, after some of its batches; `examples` are those seen so far."""
 
     def end(self, run: Run) -> None:
         """After the last checkpoint, or after the evaluation or prediction; not called when that failed."""

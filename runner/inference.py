@@ -244,8 +244,8 @@ class PredictProgram:
         """Before each prediction: random state starts from the seed."""
         self._store.reset_local(self.trace.served.requests)
 
-    def batches(self, iterator: Any, observer: BatchObserver) -> Iterator[Any]:
-        """Yields the predictions of one replica's batch at a time, in the order of the input. NumPy values.
+    def batches(self, iterator: Any, observer: BatchObserver) -> Iterator[tuple[int, Any]]:
+        """Yields (examples, predictions) of one replica's batch at a time, in the order of the input. NumPy values.
 
         Args:
           observer: is asked before each batch what to fetch with it, and handed the values of the tensors.
@@ -258,7 +258,7 @@ class PredictProgram:
             observer.after_run([value.numpy() for value in values])
             for count, replica_predictions in zip(counts.numpy(), predictions, strict=True):
                 if count:
-                    yield tf.nest.map_structure(lambda tensor: tensor.numpy(), replica_predictions)
+                    yield int(count), tf.nest.map_structure(lambda tensor: tensor.numpy(), replica_predictions)
 
     def _next(self, fetches: Sequence[Any]) -> Callable[..., Any]:
         key = tuple(id(fetch) for fetch in fetches)

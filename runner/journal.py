@@ -1,20 +1,22 @@
 """What happened in a run, on disk: JSON lines that one task appends and the supervisor reads while they grow.
 
-Two kinds of lines, each with the `time` (seconds since the epoch) at which it was written:
+Two kinds of lines, metrics and events, each with the `time` (seconds since the epoch) at which it was written:
 
     {"time": 1763647000.1, "step": 100, "metrics": {"train/loss": 0.31}}
-    {"time": 1763647000.2, "event": "result", "global_step": 100}
+    {"time": 1763647000.2, "event": "phase", "name": "trace", "secs": 0.91}
+    {"time": 1763647000.3, "event": "result", "global_step": 100}
 
 Numbers that JSON has no word for are the strings "nan", "inf" and "-inf"; `float` reads them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,21 @@ from typing import Any
 class Journal:
     """Appends to one file; every line is flushed, so a reader or a crash loses nothing that was said.
 
-    Safe to call from several threads of the one process that owns the file.
+    Safe to call from several threads of the one process that owns the file; phases are of its main thread.
+
+    Attributes:
+      phases: name -> seconds so far, of this process.
     """
 
-    def __init__(self, path: str | Path, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        path: str | Path,
+        clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.phases: dict[str, float] = {}
+        self._clock, self._timer = clock, timer
+        self._inner_secs = 0.0
         self._lock = threading.Lock()
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "ab", buffering=0)
@@ -41,6 +53,23 @@ class Journal:
         """Notes that something happened; fields are anything that JSON can hold, everything else as text."""
         self._append({"event": kind, **fields})
 
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Notes how long its body took, less the phases inside it: the seconds of all phases add up."""
+        outer, self._inner_secs = self._inner_secs, 0.0
+        started = self._timer()
+        try:
+            yield
+        finally:
+            secs = self._timer() - started
+            self.took(name, secs - self._inner_secs)
+            self._inner_secs = outer + secs
+
+    def took(self, name: str, secs: float) -> None:
+        """Notes the seconds of a phase that was measured elsewhere."""
+        self.phases[name] = self.phases.get(name, 0.0) + secs
+        self.event("phase", name=name, secs=round(secs, 4))
+
     def close(self) -> None:
         self._file.close()
 
@@ -53,9 +82,17 @@ class Journal:
 class NullJournal:
     """Notes nothing."""
 
+    def __init__(self) -> None:
+        self.phases: dict[str, float] = {}
+
     def metrics(self, step: int, values: Mapping[str, float]) -> None: ...
 
     def event(self, kind: str, **fields: Any) -> None: ...
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def took(self, name: str, secs: float) -> None: ...
 
     def close(self) -> None: ...
 

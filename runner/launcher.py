@@ -11,9 +11,11 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import IO
 
 LIFELINE = "RUNNER_LIFELINE_FD"
 """The environment variable that tells a child which file descriptor ends when its parent does."""
@@ -22,9 +24,10 @@ LIFELINE = "RUNNER_LIFELINE_FD"
 class Process:
     """A running child. Its group is `pid`: it leads its own session."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], lifeline: int) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes], lifeline: int, pumps: Sequence[threading.Thread] = ()) -> None:
         self._popen = popen
         self._lifeline = lifeline
+        self._pumps = pumps
 
     @property
     def pid(self) -> int:
@@ -59,18 +62,26 @@ class Process:
     def close(self) -> int:
         """Waits for the end and lets the lifeline go. The child's exit code."""
         code = self._popen.wait()
+        for pump in self._pumps:
+            pump.join()
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
         return code
 
 
-def start_process(argv: Sequence[str], env: Mapping[str, str]) -> Process:
-    """Starts `argv` with exactly the environment `env`; its output goes where ours goes."""
+def start_process(argv: Sequence[str], env: Mapping[str, str], prefix: str = "") -> Process:
+    """Starts `argv` with exactly the environment `env`.
+
+    Args:
+      prefix: put before each line that it says, where several processes talk at a time; '': its output goes where ours
+        goes, a terminal stays one.
+    """
     read_end, write_end = os.pipe()
+    output = subprocess.PIPE if prefix else None
     try:
         popen = subprocess.Popen(
-            list(argv), env={**env, LIFELINE: str(read_end)}, stdin=subprocess.DEVNULL,
+            list(argv), env={**env, LIFELINE: str(read_end)}, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True, pass_fds=(read_end,),
         )  # fmt: skip
     except BaseException:
@@ -78,7 +89,12 @@ def start_process(argv: Sequence[str], env: Mapping[str, str]) -> Process:
         raise
     finally:
         os.close(read_end)
-    return Process(popen, write_end)
+    pumps = [
+        _start_pump(ours, theirs, prefix)
+        for ours, theirs in ((popen.stdout, sys.stdout), (popen.stderr, sys.stderr))
+        if ours is not None
+    ]
+    return Process(popen, write_end, pumps)
 
 
 def end_with_parent(env: Mapping[str, str], grace_secs: float = 30.0) -> None:
@@ -110,3 +126,18 @@ def _watch(descriptor: int, grace_secs: float) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(grace_secs)
     os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def _start_pump(source: IO[bytes], target: IO[str], prefix: str) -> threading.Thread:
+    """A thread that copies each line of `source` with `prefix` before it."""
+
+    def copy() -> None:
+        with source:
+            for line in source:
+                text = line.decode(errors="replace").rstrip("\n")
+                target.write(f"{prefix}{text}\n")  # one write a line: those of several processes do not mix
+                target.flush()
+
+    thread = threading.Thread(target=copy, daemon=True, name=f"output of {prefix.strip()}")
+    thread.start()
+    return thread

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,16 +12,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from runner import manifest
 from runner.checkpoints import CheckpointWriter, Snapshot
-from runner.hooks import Every, Hook
+from runner.hooks import Every
 from runner.inputs import Feed
 from runner.journal import Journal, NullJournal
-from runner.model import Model
 from runner.position import Position, state_is_exact
-from runner.report import Progress
-from runner.run_config import RunConfig
-from runner.session_hooks import SessionHooks
-from runner.steps import LoopResult, TrainProgram
+from runner.preparation import Preparation
+from runner.report import Progress, format_bytes
+from runner.steps import LoopResult
 from runner.types import StepResult
 
 _log = logging.getLogger(__name__)
@@ -62,45 +62,39 @@ class TrainingRun:
     """One call of `Estimator.train`, as hooks see it.
 
     Args:
-      hooks, session_hooks: native ones, and those of v1.
       target: train until this global step; infinite: until the data ends or a hook stops.
+      listeners: checkpoint listeners, called around each save.
       after_save: called after each checkpoint, with this run: evaluations.
-      fail_at_nan: False ends training without an error where a loss is not finite.
     """
 
     def __init__(
         self,
-        model: Model,
-        program: TrainProgram,
-        feed: Feed,
-        iterator: Any,
-        position: Position,
+        preparation: Preparation,
         *,
-        config: RunConfig,
+        target: float,
         checkpoints: CheckpointWriter,
         summary_writer: Any,
         journal: Journal | NullJournal,
         progress: Progress,
-        hooks: Sequence[Hook],
-        session_hooks: SessionHooks,
         listeners: Sequence[Any],
-        target: float,
         after_save: Sequence[Callable[[TrainingRun], None]] = (),
-        fail_at_nan: bool = True,
     ) -> None:
+        config, program, feed = preparation.config, preparation.program, preparation.feed
+        position = preparation.position
         assert config.model_dir is not None
         self.model_dir: str = config.model_dir
         self.examples = 0
         self.secs = 0.0
         self.stop_reason: str | None = None
         self.interrupted = False
-        self._model, self._program, self._feed, self._iterator = model, program, feed, iterator
-        self._position = position
+        self._model, self._program, self._feed = preparation.model, program, feed
+        self._iterator, self._position = preparation.iterator, position
         self._config, self._checkpoints, self._summary_writer = config, checkpoints, summary_writer
         self._journal, self._progress = journal, progress
-        self._hooks, self._session_hooks, self._listeners = hooks, session_hooks, listeners
-        self._target, self._after_save, self._fail_at_nan = target, after_save, fail_at_nan
-        self._step = self._first_step = model.store.global_step
+        self._hooks, self._session_hooks, self._listeners = preparation.hooks, preparation.session_hooks, listeners
+        self._target, self._after_save = target, after_save
+        self._fail_at_nan = preparation.overrides.stop_at_nan is not False  # else training ends without an error
+        self._step = self._first_step = self._model.store.global_step
         self._advance = 1
         self._length = LoopLength(config.steps_per_loop)
         self._save_every = Every(config.save_checkpoints_steps, config.save_checkpoints_secs)
@@ -144,27 +138,33 @@ class TrainingRun:
           tf.compat.v1.train.NanLossDuringTrainingError: a loss was not finite; it names the step.
           ValueError: the step does not advance the global step.
         """
-        self._begin(save_first=save_first)
-        while self._step < self._target and self.stop_reason is None:
-            num_steps = self._num_steps()
-            for hook in self._hooks:
-                hook.before_step(self, self._step)
-            result = self._take(num_steps)
-            if result.num_steps:  # none, when the loop found nothing but the end of the data
+        try:
+            self._begin(save_first=save_first)
+            while self._step < self._target and self.stop_reason is None:
+                num_steps = self._num_steps()
                 for hook in self._hooks:
-                    hook.after_step(self, result)
-            now = time.monotonic()
-            if self._save_every.due(result.first_step - 1, result.last_step, now - self._saved_at):
-                self.save()
-        self._end()
+                    hook.before_step(self, self._step)
+                result = self._take(num_steps)
+                if result.num_steps:  # none, when the loop found nothing but the end of the data
+                    for hook in self._hooks:
+                        hook.after_step(self, result)
+                now = time.monotonic()
+                if self._save_every.due(result.first_step - 1, result.last_step, now - self._saved_at):
+                    self.save()
+            self._end()
+        finally:
+            self._journal.took("train", self.secs)
 
     def save(self) -> str:
         """Writes a checkpoint of this step, the latest when this returns. Its path."""
         session = self._session_hooks.session
         for listener in self._listeners:
             listener.before_save(session, self._step)
+        started = time.monotonic()
         path = self._write_checkpoint()
         self._journal.event("checkpoint", step=self._step, path=path)
+        size, secs = format_bytes(manifest.size_of(path)), time.monotonic() - started
+        _log.info("Saved %s: %s in %.2f s", os.path.basename(path), size, secs)
         for listener in self._listeners:
             if listener.after_save(session, self._step):
                 self.request_stop(f"{type(listener).__name__} requested it")
@@ -175,7 +175,8 @@ class TrainingRun:
     def _write_checkpoint(self) -> str:
         snapshot = Snapshot(self._step, self._model.values(), {"input": self._position.as_extra()})
         worker = self._config.cluster.worker_index
-        path = self._checkpoints.save(snapshot, {worker: self._iterator} if self._state_is_exact else {})
+        with self._journal.phase("save"):
+            path = self._checkpoints.save(snapshot, {worker: self._iterator} if self._state_is_exact else {})
         self._model.has_values_of(path)
         self._saved_step, self._saved_at = self._step, time.monotonic()
         return path
@@ -213,8 +214,7 @@ class TrainingRun:
             hook.end(self)
         for listener in self._listeners:
             listener.end(self._session_hooks.session, self._step)
-        if self._summary_writer is not None:
-            self._summary_writer.flush()
+        self._summary_writer.flush()
 
     def _num_steps(self) -> int:
         """Steps of the next loop: it ends at the next boundary of any cadence."""
@@ -289,10 +289,9 @@ class TrainingRun:
         """Gives the values of the recorded step to the event file and to the hooks that asked for them."""
         values = [value[-1] for value in part.values]
         num_protos = self._program.num_summary_protos if summaries else 0
-        if self._summary_writer is not None:
-            with self._summary_writer.as_default():
-                for proto in values[:num_protos]:
-                    tf.summary.experimental.write_raw_pb(proto, step=result.last_step)
+        with self._summary_writer.as_default():
+            for proto in values[:num_protos]:
+                tf.summary.experimental.write_raw_pb(proto, step=result.last_step)
         if fetched:
             self._session_hooks.after_run(values[num_protos:])
 
@@ -301,6 +300,8 @@ class TrainingRun:
     def _record(self, result: StepResult) -> None:
         if not result.num_steps:
             return
+        if result.first_step == self._first_step + 1:  # whoever started the run knows how long that took
+            self._journal.event("first_step", step=result.first_step)
         steps_per_sec = result.num_steps / result.secs
         examples_per_sec = result.examples / result.secs
         steps = np.linspace(result.first_step, result.last_step, result.num_steps).round().astype(int)
@@ -313,16 +314,14 @@ class TrainingRun:
                     "train/examples_per_sec": examples_per_sec,
                 }
             self._journal.metrics(step, values)
-        if self._summary_writer is not None:
-            with self._summary_writer.as_default():
-                chosen = self._at(self._config.save_summary_steps, steps, result.losses)
-                for step, loss in chosen:
-                    scalars = {"global_step/sec": steps_per_sec} | ({"loss": loss} if self._writes_loss else {})
-                    # One proto for both: tf.summary.scalar takes 0.12 ms for each.
-                    proto = tf.compat.v1.Summary(
-                        value=[{"tag": tag, "simple_value": value} for tag, value in scalars.items()]
-                    )
-                    tf.summary.experimental.write_raw_pb(proto.SerializeToString(), step=step)
+        with self._summary_writer.as_default():
+            for step, loss in self._at(self._config.save_summary_steps, steps, result.losses):
+                scalars = {"global_step/sec": steps_per_sec} | ({"loss": loss} if self._writes_loss else {})
+                # One proto for both: tf.summary.scalar takes 0.12 ms for each.
+                proto = tf.compat.v1.Summary(
+                    value=[{"tag": tag, "simple_value": value} for tag, value in scalars.items()]
+                )
+                tf.summary.experimental.write_raw_pb(proto.SerializeToString(), step=step)
         self._progress.update(self._step, float(result.losses[-1]), steps_per_sec, examples_per_sec)
 
     def _at(self, every: int | None, steps: np.ndarray, losses: np.ndarray) -> list[tuple[int, float]]:

@@ -85,6 +85,21 @@ def list_checkpoints(model_dir: str | os.PathLike[str]) -> list[CheckpointInfo]:
     return sorted((info for info in infos if info), key=lambda info: info.step)
 
 
+def list_names(model_dir: str | os.PathLike[str]) -> list[str]:
+    """The names of the checkpoints of `model_dir` by step, those that are not complete among them."""
+    names = [name for name in _groups(Path(model_dir)) if step_of(name) is not None]
+    return sorted(names, key=lambda name: (step_of(name) or 0, name))
+
+
+def time_of(path: str | os.PathLike[str]) -> float | None:
+    """When the checkpoint `path` was written, in seconds since 1970; None where it has neither manifest nor index."""
+    path = Path(path)
+    try:
+        return _time(path.parent, path.name, [f"{path.name}.index"])
+    except FileNotFoundError:
+        return None
+
+
 def latest_checkpoint(model_dir: str | os.PathLike[str]) -> str | None:
     """The path of the checkpoint to continue from; None when there is no complete one.
 
@@ -134,6 +149,11 @@ def what_has_changed(path: str | os.PathLike[str]) -> str | None:
         if facts["checksum"].startswith("crc32:") and facts["checksum"] != _checksum(path.parent / name):
             return f"{name} has checksum {_checksum(path.parent / name)} and was written with {facts['checksum']}"
     return None
+
+
+def size_of(path: str | os.PathLike[str]) -> int:
+    """Bytes of all files of the checkpoint `path`."""
+    return sum(_sizes(Path(path)).values())
 
 
 # --- manifests ------------------------------------------------------------------------------------------------------

@@ -24,9 +24,13 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in flat(metrics).items() if isinstance(value, (float, int))}
 
 
-def write_events(folder: str, step: int, metrics: Mapping[str, Any]) -> None:
-    """Adds `metrics` to the event files of `folder`: numbers, arrays, serialised `tf.compat.v1.Summary`s."""
-    writer = tf.summary.create_file_writer(folder)
+def build_writer(folder: str, *, is_on: bool) -> Any:
+    """A writer of event files in `folder`, which it makes at once; one that writes nothing where `is_on` is False."""
+    return tf.summary.create_file_writer(folder) if is_on else tf.summary.create_noop_writer()
+
+
+def write_events(writer: Any, step: int, metrics: Mapping[str, Any]) -> None:
+    """Adds `metrics` to the event files of `writer`: numbers, arrays, serialised `tf.compat.v1.Summary`s."""
     with writer.as_default(step=step):
         for name, value in flat(metrics).items():
             if isinstance(value, bytes):

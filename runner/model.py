@@ -13,6 +13,7 @@ import tensorflow as tf
 from runner.checkpoints import Reader
 from runner.inference import EvalProgram, PredictProgram
 from runner.inputs import Feed
+from runner.journal import Journal, NullJournal
 from runner.model_fn import ModelFn
 from runner.steps import TrainProgram
 from runner.variables import VariableStore
@@ -25,17 +26,17 @@ class Model:
 
     Args:
       strategy: None is TensorFlow's default.
-      summary_writer: where `tf.summary` inside model_fn goes when training; None: nowhere.
+      journal: told how long tracing and restoring took.
     """
 
     def __init__(
-        self, model_fn: ModelFn, strategy: tf.distribute.Strategy | None, *, seed: int, summary_writer: Any
+        self, model_fn: ModelFn, strategy: tf.distribute.Strategy | None, *, seed: int, journal: Journal | NullJournal
     ) -> None:
         self.strategy = strategy
         self.store = VariableStore(strategy, seed)
         self.num_traces = 0
         self._model_fn = model_fn
-        self._summary_writer = summary_writer
+        self._journal = journal
         self._programs: dict[Any, Any] = {}
         self._values_of: str | None = None
 
@@ -45,12 +46,16 @@ class Model:
             return 1
         return len(self.strategy.extended.worker_devices)
 
-    def train_program(self, feed: Feed, *, stop_at_nan: bool) -> TrainProgram:
-        """The training step for inputs like `feed`'s; traced the first time it is asked for."""
+    def train_program(self, feed: Feed, *, summary_writer: Any, stop_at_nan: bool) -> TrainProgram:
+        """The training step for inputs like `feed`'s; traced the first time it is asked for.
+
+        Args:
+          summary_writer: where `tf.summary` inside model_fn goes; always the same one.
+        """
 
         def build() -> TrainProgram:
             return TrainProgram(
-                self.store, self._model_fn, feed, summary_writer=self._summary_writer, stop_at_nan=stop_at_nan
+                self.store, self._model_fn, feed, summary_writer=summary_writer, stop_at_nan=stop_at_nan
             )
 
         return self._program(("train", stop_at_nan), feed, build)
@@ -67,7 +72,8 @@ class Model:
         key = (*kind, repr(feed.dataset.element_spec), feed.division)
         if key not in self._programs:
             known = set(self.store.saved)
-            self._programs[key] = build()
+            with self._journal.phase("trace"):
+                self._programs[key] = build()
             self.num_traces += 1
             if set(self.store.saved) - known:
                 self._values_of = None  # new variables have their initial values, not the checkpoint's
@@ -83,12 +89,13 @@ class Model:
         """
         if path == self._values_of:
             return
-        reader = Reader(path)
-        self._check(reader)
-        self._values_of = None
-        values = reader.get_many(self.store.saved)
-        self._warn_of_learning_rates(values, path)
-        self.assign(values)
+        with self._journal.phase("restore"):
+            reader = Reader(path)
+            self._check(reader)
+            self._values_of = None
+            values = reader.get_many(self.store.saved)
+            self._warn_of_learning_rates(values, path)
+            self.assign(values)
         self._values_of = path
 
     def assign(self, values: Mapping[str, Any]) -> None:

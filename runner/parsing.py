@@ -14,36 +14,26 @@ from typing import Any, NoReturn, get_type_hints
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from runner.config import (
-    STRATEGY_OPTIONS,
-    Config,
-    ConfigError,
-    InputBlock,
-    InputConfig,
-    StrategyConfig,
-    eval_key,
-    schema,
-    thawed,
-)
+from runner.availability import available, check_available
+from runner.checks import check
+from runner.config import Config, ConfigError, InputBlock, InputConfig, eval_key, schema, thawed
+from runner.masking import masked_override
 
 
 def parse(tree: Mapping[str, Any]) -> Config:
     """The config in `tree` (plain, resolved), with every value checked.
 
     Raises:
-      ConfigError: a key that does not exist, a value of the wrong type or out of range, settings that
-        exclude each other.
+      ConfigError: a key that does not exist, a value of the wrong type or out of range, what this version cannot do
+        yet, settings that exclude each other.
     """
     config: Config = _merge(Config, tree, "")
     config = dataclasses.replace(config, input=dataclasses.replace(config.input, eval=_evals(config.input.eval or {})))
     _check_limits(config, "")
     for name, block in config.input.evals.items():
         _check_limits(block, eval_key(name))
-    _check_functions(config)
-    _check_strategy("strategy", config.strategy)
-    _check_strategy("eval_strategy", config.eval_strategy)
-    _check_virtual_devices(config)
-    _check_batches(config)
+    check_available(config)
+    check(config)
     return config
 
 
@@ -61,8 +51,9 @@ def unknown_key(key: str, value: Any = None) -> ConfigError:
     nearest = f"{parent}.{close[0]}".lstrip(".") if close else ""
     if not nearest:
         same_name = [other for other in everywhere if other.rpartition(".")[2] == name]
-        nearest = same_name[0] if same_name else next(iter(difflib.get_close_matches(key, everywhere, n=1)), "")
-    shown = f"{key}={value}" if value is not None else key
+        close = same_name or difflib.get_close_matches(key, everywhere, n=1, cutoff=0.7)
+        nearest = close[0] if close else ""
+    shown = masked_override(f"{key}={value}") if value is not None else key
     hint = (
         f" Did you mean {nearest!r}?"
         if nearest
@@ -81,7 +72,8 @@ def wrong_type(key: str, value: Any) -> ConfigError:
     hint = get_type_hints(owner).get(name) if owner else None
     words = _in_words(hint)
     claim = f"neither {words.removesuffix(' or null')} nor null" if words.endswith(" or null") else f"not {words}"
-    return ConfigError(f"{key}={value} is {claim}.")
+    shown = "null" if value is None else value
+    return ConfigError(f"{masked_override(f'{key}={shown}')} is {claim}.")
 
 
 def _merge(cls: type, tree: Mapping[str, Any], at: str) -> Any:
@@ -96,16 +88,28 @@ def _merge(cls: type, tree: Mapping[str, Any], at: str) -> Any:
 
 
 def _evals(tree: Mapping[str, Any]) -> dict[str, InputBlock]:
-    """The evaluation inputs by name, from `input.eval`: one block, or blocks by name."""
-    if set(tree) & set(_keys_of(InputBlock)):
-        return {"": _merge(InputBlock, tree, eval_key(""))}
-    for name, block in tree.items():
+    """The evaluation inputs by name, from `input.eval`: one block, or blocks by name.
+
+    Settings beside named blocks hold for each of them that has none of its own: what a command line or an experiment
+    says is added to the one block that the input's own file has.
+    """
+    settings = _keys_of(InputBlock)
+    common = {name: value for name, value in tree.items() if name in settings}
+    named = {str(name): block for name, block in tree.items() if name not in settings}
+    if common and not named:
+        return {"": _merge(InputBlock, common, eval_key(""))}
+    for name, block in named.items():
+        is_misspelt = bool(difflib.get_close_matches(name, settings, n=1, cutoff=0.8))
+        if common and (is_misspelt or not isinstance(block, Mapping)):
+            raise unknown_key(eval_key(name), block)
         if not isinstance(block, Mapping):
+            shown = masked_override(f"{eval_key(name)}={block!r}")
             raise ConfigError(
-                f"{eval_key(name)}={block!r} is neither a setting of an input "
-                f"({', '.join(_keys_of(InputBlock))}) nor a block of them.{_nearest(name, _keys_of(InputBlock))}"
+                f"{shown} is neither a setting of an input ({', '.join(settings)}) nor a block of them."
+                f"{_nearest(name, settings)}"
             )
-    return {name: _merge(InputBlock, block, eval_key(name)) for name, block in tree.items()}
+    blocks = {name: OmegaConf.to_container(OmegaConf.merge(common, block)) for name, block in named.items()}
+    return {name: _merge(InputBlock, block, eval_key(name)) for name, block in blocks.items()}  # type: ignore[arg-type]
 
 
 def _translate(error: OmegaConfBaseException, tree: Mapping[str, Any], at: str) -> NoReturn:
@@ -177,65 +181,26 @@ def _check_limits(value: Any, at: str) -> None:
         if dataclasses.is_dataclass(found):
             _check_limits(found, key)
             continue
-        choices, minimum = setting.metadata.get("choices"), setting.metadata.get("minimum")
-        if setting.metadata.get("auto") and found == "auto":
-            continue
-        if setting.metadata.get("auto") and (not isinstance(found, int) or isinstance(found, bool)):
-            raise ConfigError(f"{key}={found!r} is neither 'auto' nor a whole number.")
-        if choices and found is not None and found not in choices:
-            hint = _nearest(found, list(choices))
-            raise ConfigError(f"{key}={found} is not allowed.{hint} Allowed: {', '.join(choices)}.")
-        if minimum is not None and found is not None and found < minimum:
-            raise ConfigError(f"{key}={found} must be at least {minimum}.")
+        if setting.metadata and (found is not None or setting.metadata["auto"]):
+            _check_value(key, found, setting.metadata)
 
 
-def _check_functions(config: Config) -> None:
-    if not config.model.fn:
-        raise ConfigError("model.fn is not set. Give package.module or package.module.function, or choose model=...")
-    if config.command != "evaluate" and not config.input.train.fn:
-        raise ConfigError(
-            f"input.train.fn is not set, and command={config.command} trains. Choose input=... or set it."
-        )
-    if config.command == "evaluate" and not config.input.evals:
-        raise ConfigError("input.eval is empty, and command=evaluate needs at least one evaluation.")
-    for name, block in config.input.evals.items():
-        if not block.fn:
-            raise ConfigError(f"{eval_key(name)}.fn is not set.")
-
-
-def _check_strategy(key: str, strategy: StrategyConfig) -> None:
-    """Refuses options that the chosen strategy would ignore."""
-    allowed = STRATEGY_OPTIONS.get(strategy.name or "", ())
-    for option in _keys_of(StrategyConfig):
-        value = getattr(strategy, option)
-        if option != "name" and value is not None and option not in allowed:
-            raise ConfigError(
-                f"{key}.{option}={value} has no effect with {key}={strategy.name or 'same'}. "
-                f"Its options: {', '.join(allowed) or 'none'}."
-            )
-    if strategy.name == "one_device" and strategy.devices and len(strategy.devices) != 1:
-        raise ConfigError(
-            f"{key}.devices={strategy.devices}: one_device takes exactly one. Use {key}=mirrored for more."
-        )
-    if strategy.devices and strategy.num_gpus is not None:
-        raise ConfigError(f"{key}.devices and {key}.num_gpus exclude each other: name the devices, or count them.")
-
-
-def _check_virtual_devices(config: Config) -> None:
-    train, evaluation = config.strategy.virtual_devices, config.eval_strategy.virtual_devices
-    if train is not None and evaluation is not None and train != evaluation:
-        raise ConfigError(
-            f"strategy.virtual_devices={train} and eval_strategy.virtual_devices={evaluation} differ; "
-            "the CPU of a process is split once. Give both the same number."
-        )
-
-
-def _check_batches(config: Config) -> None:
-    """Refuses a train batch that does not divide, where the number of replicas is known without TensorFlow."""
-    size, strategy = config.input.train.batch_size, config.strategy
-    replicas = strategy.virtual_devices if strategy.name in ("mirrored", "central_storage") else 1
-    if size is None or not replicas or strategy.devices or strategy.num_gpus is not None or size % replicas == 0:
+def _check_value(key: str, found: Any, limits: Mapping[str, Any]) -> None:
+    """Checks one value, or each of a list, against the limits that its field declares."""
+    if limits["auto"] and found == "auto":
         return
-    below, above = size // replicas * replicas, (size // replicas + 1) * replicas
-    use = f"{below} or {above}" if below else f"{above}"
-    raise ConfigError(f"input.train.batch_size={size} does not divide over {replicas} replicas. Use {use}.")
+    if limits["auto"] and (not isinstance(found, int) or isinstance(found, bool)):
+        shown = "null" if found is None else repr(found)
+        raise ConfigError(f"{key}={shown} is neither 'auto' nor a whole number.")
+    for one in found if isinstance(found, list) else [found]:
+        if limits["choices"] and one not in limits["choices"]:
+            choices = available(key, limits["choices"])
+            hint = _nearest(one, choices)
+            raise ConfigError(f"{key}={one} is not allowed.{hint} Allowed: {', '.join(choices)}.")
+    minimum, above, below = limits["minimum"], limits["above"], limits["below"]
+    # Each the right way round to refuse NaN, which is neither.
+    if minimum is not None and not found >= minimum:
+        raise ConfigError(f"{key}={found} must be at least {minimum}.")
+    if (above is not None and not found > above) or (below is not None and not found < below):
+        bounds = f"more than {above}" if below is None else f"more than {above} and less than {below}"
+        raise ConfigError(f"{key}={found} must be {bounds}.")

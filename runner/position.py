@@ -51,6 +51,12 @@ def source_of(input_fn: Any, feed: Feed) -> str:
     return f"{name} {zlib.crc32(details.encode()):08x}"
 
 
+def was_read_to_its_end(source: str, latest: str | None) -> bool:
+    """Whether the checkpoint `latest` was written at the end of this input."""
+    saved: Mapping[str, Any] = {} if latest is None else checkpoints.Reader(latest).extra().get("input") or {}
+    return bool(saved) and saved["ended"] and saved["source"] == source
+
+
 def continued(feed: Feed, source: str, latest: str | None, worker: int) -> tuple[Any, Position]:
     """The iterator over `feed.dataset`, at the example that follows the last one of the checkpoint `latest`.
 

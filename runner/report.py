@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichBar
 from rich.table import Table
+
+_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 class Progress(Protocol):
@@ -24,8 +29,11 @@ class Progress(Protocol):
     def update(self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float) -> None:
         """Training has reached `step`."""
 
+    def count(self, what: str, examples: int) -> None:
+        """The evaluation or prediction `what` has seen so many examples."""
+
     def message(self, text: str) -> None:
-        """Says a line without disturbing the progress line."""
+        """Says a line without disturbing the progress line; what was counted has ended."""
 
     def stop(self) -> None:
         """Training has ended; may be called more than once."""
@@ -37,6 +45,8 @@ class NullProgress:
     def start(self, total_steps: int | None, step: int) -> None: ...
 
     def update(self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float) -> None: ...
+
+    def count(self, what: str, examples: int) -> None: ...
 
     def message(self, text: str) -> None: ...
 
@@ -55,6 +65,8 @@ class PlainProgress:
         self._pace = _Pace(None)
         self._said_at: float | None = None
         self._unsaid: str | None = None
+        self._counted: tuple[str, int] = ("", 0)
+        self._counted_at = 0.0
 
     def start(self, total_steps: int | None, step: int) -> None:
         self._pace, self._said_at, self._unsaid = _Pace(total_steps), None, None
@@ -67,6 +79,16 @@ class PlainProgress:
         if self._said_at is None or now - self._said_at >= self._period_secs:
             self._said_at = now
             self._say_unsaid()
+
+    def count(self, what: str, examples: int) -> None:
+        now, (last_what, last_examples) = self._clock(), self._counted
+        self._counted = (what, examples)
+        if what != last_what or examples < last_examples:
+            self._counted_at = now  # a new one: short ones say nothing
+        elif now - self._counted_at >= self._period_secs:
+            self._counted_at = now
+            self._say_unsaid()
+            print(f"{what}: {examples:,} examples", file=self._stream, flush=True)
 
     def message(self, text: str) -> None:
         self._say_unsaid()
@@ -88,30 +110,45 @@ class RichProgress:
         self._console = console or Console(stderr=True)
         self._bar: RichBar | None = None
         self._task: Any = None
+        self._counting: Any = None
         self._pace = _Pace(None)
 
     def start(self, total_steps: int | None, step: int) -> None:
         self.stop()
         self._pace = _Pace(total_steps)
-        self._bar = RichBar(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"),
-            console=self._console, refresh_per_second=5,
-        )  # fmt: skip
-        self._task = self._bar.add_task("train", total=total_steps, completed=step, facts="")
-        self._bar.start()
+        self._task = self._live().add_task("train", total=total_steps, completed=step, facts="")
 
     def update(self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float) -> None:
         facts = self._pace.facts(step, loss, steps_per_sec, examples_per_sec)
         if self._bar is not None:
             self._bar.update(self._task, completed=step, facts="  ".join(facts))
 
+    def count(self, what: str, examples: int) -> None:
+        bar = self._live()
+        if self._counting is None:
+            self._counting = bar.add_task(what, total=None, facts="examples")
+        bar.update(self._counting, description=what, completed=examples)
+
     def message(self, text: str) -> None:
+        if self._bar is not None and self._counting is not None:
+            self._bar.remove_task(self._counting)
+        self._counting = None
         self._console.print(text, markup=False, highlight=False)  # above the line while it is live
 
     def stop(self) -> None:
         if self._bar is not None:
             self._bar.stop()
-        self._bar = None
+        self._bar = self._counting = None
+
+    def _live(self) -> RichBar:
+        """The live lines, begun with the first of them."""
+        if self._bar is None:
+            self._bar = RichBar(
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"),
+                console=self._console, refresh_per_second=5,
+            )  # fmt: skip
+            self._bar.start()
+        return self._bar
 
 
 class _Pace:
@@ -150,11 +187,15 @@ def build_progress(mode: str, stream: IO[str] | None = None) -> Progress:
     return PlainProgress(stream)
 
 
-def print_summary(summary: Mapping[str, Any], model_dir: str, stream: IO[str] | None = None) -> None:
-    """Prints the end of a run: a table on a terminal, `name: value` lines elsewhere."""
+def print_summary(summary: Mapping[str, Any], model_dir: str, stream: IO[str] | None = None, prefix: str = "") -> None:
+    """Prints the end of a run: a table on a terminal, `name: value` lines elsewhere.
+
+    Args:
+      prefix: of each line, where several runs talk at a time.
+    """
     stream = stream or sys.stdout
     rows = [*_summary_rows(summary), ("model_dir", model_dir)]
-    if stream.isatty():
+    if stream.isatty() and not prefix:
         table = Table(show_header=False, box=None, pad_edge=False)
         table.add_column(style="bold")
         table.add_column(overflow="fold")
@@ -163,7 +204,7 @@ def print_summary(summary: Mapping[str, Any], model_dir: str, stream: IO[str] | 
         Console(file=stream, markup=False, highlight=False).print(table)
     else:
         for name, value in rows:
-            print(f"{name}: {value}", file=stream)
+            print(f"{prefix}{name}: {value}", file=stream)
     stream.flush()
 
 
@@ -185,6 +226,54 @@ def format_secs(secs: float) -> str:
     return f"{minutes}:{seconds:02}" if minutes else f"{seconds}s"
 
 
+def format_bytes(size: float) -> str:
+    """`512 B`, `1.5 kB`, `3.2 GB`."""
+    if size < 1000:
+        return f"{size:.0f} B"
+    power = min(4, int(math.log10(size) // 3))
+    size /= 1000**power
+    return f"{size:.0f} {_UNITS[power]}" if size >= 100 else f"{size:.1f} {_UNITS[power]}"
+
+
+def format_age(secs: float) -> str:
+    """`12 s`, `5 min`, `3 h`, `2 days`."""
+    for unit, length in (("s", 60), ("min", 60), ("h", 48)):
+        if secs < length:
+            return f"{int(secs)} {unit}"
+        secs /= 60 if unit != "h" else 24
+    return f"{int(secs)} days"
+
+
+def print_table(
+    title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], stream: IO[str] | None = None
+) -> None:
+    """Prints a table: with lines on a terminal, as aligned columns elsewhere. Numbers stand on the right.
+
+    Args:
+      headers: all empty: the table has none.
+    """
+    stream = stream or sys.stdout
+    columns = [_Column(name, cells) for name, *cells in zip(headers, *rows, strict=True)]
+    if stream.isatty():
+        table = Table(title=title, title_justify="left", show_header=any(headers))
+        for column in columns:
+            table.add_column(column.name, justify="right" if column.is_numeric else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        Console(file=stream, markup=False, highlight=False).print(table)
+    else:
+        print(title, file=stream)
+        for row in (headers, *rows) if any(headers) else rows:
+            cells = (column.padded(cell) for column, cell in zip(columns, row, strict=True))
+            print("  ".join(cells).rstrip(), file=stream)
+    stream.flush()
+
+
+def relative(path: Path) -> str:
+    """`path` as a person would type it here."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
 def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     rows = [("status", str(summary["status"]))]
     if summary.get("error"):
@@ -195,10 +284,35 @@ def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         rows.append((name, format_number(value)))
     if summary.get("steps_per_sec"):
         rows.append(("steps_per_sec", format_number(summary["steps_per_sec"])))
+    phases = {name: secs for name, secs in (summary.get("phases") or {}).items() if secs >= 0.05}
+    if phases:
+        rows.append(("time", ", ".join(f"{name} {_format_phase(secs)}" for name, secs in phases.items())))
     strategy, replicas = summary.get("strategy"), summary.get("num_replicas")
     if replicas is not None:
         rows.append(("strategy", f"{strategy}, {replicas} replica{'' if replicas == 1 else 's'}"))
-    for name in ("checkpoint", "mlflow_run_id"):
+    for name in ("checkpoint", "predictions", "mlflow_run_id", "resume"):
         if summary.get(name):
             rows.append((name, str(summary[name])))
     return rows
+
+
+def _format_phase(secs: float) -> str:
+    """`0.4 s` below a minute, `2:03:07` above."""
+    return f"{secs:.1f} s" if secs < 60 else format_secs(secs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Column:
+    """A column of a table, as text."""
+
+    name: str
+    cells: Sequence[str]
+
+    @property
+    def is_numeric(self) -> bool:
+        return all(re.fullmatch(r"[-+]?[\d,.]*(e[-+]\d+)?|nan|-?inf|-", cell) for cell in self.cells)
+
+    def padded(self, cell: str) -> str:
+        """`cell` as wide as the column."""
+        width = max(len(self.name), *map(len, self.cells), 0)
+        return cell.rjust(width) if self.is_numeric else cell.ljust(width)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import secrets
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runner.cluster import Cluster
+
+_log = logging.getLogger(__name__)
 
 _SAVE_CADENCES = ("save_checkpoints_steps", "save_checkpoints_secs")
 _NOT_GIVEN: Any = object()
@@ -28,6 +32,7 @@ class RunConfig:
       log_step_count_steps: loss and speed are logged every so many steps; None: never.
       steps_per_loop: steps that run in one graph call; None: grows until a call takes about a second, and always
         ends at the next save, summary, evaluation or last step.
+      tensorboard: False writes no event files, of training or evaluation.
       nan: "stop": training ends with an error at the first loss that is not finite; "ignore".
       train_distribute: strategy of training; None: TensorFlow's default.
       eval_distribute: strategy of evaluation and prediction; None: that of training; "default": TensorFlow's own.
@@ -45,6 +50,7 @@ class RunConfig:
     keep_checkpoint_max: int | None = 5
     log_step_count_steps: int | None = 100
     steps_per_loop: int | None = None
+    tensorboard: bool = True
     nan: str = "stop"
     train_distribute: Any = None
     eval_distribute: Any = None
@@ -65,6 +71,8 @@ class RunConfig:
             )
         if self.tf_random_seed is None:
             object.__setattr__(self, "tf_random_seed", secrets.randbits(31))
+        if not self.tensorboard:
+            object.__setattr__(self, "save_summary_steps", None)
         if self.nan not in ("stop", "ignore"):
             raise ValueError(f"RunConfig(nan={self.nan!r}): allowed are 'stop' and 'ignore'.")
         for name in ("save_summary_steps", "log_step_count_steps", "keep_checkpoint_max"):
@@ -122,3 +130,28 @@ class RunConfig:
     @property
     def global_id_in_cluster(self) -> int:
         return self.cluster.worker_index
+
+
+def config_in(model_dir: str | os.PathLike[str] | None, config: Any) -> RunConfig:
+    """`config` with a model_dir: the one given, its own, or a temporary one.
+
+    Args:
+      config: a RunConfig; None: its defaults.
+
+    Raises:
+      ValueError: it is something else, or both give a model_dir and they differ.
+    """
+    if config is not None and not isinstance(config, RunConfig):
+        raise ValueError(f"Estimator(config={config!r}): it must be a RunConfig.")
+    config = config or RunConfig()
+    if model_dir is not None:
+        given = os.fspath(model_dir)
+        if not given:
+            raise ValueError("Estimator(model_dir=''): give a folder, or None for a temporary one.")
+        if config.model_dir is not None and config.model_dir != given:
+            raise ValueError(f"Estimator(model_dir={given!r}) and its config's model_dir={config.model_dir!r} differ.")
+        config = config.replace(model_dir=given)
+    if config.model_dir is None:
+        config = config.replace(model_dir=tempfile.mkdtemp(prefix="model-"))
+        _log.warning("No model_dir was given: using the temporary folder %s.", config.model_dir)
+    return config

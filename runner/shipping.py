@@ -7,18 +7,27 @@ supervisor that was killed costs nothing: the rest is shipped when there is one 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
+from runner.curves import draw_curves, import_matplotlib
 from runner.files import read_json, write_json
 from runner.journal import read_journal
-from runner.tracking import Point, Tracker, points_of
+from runner.outcome import SUMMARY_FILE
+from runner.tracking import Point, Tracker, describe, points_of
 
 PERIOD_SECS = 2.0
 CLOSING_ATTEMPTS = 3
-CLOSING_TIMEOUT_SECS = 120.0
+CLOSING_TIMEOUT_SECS = 90.0
+"""More than two requests that are never answered."""
+
+MLFLOW_STATUS = {"finished": "FINISHED", "failed": "FAILED"}
+"""MLflow's word for the status in a summary; KILLED for any other."""
 
 
 @dataclass
@@ -46,24 +55,34 @@ class RunRecord:
     def save(self, model_dir: Path) -> None:
         write_json(model_dir / "run.json", asdict(self))
 
+    def belongs_to(self, mlflow_run_id: str) -> None:
+        """Goes on with this MLflow run. One that is new to us has none of what was shipped to another."""
+        if mlflow_run_id != self.mlflow_run_id:
+            self.mlflow_run_id = mlflow_run_id
+            self.offsets, self.last_steps = {}, {}
+
 
 class Shipper:
     """Ships the journals of one run from a thread of its own, until `close`.
 
     Args:
       record: where it goes on; saved after each shipment.
+      params: masked by the caller.
+      tags: masked too; those named `host` and `lock` let another run close this one when its supervisor was killed.
       warn: called with a text when the tracker fails for the first time. Failures are never raised.
+      is_reader: the command reads a run. An MLflow run that is there gets metrics and files, but keeps its params,
+        tags and status.
     """
 
     def __init__(
         self, model_dir: Path, tracker: Tracker, record: RunRecord, name: str, params: Mapping[str, Any],
-        tags: Mapping[str, str], warn: Callable[[str], None],
+        tags: Mapping[str, str], warn: Callable[[str], None], is_reader: bool = False,
     ) -> None:  # fmt: skip
         self._model_dir, self._tracker, self._record = model_dir, tracker, record
         self._name, self._params, self._tags = name, params, tags
-        self._warn = warn
-        self._warned = False
-        self._opened = False
+        self._warn, self._is_reader = warn, is_reader
+        self._run_id = record.mlflow_run_id
+        self._warned = self._opened = self._is_guest = False
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._ship_until_end, name="shipper", daemon=True)
 
@@ -74,15 +93,19 @@ class Shipper:
         """Ships what is left and ends the thread. The MLflow run's id; None when there is none."""
         self._ending.set()
         self._thread.join(CLOSING_TIMEOUT_SECS)
-        return self._record.mlflow_run_id
+        return self._run_id
 
     def close(self, status: str, tags: Mapping[str, str], files: Sequence[Path]) -> None:
-        """After `drain`: adds tags and files and closes the run as FINISHED, FAILED or KILLED."""
-        if self._thread.is_alive() or not self._opened:
+        """After `drain`: adds tags, files and learning curves, and closes the run as FINISHED, FAILED or KILLED."""
+        if self._thread.is_alive():
+            self._say(TimeoutError(f"no answer for {CLOSING_TIMEOUT_SECS:.0f} s"))
+            return
+        if not self._opened or self._run_id is None:
             return
         try:
-            self._tracker.set_tags(tags)
-            for file in files:
+            if not self._is_guest:
+                self._tracker.set_tags(tags)
+            for file in [*files, *self._drawn_curves()]:
                 if file.exists():
                     self._tracker.log_file(file)
         except Exception as error:
@@ -92,9 +115,18 @@ class Shipper:
 
     def _end(self, status: str) -> None:
         try:
-            self._tracker.end(status)
+            if not self._is_guest:
+                self._tracker.end(status)
         except Exception as error:
             self._say(error)
+
+    def _drawn_curves(self) -> list[Path]:
+        try:
+            drawn = draw_curves(self._model_dir)
+        except Exception as error:
+            self._warn(f"tracking: no learning curves: {describe(error)}")
+            return []
+        return [drawn] if drawn else []
 
     def _ship_until_end(self) -> None:
         attempts = 0
@@ -113,30 +145,99 @@ class Shipper:
 
     def _ship(self) -> None:
         if not self._opened:
-            record = self._record
-            record.mlflow_run_id = self._tracker.start(record.mlflow_run_id, self._name, self._params, self._tags)
-            record.save(self._model_dir)
-            self._opened = True
-        for path in sorted(self._model_dir.glob("events.*.jsonl")):
-            self._ship_journal(path)
+            self._open()
+            self._close_abandoned()
+        if self._run_id is not None:
+            for path in sorted(self._model_dir.glob("events.*.jsonl")):
+                self._ship_journal(path)
+            if self._record.last_steps:
+                import_matplotlib()  # 0.4 s while the task trains, for which the end of the run need not wait
+
+    def _open(self) -> None:
+        known = self._record.mlflow_run_id
+        if self._is_reader and known is not None:
+            self._is_guest = self._tracker.join(known)
+            known = None  # it is not there: a new one is made
+        if self._is_guest:
+            assert self._run_id is not None
+            # We hold the run's lock: if it still says RUNNING, its supervisor was killed.
+            self._tracker.settle(self._run_id, "KILLED", {"status": "interrupted"}, _last_sign(self._model_dir))
+        else:
+            self._run_id = self._tracker.start(known, self._name, self._params, self._tags)
+        if self._run_id is not None:  # an untracked start leaves the record of tracked ones as it is
+            self._record.belongs_to(self._run_id)
+            self._record.save(self._model_dir)
+        self._opened = True
+
+    def _close_abandoned(self) -> None:
+        if self._run_id is None or not self._tags.get("host"):
+            return
+        try:
+            close_abandoned(self._tracker, self._tags["host"])
+        except Exception as error:
+            self._warn(f"tracking: cannot look for runs that were killed: {describe(error)}")
 
     def _ship_journal(self, path: Path) -> None:
         lines, offset = read_journal(path, self._record.offsets.get(path.name, 0))
-        points = [point for line in lines for point in points_of(line) if self._is_new(point)]
+        last_steps = dict(self._record.last_steps)
+        points = [point for line in lines for point in points_of(line) if self._is_new(point, last_steps)]
         if points:
             self._tracker.log_points(points)
-        for point in points:
-            self._record.last_steps[point.name] = point.step
+        self._record.last_steps = last_steps
         if offset != self._record.offsets.get(path.name, 0):
             # After log_points: a crash in between ships points twice; MLflow stores them once (same time and step).
             self._record.offsets[path.name] = offset
             self._record.save(self._model_dir)
 
-    def _is_new(self, point: Point) -> bool:
-        return point.step > self._record.last_steps.get(point.name, -1)
+    def _is_new(self, point: Point, last_steps: dict[str, int]) -> bool:
+        last = last_steps.get(point.name, -1)
+        # Whoever evaluates a step once more wants to see what came out.
+        is_new = point.step > last or (self._is_guest and point.step == last)
+        if is_new:
+            last_steps[point.name] = point.step
+        return is_new
 
     def _say(self, error: Exception) -> None:
         if not self._warned:
-            first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            self._warn(f"tracking: {first_line} (training goes on; the journals in {self._model_dir} keep everything)")
+            kept = f"training goes on; the journals in {self._model_dir} keep everything"
+            self._warn(f"tracking: {describe(error)} ({kept})")
         self._warned = True
+
+
+def close_abandoned(tracker: Tracker, host: str) -> None:
+    """Closes the runs of the tracker's experiment that are RUNNING on this host although their supervisor is dead.
+
+    A supervisor holds its run's lock (tag `lock`) while it lives. Where the lock can be taken the MLflow run gets the
+    status of its summary: KILLED, unless the supervisor came as far as writing another. A summary that says running
+    becomes interrupted.
+    """
+    for run_id, lock in tracker.running_on(host).items():
+        path = Path(lock)
+        if not path.is_absolute():  # a tag of the user's own
+            continue
+        held = FileLock(path, timeout=0)
+        try:
+            if path.exists():
+                held.acquire()
+        except OSError:  # a Timeout: its supervisor lives; or the file is somebody else's
+            continue
+        try:
+            _close_as_killed(tracker, run_id, path.parent)
+        finally:
+            held.release()
+
+
+def _close_as_killed(tracker: Tracker, run_id: str, model_dir: Path) -> None:
+    summary = read_json(model_dir / SUMMARY_FILE) or {}
+    status = "interrupted"
+    if summary.get("status") == "running":
+        summary.update(status=status, error="the supervisor was killed")
+        write_json(model_dir / SUMMARY_FILE, summary)
+    elif summary.get("mlflow_run_id") == run_id:  # it ended, and could not reach the tracker any more
+        status = str(summary.get("status"))
+    tracker.settle(run_id, MLFLOW_STATUS.get(status, "KILLED"), {"status": status}, _last_sign(model_dir))
+
+
+def _last_sign(model_dir: Path) -> float:
+    """When the tasks of a run last noted something; now when they never did."""
+    return max((path.stat().st_mtime for path in model_dir.glob("events.*.jsonl")), default=time.time())

@@ -237,7 +237,7 @@ def _apply_native(
     replica: Replica,
     num_replicas: int,
 ) -> None:
-    variables = replica.served.trainable
+    variables = replica.served.trainable.values()
     gradients = tape.gradient(objective, [variable for variable, _ in variables])
     pairs = [(g, v, owner) for g, (v, owner) in zip(gradients, variables, strict=True) if g is not None]
     if not pairs:
@@ -315,6 +315,10 @@ class Loop:
             values=values,
             data_ended=bool(result["ended"]),
         )
+
+    def trace(self, iterator: Any) -> None:
+        """Builds the loop over an iterator like this one, without a step."""
+        self._bounded.get_concrete_function(iterator, tf.TensorSpec([], tf.int32))
 
     def _run(self, iterator: Any, num_steps: tf.Tensor, *, ends: bool) -> dict[str, Any]:
         arrays = tuple(tf.TensorArray(spec.dtype, num_steps, element_shape=spec.shape) for spec in self._step.specs)

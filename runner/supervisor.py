@@ -1,99 +1,153 @@
 """One run from its config to its summary: starts the task, watches it, ships what it notes, says how it ended.
 
-This process never imports TensorFlow: a task that crashes or is killed is always seen, and each run of a sweep can
-configure TensorFlow's devices afresh.
+This process never imports TensorFlow (but for `run.inline=true`): a task that crashes or is killed is always seen, and
+each run of a sweep can configure TensorFlow's devices afresh.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import platform
 import shlex
 import signal
-import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from importlib import metadata
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock, Timeout
 
 import runner
 from runner import config as configs
 from runner import report
-from runner.config import Config, ConfigError
-from runner.files import write_json
+from runner.config import Config
+from runner.files import read_json
 from runner.journal import journal_path, read_journal
-from runner.launcher import Process, describe_exit, start_process
+from runner.launcher import start_process
+from runner.lock import alone_in
+from runner.masking import mask_text, masked, masked_override, secrets_of
+from runner.outcome import (
+    FAILED,
+    INTERRUPTED,
+    STILL_RUNNING,
+    SUMMARY_FILE,
+    Outcome,
+    read_outcome,
+    summary_of,
+    write_summary,
+)
+from runner.provenance import tags_of_this_process
 from runner.shipping import RunRecord, Shipper
+from runner.stopping import StopRequests
 from runner.tracking import build_tracker
 
-FINISHED, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 3
-"""Exit codes of the task and of the whole command."""
 
-GRACE_SECS = 60.0
-"""How long a task may take to save after it was asked to stop."""
-
-
-@dataclass
-class Outcome:
-    """How the task ended.
+@dataclass(frozen=True)
+class Member:
+    """What a run is in a sweep.
 
     Attributes:
-      code: our exit code.
-      status: finished, failed or interrupted (resumable).
-      mlflow_status: FINISHED, FAILED or KILLED.
-      error: one line; None when there was none.
-      facts: what the task noted in its journal: global_step, metrics, steps_per_sec, strategy, num_replicas, ...
+      name: what varied; the run's name in MLflow.
+      parent_run_id: the sweep's run in MLflow; None when there is none.
+      prefix: of each line that is said; '' where one job runs at a time.
     """
 
-    code: int
-    status: str
-    mlflow_status: str
-    error: str | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
+    name: str = ""
+    parent_run_id: str | None = None
+    prefix: str = ""
 
 
-def run(config: Config, env: Mapping[str, str], argv: Sequence[str] = ()) -> int:
-    """Runs `config` in its model_dir, which must be set.
+def run(
+    config: Config, env: Mapping[str, str], argv: Sequence[str] = (), *,
+    stops: StopRequests | None = None, member: Member | None = None,
+) -> int:  # fmt: skip
+    """Does what `config` says, in its model_dir.
 
     Args:
+      config: a checked one, with its model_dir.
       env: the environment of the task.
       argv: the command line, for the record.
+      stops: where the signals of this command arrive; None: handled here.
+      member: None: the run is no part of a sweep.
 
     Returns: 0 finished, 1 failed, 2 the user's config or code is wrong, 3 interrupted and resumable.
     Raises:
       ConfigError: another process is using the model_dir.
     """
+    member = member or Member()
+    with StopRequests() if stops is None else nullcontext(stops) as requests:
+        if config.command in ("dry_run", "inspect"):
+            return _run_unrecorded(config, env, requests, member)
+        return _run_recorded(config, env, argv, requests, member)
+
+
+def _run_unrecorded(config: Config, env: Mapping[str, str], stops: StopRequests, member: Member) -> int:
+    """A command that only tells something: nothing of it stays."""
+    with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
+        if config.model_dir is None:
+            config = dataclasses.replace(config, model_dir=str(Path(scratch) / "model"))
+        file = Path(scratch) / "config.yaml"
+        configs.save(config, file)
+        return _exit_code(_run_task(config, file, env, stops, member), bool(stops.came))
+
+
+def _run_recorded(
+    config: Config, env: Mapping[str, str], argv: Sequence[str], stops: StopRequests, member: Member
+) -> int:
     assert config.model_dir is not None
     model_dir = Path(config.model_dir)
     model_dir.mkdir(parents=True, exist_ok=True)
-    with _alone_in(model_dir):
+    trains = config.command in configs.TRAINING_RUNS
+    file = model_dir / ("config.yaml" if trains else f"config.{config.command}.yaml")
+    with alone_in(model_dir):
+        _say_changes(config, file)
         record = RunRecord.read(model_dir)
-        record.generation += 1
+        if trains:
+            record.generation += 1
         record.save(model_dir)
-        configs.save(config, model_dir / "config.yaml")
+        configs.save(config, file)
+        secrets = secrets_of(configs.to_tree(config))
+        earlier = read_json(model_dir / SUMMARY_FILE) or {}
+        if trains:  # nobody would repair it after a reader that was killed
+            write_summary(model_dir, summary_of(STILL_RUNNING, config, record.mlflow_run_id, secrets))
         offset = _size(journal_path(model_dir))
-        process = start_process(task_argv(model_dir), task_env(env))
-        shipper = _build_shipper(config, model_dir, record, env, argv)
-        with _stop_requests(process) as requests:
-            shipper.start()
-            process.wait()
-        process.kill()  # what the task may have left running
-        code = process.close()
-        outcome = _outcome(code, bool(requests), read_journal(journal_path(model_dir), offset)[0])
-        return _finish(outcome, config, model_dir, shipper)
+        shipper = _build_shipper(config, model_dir, record, env, argv, member)
+        shipper.start()
+        code = _run_task(config, file, env, stops, member)
+        outcome = read_outcome(code, bool(stops.came), read_journal(journal_path(model_dir), offset)[0])
+        if not trains:
+            _keep_of_training(outcome, earlier)
+        return _finish(outcome, config, file, shipper, argv, member)
 
 
-def task_argv(model_dir: Path) -> list[str]:
-    """The command of the task that runs `model_dir/config.yaml`."""
+def _run_task(config: Config, file: Path, env: Mapping[str, str], stops: StopRequests, member: Member) -> int:
+    """Runs the task on `file`, in a process of its own or, with `run.inline`, in this one. Its exit code."""
+    if config.run.inline:
+        return _run_inline(file, stops)
+    if stops.came:  # asked to stop before there was anything to stop
+        return FAILED
+    process = start_process(task_argv(file), task_env(env), member.prefix)
+    with stops.watch(process):
+        process.wait()
+    process.kill()  # what the task may have left running
+    return process.close()
+
+
+def _run_inline(file: Path, stops: StopRequests) -> int:
+    from runner import task
+
+    try:
+        return task.main([str(file)], inline=True)
+    except KeyboardInterrupt:  # the second Ctrl-C
+        stops.came.append(signal.SIGINT)
+        return FAILED
+
+
+def task_argv(file: Path) -> list[str]:
+    """The command of the task that does what the config in `file` says."""
     # -P: a `runner.py` in the user's directory must not take our place; the task adds the directory itself, later.
-    return [sys.executable, "-P", "-m", "runner.task", str(model_dir / "config.yaml")]
+    return [sys.executable, "-P", "-m", "runner.task", str(file)]
 
 
 def task_env(env: Mapping[str, str]) -> dict[str, str]:
@@ -105,141 +159,84 @@ def task_env(env: Mapping[str, str]) -> dict[str, str]:
     return result
 
 
-@contextmanager
-def _alone_in(model_dir: Path) -> Iterator[None]:
-    """Holds the run's lock; two runs that write the same checkpoints destroy both."""
-    lock = FileLock(model_dir / ".lock", timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise ConfigError(f"model_dir={model_dir} is in use by another run. Wait for it, or choose another.") from None
-    try:
-        yield
-    finally:
-        lock.release()
+def _exit_code(code: int, stop_requested: bool) -> int:
+    """The exit code of the command, from that of its task."""
+    return read_outcome(code, stop_requested, ()).code
 
 
-@contextmanager
-def _stop_requests(process: Process) -> Iterator[list[int]]:
-    """While it lasts, SIGTERM and Ctrl-C ask the task to stop; a second one, or a minute, kills it.
-
-    Yields: the signals that came, in order.
-    """
-    requests: list[int] = []
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
-        yield requests
+def _say_changes(config: Config, file: Path) -> None:
+    """A run that goes on with another config than it had says what differs."""
+    if config.run.progress == "off" or not file.exists():
         return
+    from runner import parsing
 
-    def handle(number: int, frame: Any) -> None:
-        requests.append(number)
-        if number == signal.SIGALRM or len(requests) > 1:
-            process.kill()
-            return
-        print("\nStopping: the task saves a checkpoint. Once more to stop at once.", file=sys.stderr, flush=True)
-        process.ask_to_stop()
-        signal.setitimer(signal.ITIMER_REAL, GRACE_SECS)
-
-    handled = (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)
-    before = [signal.signal(number, handle) for number in handled]
     try:
-        yield requests
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in zip(handled, before, strict=True):
-            signal.signal(number, handler)
+        before, now = (configs.flatten(masked(configs.to_tree(known))) for known in (parsing.load(file), config))
+    except ValueError:  # of another version; it is about to be replaced
+        return
+    changes = [
+        f"{key}: {before.get(key)} -> {now.get(key)}"
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key) and key != "model_dir"
+    ]
+    if changes:
+        print(f"Changed since this run was last started: {', '.join(changes)}", file=sys.stderr, flush=True)
 
 
-def _outcome(code: int, stop_requested: bool, lines: Sequence[Mapping[str, Any]]) -> Outcome:
-    """Reads the end of a task from its exit code and from what it noted."""
-    facts: dict[str, Any] = {}
-    for line in lines:
-        if line.get("event") == "checkpoint":  # what a run that never comes to its result leaves
-            facts.update(global_step=line.get("step"), checkpoint=line.get("path"))
-        elif line.get("event") in ("built", "result", "error"):
-            facts.update({name: value for name, value in line.items() if name not in ("event", "time")})
-    error = facts.pop("error", None)
-    if code == FINISHED:
-        return Outcome(FINISHED, "finished", "FINISHED", None, facts)
-    if code == INTERRUPTED:
-        return Outcome(INTERRUPTED, "interrupted", "KILLED", None, facts)
-    if stop_requested and facts.get("checkpoint"):
-        return Outcome(INTERRUPTED, "interrupted", "KILLED", None, facts)
-    if stop_requested:
-        return Outcome(FAILED, "failed", "KILLED", error or "stopped before it could save", facts)
-    if code == USER_ERROR:
-        return Outcome(USER_ERROR, "failed", "FAILED", error, facts)
-    return Outcome(FAILED, "failed", "FAILED", error or f"the task {describe_exit(code)}", facts)
+def _keep_of_training(outcome: Outcome, earlier: Mapping[str, Any]) -> None:
+    """What an evaluation or prediction does not know stays as training left it."""
+    for name in ("metrics", "steps_per_sec"):
+        if outcome.facts.get(name) is None and earlier.get(name):
+            outcome.facts[name] = earlier[name]
 
 
-def _finish(outcome: Outcome, config: Config, model_dir: Path, shipper: Shipper) -> int:
+def _finish(outcome: Outcome, config: Config, file: Path, shipper: Shipper, argv: Sequence[str], member: Member) -> int:
     run_id = shipper.drain()
-    summary = {
-        "status": outcome.status,
-        "error": outcome.error,
-        "global_step": outcome.facts.get("global_step"),
-        "metrics": outcome.facts.get("metrics", {}),
-        "steps_per_sec": outcome.facts.get("steps_per_sec"),
-        "strategy": config.strategy.name,
-        "num_replicas": outcome.facts.get("num_replicas"),
-        "checkpoint": outcome.facts.get("checkpoint"),
-        "mlflow_run_id": run_id,
-    }
-    write_json(model_dir / "summary.json", summary)
+    model_dir = Path(str(config.model_dir))
+    tree = configs.to_tree(config)
+    summary = summary_of(outcome, config, run_id, secrets_of(tree))
+    write_summary(model_dir, summary)
     tags = {name: str(summary[name]) for name in ("status", "strategy", "num_replicas") if summary[name] is not None}
-    shipper.close(outcome.mlflow_status, tags, [model_dir / "config.yaml", model_dir / "summary.json"])
-    shown = {**summary, "checkpoint": summary["checkpoint"] and _relative(Path(summary["checkpoint"]))}
-    report.print_summary(shown, _relative(model_dir))
+    with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
+        copy = Path(scratch) / file.name
+        copy.write_text(configs.as_yaml(masked(tree)))
+        shipper.close(outcome.mlflow_status, tags, [copy, model_dir / SUMMARY_FILE])
+    shown = {**summary, "resume": _resume_command(argv, model_dir) if outcome.code == INTERRUPTED else None}
+    for name in ("checkpoint", "predictions"):
+        shown[name] = summary[name] and report.relative(Path(summary[name]))
+    report.print_summary(shown, report.relative(model_dir), prefix=member.prefix)
     return outcome.code
 
 
+def _resume_command(argv: Sequence[str], model_dir: Path) -> str:
+    """What to type to go on with an interrupted run."""
+    kept = [masked_override(text) for text in argv[1:] if not text.lstrip("+").startswith("model_dir=")]
+    return shlex.join(["python", "-m", "runner", *kept, f"model_dir={report.relative(model_dir)}"])
+
+
 def _build_shipper(
-    config: Config, model_dir: Path, record: RunRecord, env: Mapping[str, str], argv: Sequence[str]
+    config: Config, model_dir: Path, record: RunRecord, env: Mapping[str, str], argv: Sequence[str], member: Member
 ) -> Shipper:
     tracking = config.tracking
+    tree = configs.to_tree(dataclasses.replace(config, tracking=configs.TrackingConfig(backend=tracking.backend)))
+    tags = {**masked(tracking.tags), **tags_of_this_process(model_dir, argv)}
+    if member.parent_run_id:
+        tags["mlflow.parentRunId"] = member.parent_run_id
+    secrets = secrets_of(configs.to_tree(config))
     return Shipper(
         model_dir,
-        build_tracker(tracking.backend, tracking.uri, tracking.experiment, env, Path.cwd()),
+        build_tracker(
+            tracking.backend, tracking.uri, tracking.experiment, env, Path.cwd(),
+            system_metrics=tracking.system_metrics,
+        ),
         record,
-        name=tracking.run_name or model_dir.name,
-        params=configs.flatten(dataclasses.replace(config, tracking=configs.TrackingConfig(backend=tracking.backend))),
-        tags={**_facts_of_this_process(model_dir, argv), **tracking.tags},
-        warn=lambda text: print(text, file=sys.stderr, flush=True),
-    )
-
-
-def _facts_of_this_process(model_dir: Path, argv: Sequence[str]) -> dict[str, str]:
-    """Tags that say where a run came from; MLflow sets none of them for a run that a client makes."""
-    tags = {
-        "mlflow.source.name": "runner",
-        "mlflow.source.type": "LOCAL",
-        "command": shlex.join(argv),
-        "model_dir": str(model_dir),
-        "version.python": platform.python_version(),
-    }
-    for package in ("tensorflow", "keras", "mlflow", "tf-runner"):
-        try:
-            tags[f"version.{package}"] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    commit = _git("rev-parse", "HEAD")
-    if commit:
-        tags["mlflow.source.git.commit"] = commit
-        tags["git.dirty"] = str(bool(_git("status", "--porcelain", "--untracked-files=no"))).lower()
-    return tags
-
-
-def _git(*arguments: str) -> str | None:
-    """What git says about the working directory; None without git or outside a repository."""
-    try:
-        result = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return result.stdout.strip()
+        name=member.name or tracking.run_name or model_dir.name,
+        params=configs.flatten(masked(tree)),
+        tags=tags,
+        warn=lambda text: print(mask_text(text, secrets), file=sys.stderr, flush=True),
+        is_reader=config.command not in configs.TRAINING_RUNS,
+    )  # fmt: skip
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _relative(path: Path) -> str:
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,155 +1,161 @@
-"""The child process of a run: `python -m runner.task <model_dir>/config.yaml`. Only here is TensorFlow imported.
+"""The child process of a run: `python -m runner.task <config file>`. Only here is TensorFlow imported.
 
 What happens is noted in the journal; the exit code says how it ended: 0 finished, 1 failed, 2 the user's config or code
-is wrong, 3 stopped on request with a checkpoint to resume from.
+is wrong, 3 stopped on request: the same command goes on from the last checkpoint, or does an evaluation again.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 import signal
 import sys
-import sysconfig
 import tempfile
-import textwrap
-import traceback
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from runner import parsing, report, user_code
-from runner.config import Config, ConfigError
-from runner.hooks import Hook, Run
-from runner.journal import Journal, journal_path
+from runner import config as configs
+from runner import errors, manifest, parsing, report, user_code
+from runner.config import TRAINING_COMMANDS, Config, ConfigError
+from runner.hooks import Hook, Interrupted, Run
+from runner.journal import Journal, NullJournal, journal_path
 from runner.launcher import end_with_parent
+from runner.masking import secrets_of
 from runner.types import StepResult
-
-if TYPE_CHECKING:
-    from runner.build import Job
 
 FINISHED, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 3
 
-USER_ERRORS = (
-    ValueError, TypeError, LookupError, AttributeError, NameError, ImportError, SyntaxError, FileNotFoundError,
-    NotImplementedError, AssertionError,
-)  # fmt: skip
-"""What a mistake in a config, a model_fn or an input_fn raises; all else (TensorFlow's errors, NaN) is a failure."""
+UNRECORDED = ("dry_run", "inspect")
+"""Commands that leave nothing behind, no journal either."""
 
 
 class StopRequest(Hook):
-    """SIGTERM as a hook: the loop that is under way ends, a checkpoint is saved, training returns.
+    """SIGTERM as a hook, and Ctrl-C where there is no supervisor between: training ends with a checkpoint after the
+    loop that is under way; an evaluation or prediction, and all that comes before the first batch, ends at once.
+
+    Args:
+      signals: what counts as a request. After one, Ctrl-C does what it always does.
+      answer: said on stderr when the first request comes while batches run.
 
     Attributes:
-      came: whether there was one.
+      was_heeded: whether something was left undone for it.
     """
 
-    def __init__(self) -> None:
-        self.came = False
+    def __init__(self, signals: Sequence[signal.Signals] = (signal.SIGTERM,), answer: str = "") -> None:
+        self.was_heeded = False
+        self._signals, self._answer = signals, answer
+        self._came = ""
+        self._is_under_way = False
+        self._before: dict[signal.Signals, Any] = {}
 
     def install(self) -> None:
-        """Takes over SIGTERM. After the strategy is built: TensorFlow may install a handler of its own there."""
-        signal.signal(signal.SIGTERM, self._note)
+        """Takes over the signals. Again after the strategy is built: TensorFlow may install a handler of its own."""
+        if threading.current_thread() is threading.main_thread():  # only the main thread may handle signals
+            for number in self._signals:
+                self._before.setdefault(number, signal.getsignal(number) or signal.SIG_DFL)  # None: not Python's
+                signal.signal(number, self._note)
+
+    def uninstall(self) -> None:
+        """Gives the signals back to who had them."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def begin(self, run: Run) -> None:
+        self._is_under_way = True
 
     def after_step(self, run: Run, result: StepResult) -> None:
-        if self.came:
-            run.interrupt("SIGTERM")
+        self._heed(run)
+
+    def after_batches(self, run: Run, examples: int) -> None:
+        self._heed(run)
+
+    def _heed(self, run: Run) -> None:
+        if self._came:
+            self.was_heeded = True
+            run.interrupt(self._came)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.came = True
+        if self._came and number == signal.SIGINT:
+            signal.default_int_handler(number, frame)  # raises KeyboardInterrupt
+        self._came = signal.Signals(number).name
+        if not self._is_under_way:  # nothing is lost, and tracing can take minutes
+            raise Interrupted(self._came)
+        os.write(2, self._answer.encode())  # print is not safe inside a print that it interrupts
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the config file that `argv` names. The exit code."""
+def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
+    """Runs the config file that `argv` names. The exit code.
+
+    Args:
+      inline: in the supervisor's process, for a debugger: Ctrl-C comes here, and nobody else watches.
+
+    Raises:
+      KeyboardInterrupt: inline, by a second Ctrl-C.
+    """
+    started = time.monotonic()
     (config_file,) = sys.argv[1:] if argv is None else argv
-    end_with_parent(os.environ)
     user_code.add_to_path(Path.cwd())
-    config = parsing.load(Path(config_file))
-    assert config.model_dir is not None
-    journal = Journal(journal_path(Path(config.model_dir)))
-    stop = StopRequest()
-    progress = report.build_progress(config.run.progress)
     try:
-        journal.event("started", pid=os.getpid(), command=config.command)
-        _run(config, journal, progress, stop)
+        config = parsing.load(Path(config_file))
+    except ConfigError as error:
+        errors.report_error(error, NullJournal(), os.environ, set())
+        return USER_ERROR
+    if not inline:
+        end_with_parent(os.environ)
+        return _run(config, StopRequest(), config.run.progress, started)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported
+    saves = "a checkpoint is saved" if config.command in TRAINING_COMMANDS else "nothing is saved"
+    stop = StopRequest((signal.SIGTERM, signal.SIGINT), f"\nStopping: {saves}. Ctrl-C once more stops at once.\n")
+    # A live line and the prompt of a debugger do not go together.
+    return _run(config, stop, "plain" if config.run.progress == "auto" else config.run.progress, started)
+
+
+def _run(config: Config, stop: StopRequest, progress_mode: str, started: float) -> int:
+    assert config.model_dir is not None
+    recorded = config.command not in UNRECORDED
+    journal = Journal(journal_path(Path(config.model_dir))) if recorded else NullJournal()
+    progress = report.build_progress(progress_mode)
+    try:
+        stop.install()
+        with said_log(progress, is_quiet=progress_mode == "off"):
+            journal.event("started", pid=os.getpid(), command=config.command)
+            _do_command(config, journal, progress, stop, started)
+    except Interrupted as reason:
+        progress.stop()
+        journal.event("interrupted", reason=str(reason))
+        trains = config.command in TRAINING_COMMANDS
+        what = " before its first step" if trains else f": {config.command} has no result"
+        print(f"Stopped by {reason}{what}.", file=sys.stderr, flush=True)
+        return INTERRUPTED if not trains or manifest.latest_checkpoint(config.model_dir) else FAILED
+    except KeyboardInterrupt:
+        journal.event("error", error="stopped at once by Ctrl-C")
+        raise
     except Exception as error:
         progress.stop()
-        return _report(error, journal)
+        errors.report_error(error, journal, os.environ, secrets_of(configs.to_tree(config)))
+        return USER_ERROR if isinstance(error, errors.USER_ERRORS) else FAILED
     finally:
+        stop.uninstall()
         progress.stop()
         journal.event("ended")
         journal.close()
-    return INTERRUPTED if stop.came else FINISHED
+    return INTERRUPTED if stop.was_heeded else FINISHED
 
 
-def _run(config: Config, journal: Journal, progress: report.Progress, stop: StopRequest) -> None:
-    say_log(progress)
-    with quiet_import(os.environ):
-        import tensorflow  # noqa: F401
-    from runner.build import build_job
+def _do_command(
+    config: Config, journal: Journal | NullJournal, progress: report.Progress, stop: StopRequest, started: float
+) -> None:
+    with journal.phase("import"), quiet_import(os.environ):
+        from runner import commands
 
-    job = build_job(config, journal, progress, hooks=(stop,))
-    replicas = job.estimator.config.num_replicas_in_sync
-    journal.event("built", num_replicas=replicas)
-    progress.message(_headline(config, replicas))
-    stop.install()
-    journal.event("result", **run_command(config.command, job))
-
-
-def _headline(config: Config, replicas: int) -> str:
-    """What is about to run, in one line."""
-    facts = [f"{config.command} {config.model.fn}", f"strategy {config.strategy.name}"]
-    facts.append(f"{replicas} replica{'' if replicas == 1 else 's'}")
-    if config.command != "evaluate":
-        size = config.input.train.batch_size
-        facts.append(f"global batch {size}" if size else f"batches of {config.input.train.fn} per replica")
-    return ", ".join(facts)
-
-
-def run_command(command: str, job: Job) -> dict[str, Any]:
-    """Does what `command` says. What the summary tells of it: global_step, metrics, checkpoint, steps_per_sec."""
-    from runner.training import train_and_evaluate
-
-    estimator = job.estimator
-    if command == "train_and_evaluate":
-        assert job.train_spec is not None
-        result = train_and_evaluate(estimator, job.train_spec, job.eval_specs)
-        return {
-            "global_step": result.global_step,
-            "metrics": flat_metrics(result.metrics),
-            "checkpoint": result.checkpoint,
-            "steps_per_sec": result.steps_per_sec,
-            "examples": result.examples,
-        }
-    if command == "train":
-        assert job.train_spec is not None
-        estimator.train(job.train_spec.input_fn, hooks=job.train_spec.hooks, max_steps=job.train_spec.max_steps)
-        checkpoint = estimator.latest_checkpoint()
-        return {"global_step": _step_of(estimator), "metrics": {}, "checkpoint": checkpoint}
-    metrics = {
-        spec.name or "": estimator.evaluate(spec.input_fn, steps=spec.steps, hooks=spec.hooks, name=spec.name)
-        for spec in job.eval_specs
-    }
-    return {
-        "global_step": _step_of(estimator),
-        "metrics": flat_metrics(metrics),
-        "checkpoint": estimator.latest_checkpoint(),
-    }
-
-
-def flat_metrics(by_eval: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Metrics under the names they have in the journal and in MLflow: eval/<metric>, eval_<name>/<metric>."""
-    from runner.metrics import scalars
-
-    return {
-        f"eval_{name}/{metric}" if name else f"eval/{metric}": value
-        for name, metrics in by_eval.items()
-        for metric, value in scalars(metrics).items()
-        if metric != "global_step"
-    }
+    result = commands.run(config, commands.Surroundings(journal, progress, stop, stop.install, started))
+    journal.event("result", **result)
 
 
 class _ProgressHandler(logging.Handler):
@@ -164,12 +170,18 @@ class _ProgressHandler(logging.Handler):
         self._progress.message(prefix + record.getMessage())
 
 
-def say_log(progress: report.Progress) -> None:
-    """Says what the runner logs, from INFO on."""
+@contextmanager
+def said_log(progress: report.Progress, *, is_quiet: bool) -> Iterator[None]:
+    """Says what the runner logs while it is entered, from INFO on; from WARNING on where `is_quiet`."""
     logger = logging.getLogger("runner")
-    logger.handlers = [_ProgressHandler(progress)]
-    logger.setLevel(logging.INFO)
+    before = logger.handlers, logger.level, logger.propagate
+    logger.handlers = [_ProgressHandler(report.PlainProgress() if is_quiet else progress)]
+    logger.setLevel(logging.WARNING if is_quiet else logging.INFO)
     logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.handlers, logger.level, logger.propagate = before
 
 
 @contextmanager
@@ -187,6 +199,8 @@ def quiet_import(env: Mapping[str, str]) -> Iterator[None]:
         os.dup2(hidden.fileno(), 2)
         try:
             yield
+        except Interrupted:
+            raise
         except BaseException:
             hidden.seek(0)
             os.write(kept, hidden.read())
@@ -195,50 +209,6 @@ def quiet_import(env: Mapping[str, str]) -> Iterator[None]:
             os.dup2(kept, 2)
             os.close(kept)
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
-
-
-def user_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """The innermost line of the user's own code in an error's traceback; None when there is none."""
-    ours = str(Path(__file__).parent)
-    installed = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((ours, *installed, "<")) and Path(frame.filename).exists()
-    ]
-    return frames[-1] if frames else None
-
-
-def _step_of(estimator: Any) -> int | None:
-    from runner.checkpoints import checkpoint_step
-
-    path = estimator.latest_checkpoint()
-    return None if path is None else checkpoint_step(path)
-
-
-def _report(error: Exception, journal: Journal) -> int:
-    """Says what went wrong, to the person and to the journal. The exit code."""
-    is_users = isinstance(error, USER_ERRORS)
-    said = (
-        str(error) if isinstance(error, ConfigError | user_code.UserCodeError) else f"{type(error).__name__}: {error}"
-    )
-    said = re.sub(r"\x1b\[[0-9;]*m", "", said)  # Keras makes parts of its messages bold
-    journal.event(
-        "error",
-        error=textwrap.shorten(said, 300, placeholder="..."),
-        traceback="".join(traceback.format_exception(error)),
-    )
-    lines = []
-    if not is_users or os.environ.get("HYDRA_FULL_ERROR") == "1":
-        traceback.print_exception(error)  # ends with the message
-    else:
-        lines = [f"runner: {said}", *getattr(error, "__notes__", ())]
-    frame = user_frame(error)
-    if frame is not None:
-        lines.append(f"  in {frame.filename}, line {frame.lineno}, in {frame.name}: {frame.line}")
-    for line in lines:
-        print(line, file=sys.stderr, flush=True)
-    return USER_ERROR if is_users else FAILED
 
 
 if __name__ == "__main__":

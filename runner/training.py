@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 from runner import checkpoints
 from runner.estimator import Estimator, InputFn
+from runner.hooks import Hook, Interrupted, Run
 from runner.loop import TrainingRun
 
 
@@ -44,9 +46,10 @@ class EvalSpec:
       steps: batches; None: all examples. (tf.estimator's default was 100 batches.)
       name: where there are several evaluations; its events go to `eval_<name>`.
       hooks: native hooks.
-      start_delay_secs: no evaluation before so many seconds of training.
+      start_delay_secs: no evaluation before so many seconds of training, but for that of `at_start`.
       throttle_secs: at least so many seconds between the starts of two evaluations; the last checkpoint is
         evaluated all the same.
+      at_start: evaluate once before the first step, the new model or what the run goes on from.
 
     Raises:
       ValueError: steps is not positive, or a number of seconds is negative.
@@ -58,6 +61,7 @@ class EvalSpec:
     hooks: Sequence[Any] = ()
     start_delay_secs: float = 0
     throttle_secs: float = 0
+    at_start: bool = False
 
     def __post_init__(self) -> None:
         _check("EvalSpec", self.input_fn, steps=self.steps)
@@ -71,10 +75,11 @@ class TrainingResult:
     """What a run came to.
 
     Attributes:
-      metrics: name of the evaluation ("" where it has none) -> its metrics at the last checkpoint.
-      global_step: of that checkpoint.
+      metrics: name of the evaluation ("" where it has none) -> its metrics at the last checkpoint; of a run that was
+        interrupted, the last that there are.
+      global_step: of the last checkpoint.
       examples: trained on by this call; 0 when there was nothing left to train.
-      steps_per_sec: of this call's training, evaluations not counted.
+      steps_per_sec: of this call's training, evaluations not counted; 0 when no step was taken.
       checkpoint: path of the last checkpoint.
     """
 
@@ -90,7 +95,8 @@ def train_and_evaluate(
 ) -> TrainingResult:
     """Trains, and evaluates each checkpoint as it is saved, the last one always.
 
-    A run that is finished already is evaluated and reported. One that is interrupted ends with its checkpoint.
+    A run that is finished already (its last step is taken, or without `max_steps` its input was read to the end by an
+    earlier process) is evaluated and reported. One that is interrupted ends with its checkpoint.
 
     Raises:
       ValueError: two evaluations have the same name.
@@ -102,10 +108,11 @@ def train_and_evaluate(
     evaluations = _Evaluations(estimator, eval_specs)
     run = estimator.train_run(
         train_spec.input_fn,
-        hooks=train_spec.hooks,
+        hooks=[*train_spec.hooks, evaluations],
         max_steps=train_spec.max_steps,
         saving_listeners=train_spec.saving_listeners,
         after_save=[evaluations.after_save],
+        once=True,
     )
     checkpoint = estimator.latest_checkpoint()
     assert checkpoint is not None
@@ -121,27 +128,40 @@ def train_and_evaluate(
     )
 
 
-class _Evaluations:
-    """The evaluations of a run."""
+class _Evaluations(Hook):
+    """The evaluations of a run: before its first step, after its checkpoints, at its end."""
 
     def __init__(self, estimator: Estimator, specs: Sequence[EvalSpec]) -> None:
         self.metrics: dict[str, Mapping[str, Any]] = {}
         self._estimator, self._specs = estimator, specs
+        self._has_begun = False
         self._started = time.monotonic()
         self._last_start: dict[str, float] = {}
         self._last_step: dict[str, int] = {}
 
+    def before_step(self, run: Run, step: int) -> None:
+        """Before the first loop: a checkpoint of `step` has been written, or the run goes on from it."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._evaluate_during(run, [spec for spec in self._specs if spec.at_start])
+
     def after_save(self, run: TrainingRun) -> None:
         """Evaluates the checkpoint that was just written, where an evaluation is due."""
-        for spec in self._specs:
-            if self._due(spec):
-                self._evaluate(spec, run.global_step)
+        self._evaluate_during(run, [spec for spec in self._specs if self._due(spec)])
 
     def evaluate_last(self, step: int) -> None:
         """Evaluates the checkpoint of `step` where that has not been done."""
-        for spec in self._specs:
-            if self._last_step.get(spec.name or "") != step:
-                self._evaluate(spec, step)
+        with contextlib.suppress(Interrupted):
+            for spec in self._specs:
+                if self._last_step.get(spec.name or "") != step:
+                    self._evaluate(spec, step)
+
+    def _evaluate_during(self, run: Run, specs: Sequence[EvalSpec]) -> None:
+        try:
+            for spec in specs:
+                self._evaluate(spec, run.global_step)
+        except Interrupted as stopped:
+            run.interrupt(str(stopped))
 
     def _due(self, spec: EvalSpec) -> bool:
         now = time.monotonic()

@@ -91,7 +91,9 @@ def _deepest_module(key: str, name: str) -> tuple[ModuleSpec, list[str], list[st
     """The spec of the longest prefix of `name` that is a module, the parts that are left, where its submodules are."""
     parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
-        raise UserCodeError(f"{key}={name} is not a dotted name. Use package.module or package.module.function.")
+        likely = name.replace(".py", "").replace("/", ".").replace(":", ".")  # a path, or module:function
+        hint = f" Did you mean {likely!r}?" if all(part.isidentifier() for part in likely.split(".")) else ""
+        raise UserCodeError(f"{key}={name} is not a dotted name.{hint} Use package.module or package.module.function.")
     spec = _find_spec(parts[0], None)
     if spec is None:
         names = [module.name for module in pkgutil.iter_modules() if not module.name.startswith("_")]
@@ -128,7 +130,7 @@ def _find_spec(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
 def _missing_module(
     key: str, name: str, package: str, rest: list[str], path: list[str], defined: Iterable[str] = ()
 ) -> str:
-    names = sorted(module.name for module in pkgutil.iter_modules(path))
+    names = sorted(module.name for module in pkgutil.iter_modules(path) if not module.name.startswith("_"))
     directories = ", ".join(entry for entry in path if os.path.isdir(entry))
     if not rest:
         return f"{key}={name} is a package. Name a module in it: {', '.join(names) or 'it has none'}."

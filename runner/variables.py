@@ -62,13 +62,13 @@ class Served:
     requests: dict[str, tuple[tf.Variable, Any]] = dataclasses.field(default_factory=dict)
 
     @property
-    def trainable(self) -> list[tuple[tf.Variable, Any]]:
-        """(variable, owner) to optimise. A Keras layer may have been frozen after it was built: its owner decides."""
-        return [
-            (variable, owner)
-            for variable, owner in self.requests.values()
+    def trainable(self) -> dict[str, tuple[tf.Variable, Any]]:
+        """Name -> (variable, owner) to optimise. A Keras layer may have been frozen once built: its owner decides."""
+        return {
+            name: (variable, owner)
+            for name, (variable, owner) in self.requests.items()
             if (owner.trainable if owner is not None else variable.trainable)
-        ]
+        }
 
     def keras_variables(self, *, metrics_only: bool = False) -> list[tf.Variable]:
         """Variables that Keras made: all, or those of metrics (Keras makes only these ON_READ) and random state."""

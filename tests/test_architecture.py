@@ -15,12 +15,15 @@ RUNNER = ROOT / "runner"
 # A module imports only from layers before its own. A new file needs a place here; a name may be here before it exists.
 LAYERS: tuple[tuple[str, ...], ...] = (
     # 0 plain Python
-    ("types", "files", "report", "journal", "user_code", "cluster"),
+    ("types", "files", "report", "journal", "user_code", "cluster", "masking", "identity", "names"),
     ("config",),  # the schema
-    ("parsing",),  # a tree, checked against the schema
+    ("availability", "checks"),
+    ("parsing", "lock", "saved"),  # a tree, checked against the schema
+    ("mistakes", "provenance"),
     # 1 one mechanism each
     ("launcher", "run_config", "strategy", "elements", "bridge", "seeds", "operations", "manifest", "tracking"),
-    ("sharding", "gradients", "metrics", "shipping", "checkpoints"),
+    ("outcome", "stopping", "curves"),
+    ("sharding", "gradients", "metrics", "shipping", "checkpoints", "predictions", "errors"),
     ("inputs", "variables"),
     ("position",),
     # 2
@@ -30,8 +33,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # 4
     ("traces", "export"),
     ("session_hooks", "steps"),
-    ("inference",),
+    ("inference", "passes"),
     ("model",),
+    ("preparation", "inspection"),
     ("loop",),
     ("evaluation",),
     # 5
@@ -40,14 +44,20 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("training",),
     # 7
     ("build", "sweep"),
+    ("rehearsal",),
+    ("commands",),
     # 8, 9
-    ("supervisor", "task"),
+    ("task",),
+    ("supervisor", "composing"),
+    ("multirun",),
     ("app",),
     ("__main__",),
 )
 WITHOUT_TENSORFLOW = (
     "types", "files", "report", "journal", "user_code", "cluster", "config", "parsing", "launcher", "tracking",
-    "shipping", "sweep", "supervisor", "app",
+    "shipping", "sweep", "supervisor", "app", "masking", "identity", "lock", "saved", "mistakes", "provenance",
+    "outcome", "stopping", "composing", "multirun", "availability", "checks",
+    "names", "curves", "predictions", "errors", "task",
 )  # fmt: skip
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 MODULES = sorted(path.stem for path in RUNNER.glob("*.py") if path.stem != "__init__")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
+import copy
+import functools
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -20,7 +21,9 @@ from omegaconf import OmegaConf
 
 from runner import config as configs
 from runner import parsing
-from runner.config import Config, ConfigError
+from runner.availability import AVAILABLE
+from runner.checks import newest_runs
+from runner.config import STRATEGY_OPTIONS, Config, ConfigError
 
 ROOT = Path(__file__).parent.parent
 CONF = ROOT / "conf"
@@ -28,6 +31,8 @@ OPTIONS = sorted(
     (path.parent.name, path.stem) for path in CONF.glob("*/*.yaml") if path.parent.name not in ("experiment", "local")
 )
 EXPERIMENTS = sorted(path.stem for path in CONF.glob("experiment/*.yaml"))
+LATER = [("strategy", name) for name in STRATEGY_OPTIONS if name not in AVAILABLE["strategy.name"]]
+NOT_YET = "(not yet available)"
 
 
 def composed(overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -42,10 +47,18 @@ def parsed(*overrides: str) -> Config:
     return parsing.parse(composed(overrides))
 
 
-@pytest.mark.parametrize(("group", "option"), OPTIONS)
+@pytest.mark.parametrize(("group", "option"), [option for option in OPTIONS if option not in LATER])
 def test_every_option_composes(group: str, option: str) -> None:
     needed = ["model.fn=a.b", "input.train.fn=a.b", "input.eval.fn=a.b"] if option == "custom" else []
     assert isinstance(parsed(f"{group}={option}", *needed), Config)
+
+
+@pytest.mark.parametrize(("group", "option"), LATER)
+def test_an_option_of_a_later_version_composes_and_is_refused(group: str, option: str) -> None:
+    assert composed([f"{group}={option}"])[group]["name"] == option
+    with pytest.raises(ConfigError, match=f"^{group}={option}: this version of the runner cannot do that yet; use def"):
+        parsed(f"{group}={option}")
+    assert (CONF / group / f"{option}.yaml").read_text().splitlines()[0].endswith(NOT_YET)
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -56,25 +69,82 @@ def test_every_experiment_composes(experiment: str) -> None:
 
 @pytest.mark.parametrize("path", sorted(CONF.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_field_has_a_comment_over_it(path: Path) -> None:
-    lines = path.read_text().splitlines()
-    assert lines[0].startswith("#")
-    free = path.parent.name in ("experiment", "eval_strategy")
-    for before, line in itertools.pairwise(lines):
-        is_field = line.strip() and not line.strip().startswith(("#", "-", "}", "]"))
-        is_only_a_group = line.rstrip().endswith(":") and line.strip() in ("params:", "defaults:")
-        if is_field and not free and not is_only_a_group and not _inside_explained_block(path, line):
-            assert before.strip().startswith("#"), f"{path}: {line!r} has no comment"
+    assert path.read_text().startswith("# ")
+    if path.parent.name == "experiment":
+        return
+    for key, comment in _comments(path):
+        # The inputs of evaluation and prediction repeat params that the train input above them explains.
+        is_repeated = path.parent.name == "input" and key.startswith(("eval.params.", "predict.params."))
+        assert comment or is_repeated, f"{path}: {key} has no comment"
 
 
-def _inside_explained_block(path: Path, line: str) -> bool:
-    """Evaluation inputs repeat keys that the train input above them explains."""
-    return path.parent.name == "input" and line.startswith("    ")
+def test_command_and_model_dir_have_comments() -> None:
+    comments = dict(_comments(CONF / "runner.yaml"))
+    assert all(command in comments["command"] for command in configs.COMMANDS)
+    assert "null: a new directory" in comments["model_dir"]
+    assert set(_written("", "runner")) - {"defaults", "hydra"} == {"command", "model_dir"}
 
 
-def test_every_key_of_the_schema_is_in_a_file_or_belongs_to_another_option() -> None:
-    for group in ("run", "train", "eval", "checkpoint"):
-        written = yaml.safe_load((CONF / group / "default.yaml").read_text())
-        assert set(written) == set(composed()[group]), group
+def test_every_key_of_the_schema_is_in_a_file() -> None:
+    schema = configs.to_tree(Config())
+    for group in ("cluster", "run", "train", "eval", "checkpoint", "export", "predict", "sweep"):
+        assert set(_leaves(_written(group, "default"))) == set(_leaves(schema[group])), group
+    assert set(_leaves(_written("tracking", "mlflow"))) == set(_leaves(schema["tracking"]))
+    for name, options in STRATEGY_OPTIONS.items():
+        assert set(_written("strategy", name)) == {"name", *options}
+    assert {key for options in STRATEGY_OPTIONS.values() for key in options} | {"name"} == set(schema["strategy"])
+
+
+def test_the_files_of_every_group_hold_the_defaults_of_the_schema() -> None:
+    schema = configs.to_tree(Config())
+    for group in ("cluster", "run", "eval", "checkpoint", "export", "predict", "sweep"):
+        assert _written(group, "default") == schema[group], group
+    assert _written("train", "default") == {**schema["train"], "max_steps": 1000}  # the shipped example ends
+    assert _written("tracking", "mlflow") == schema["tracking"]
+
+
+def test_what_is_not_yet_available_says_so_over_its_key_and_nothing_else_does() -> None:
+    marked = {
+        f"{path.parent.name}.{key}"
+        for path in CONF.glob("*/default.yaml")
+        for key, comment in _comments(path)
+        if NOT_YET in comment and path.parent.name not in ("strategy", "eval_strategy")
+    }
+    whole = {key for key in AVAILABLE if not key.startswith(("strategy.", "eval_strategy."))}
+    groups = {key.rpartition(".")[0] for key in whole if key.count(".") == 2}
+    assert marked - groups == whole  # train.nan too: one of its values
+    assert {f"train.{name}" for name in ("early_stopping", "warm_start")} | {"checkpoint.keep_best"} == groups
+
+
+def test_the_defaults_are_available() -> None:
+    assert isinstance(parsed(), Config)
+    schema = configs.flatten(configs.to_tree(Config()))
+    for key, allowed in AVAILABLE.items():
+        assert schema[key] is None or schema[key] in allowed, key
+
+
+def _written(group: str, option: str) -> dict[str, Any]:
+    return dict(yaml.safe_load((CONF / group / f"{option}.yaml").read_text()))
+
+
+def _leaves(tree: Mapping[str, Any], at: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        yield from _leaves(value, f"{at}{key}.") if isinstance(value, dict) and value else (f"{at}{key}",)
+
+
+def _comments(path: Path) -> Iterator[tuple[str, str]]:
+    """(dotted key, the comment over it) of each key of a config file."""
+    above: list[str] = []
+    parents: list[str] = []
+    for line in path.read_text().splitlines():
+        if line.strip().startswith("#"):
+            above.append(line.strip("# "))
+            continue
+        if line.strip():
+            depth = (len(line) - len(line.lstrip())) // 2
+            parents = [*parents[:depth], line.strip().partition(":")[0]]
+            yield ".".join(parents), " ".join(above)
+        above = []
 
 
 def test_the_default_config_says_what_it_trains() -> None:
@@ -120,6 +190,16 @@ def test_named_evaluations_are_checked_like_a_single_one() -> None:
         parsing.parse(tree)
 
 
+def test_settings_beside_named_evaluations_hold_for_each_of_them() -> None:
+    config = parsed("input.eval.val.batch_size=8", "input.eval.test.params.flat=true", "input.eval.shard=off")
+    assert list(config.input.evals) == ["val", "test"]
+    assert {block.fn for block in config.input.evals.values()} == {"input_fns.digits"}
+    assert {block.shard for block in config.input.evals.values()} == {"off"}
+    assert [block.batch_size for block in config.input.evals.values()] == [8, 256]
+    assert [block.params["flat"] for block in config.input.evals.values()] == [False, True]
+    assert parsing.parse(configs.to_tree(config)) == config
+
+
 def test_a_run_may_have_no_evaluation(tmp_path: Path) -> None:
     config = parsed("input.eval=null")
     assert config.input.evals == {}
@@ -134,7 +214,7 @@ def test_a_saved_config_loads_as_it_was(tmp_path: Path) -> None:
 
 
 def test_flattens_to_dotted_names() -> None:
-    flat = configs.flatten(parsed("model.params.deep.er=1"))
+    flat = configs.flatten(configs.to_tree(parsed("model.params.deep.er=1")))
     assert flat["model.params.deep.er"] == 1
     assert flat["input.eval.batch_size"] == 256
     assert flat["strategy.name"] == "default"
@@ -162,6 +242,7 @@ BAD = [
     (["strategy=mirrored", "strategy.devices=gpu"], "strategy.devices=gpu is neither a list nor null."),
     (["++input.eval.batch_size=x"], "input.eval.batch_size=x is neither a whole number nor null."),
     (["train.steps_per_loop=fast"], "train.steps_per_loop='fast' is neither 'auto' nor a whole number."),
+    (["train.steps_per_loop=null"], "train.steps_per_loop=null is neither 'auto' nor a whole number."),
     (["train.steps_per_loop=1.5"], "train.steps_per_loop=1.5 is neither 'auto' nor a whole number."),
     (["checkpoint.save_secs=${nope}"], "checkpoint.save_secs: Interpolation key 'nope' not found"),
     (["train=5"], "Config group override must be a string or a list. Got int."),
@@ -204,6 +285,132 @@ BAD = [
         ["strategy=central_storage", "strategy.virtual_devices=4", "input.train.batch_size=3"],
         "input.train.batch_size=3 does not divide over 4 replicas. Use 4.",
     ),
+    (["strategy.name=null"], "strategy.name=null: name a strategy, or leave it at default."),
+    (["strategy=mirrored", "strategy.devices=[a,a]"], "strategy.devices=['a', 'a'] names a device twice."),
+    (["strategy=mirrored", "strategy.devices=[]"], "strategy.devices=[] names no device. null means all."),
+    (
+        ["strategy=mirrored", "strategy.num_gpus=2", "strategy.virtual_devices=2"],
+        "strategy.num_gpus=2 and strategy.virtual_devices=2 exclude each other: compute on GPUs, or split the CPU.",
+    ),
+    (
+        ["strategy=mirrored", "strategy.num_packs=2"],
+        "strategy.num_packs=2 has no effect with strategy.cross_device_ops=null. Set that to nccl or hierarchical_copy",
+    ),
+    (
+        ["strategy=mirrored", "strategy.devices=[/gpu:0,/gpu:1,/gpu:2]"],
+        "input.train.batch_size=64 does not divide over 3 replicas. Use 63 or 66.",
+    ),
+    (
+        [
+            "strategy=mirrored",
+            "strategy.virtual_devices=2",
+            "eval_strategy=mirrored",
+            "eval_strategy.virtual_devices=3",
+        ],
+        "strategy.virtual_devices=2 and eval_strategy.virtual_devices=3 differ; the CPU of a process is split once.",
+    ),
+    (
+        ["input.eval=null", "eval.at_start=true"],
+        "eval.at_start=true, and input.eval is empty: there is nothing to eval",
+    ),
+    (
+        ["checkpoint.save_steps=5", "checkpoint.save_secs=30"],
+        "checkpoint.save_steps=5 and checkpoint.save_secs=30 exclude each other. Set one of them to null.",
+    ),
+    (
+        ["input.train.params.batch_size=32"],
+        "input.train.params.batch_size=32 has no effect: input.train.batch_size=64 takes its place. Set input.train.ba",
+    ),
+    (
+        ["input.train.params.shuffle_seed=3"],
+        "input.train.params.shuffle_seed=3 has no effect: input.train.shuffle_seed=1 takes its place.",
+    ),
+    (["input.eval.'a b'.fn=x.y"], "cannot read"),
+    (
+        ["+input.eval={a b: {fn: x.y}}"],
+        "input.eval.a b: a name of an evaluation is made of letters, digits, '_', '-' an",
+    ),
+    (["sweep.metric=accuracy"], "sweep.metric=accuracy: a metric is named with what it belongs to: eval/accuracy."),
+    (["sweep.metric=eval_x/loss"], "sweep.metric=eval_x/loss: there is no such evaluation. There are: eval/...."),
+    (
+        ["sweep.metric=eval/loss", "input.eval.val.batch_size=3"],
+        "sweep.metric=eval/loss: there is no such evaluation. There are: eval_val/....",
+    ),
+    (["sweep.metric=eval/loss", "input.eval=null"], "There are: none, since input.eval is empty."),
+    (["sweep.mode=mx"], "sweep.mode=mx is not allowed. Did you mean 'max'? Allowed: min, max."),
+    (["sweep.parallel=0"], "sweep.parallel=0 must be at least 1."),
+    (["tracking.uri=localhost:5000"], "tracking.uri=localhost:5000 has no scheme. Use http://localhost:5000."),
+    (
+        ["tracking.uri=sqlite://x.db"],
+        "tracking.uri=sqlite://x.db: a database file is sqlite:///relative.db or sqlite:///",
+    ),
+    # commands that read a run, and what they read
+    (["command=evaluate"], "command=evaluate reads what a run left: give model_dir=outputs/<run>."),
+    (["command=predict"], "command=predict reads what a run left: give model_dir=outputs/<run>."),
+    (["command=inspect"], "command=inspect reads what a run left: give model_dir=outputs/<run>."),
+    (["command=inspect", "model_dir=nope"], "model_dir=nope: there is no such folder."),
+    (["command=evaluate", "model_dir=."], "model_dir=.: there is no checkpoint in it for command=evaluate."),
+    (["command=predict", "model_dir=.", "input=custom"], "input.predict.fn is not set, and command=predict reads it."),
+    (
+        ["predict.output=x.csv"],
+        "predict.output=x.csv: its suffix says what is written. Use a name in .jsonl (JSON Lines",
+    ),
+    (["predict.keys=[]"], "predict.keys=[] leaves nothing to write. null means all that model_fn predicts."),
+    (["predict.keys=classes"], "predict.keys=classes is neither a list nor null."),
+    (
+        ["input.predict.shard=file"],
+        "input.predict.shard=file is not allowed. Did you mean 'files'? Allowed: auto, files",
+    ),
+    (["++input.predict.batch_size=0"], "input.predict.batch_size=0 must be at least 1."),
+    (["++input.predict=3"], "input.predict=3 is not a group of settings."),
+    (["input.eval.parms.files=x"], "there is no key 'input.eval.parms'. Did you mean 'input.eval.params'?"),
+    (
+        ["input.eval.val.batch_sze=3"],
+        "there is no key 'input.eval.val.batch_sze'. Did you mean 'input.eval.val.batch_siz",
+    ),
+    # limits of what comes later are checked all the same
+    (["train.ema_decay=1.5"], "train.ema_decay=1.5 must be more than 0 and less than 1."),
+    (["train.ema_decay=nan"], "train.ema_decay=nan must be more than 0 and less than 1."),
+    (["train.clip_global_norm=0"], "train.clip_global_norm=0.0 must be more than 0."),
+    (["train.clip_global_norm=abc"], "train.clip_global_norm=abc is neither a number nor null."),
+    (
+        ["train.precision=float16"],
+        "train.precision=float16 is not allowed. Did you mean 'float32'? Allowed: float32.",
+    ),
+    (
+        ["train.early_stopping.mode=mx"],
+        "train.early_stopping.mode=mx is not allowed. Did you mean 'max'? Allowed: min,",
+    ),
+    (["train.early_stopping=5"], "train.early_stopping=5 is not a group of settings."),
+    (["++train.early_stopping=5"], "train.early_stopping=5 is not a group of settings."),
+    (["train.early_stopping=null"], "train.early_stopping=null is not a group of settings."),
+    (
+        ["export.exporters=[final,bst]"],
+        "export.exporters=bst is not allowed. Did you mean 'best'? Allowed: final, late",
+    ),
+    (["export.exporters=final"], "export.exporters=final is neither a list nor null."),
+    (
+        ["cluster.resolver=slrm"],
+        "cluster.resolver=slrm is not allowed. Allowed: auto.",
+    ),
+    (
+        ["eval_strategy.name=tpu"],
+        "eval_strategy=tpu: this version of the runner cannot do that yet; use default, one_de",
+    ),
+    (["train.gradient_accumulation=4"], "train.gradient_accumulation=4: this version of the runner cannot do that yet"),
+    (["train.nan=rollback"], "train.nan=rollback: this version of the runner cannot do that yet; use stop or ignore."),
+    (["strategy=multi_worker"], "strategy=multi_worker: this version of the runner cannot do that yet; use default,"),
+    (["strategy=parameter_server", "cluster.num_ps=2"], "strategy=parameter_server: this version of the runner cannot"),
+    (["strategy=tpu"], "strategy=tpu: this version of the runner cannot do that yet; use default, one_device, mirrore"),
+    # secrets are not repeated
+    (["++tracking.password=hunter2"], "tracking.password=***: there is no key 'tracking.password'."),
+    (["tracking.api_key=hunter2"], "tracking.api_key=***: there is no key 'tracking.api_key'."),
+    (["++foo={password: hunter2}"], "foo=***: there is no key 'foo'."),
+    (["input.eval={token: hunter2}"], "input.eval.token=***: there is no key 'input.eval.token'."),
+    (["tracking.tags.password=[hunter2"], "cannot read 'tracking.tags.password=***'"),
+    (["tracking.tags.password=hunter2,hunter3"], "tracking.tags.password=*** gives several values."),
+    (["tracking.uri=[http://me:hunter2@x"], "cannot read 'tracking.uri=[http://***@x'"),
+    (["tracking.uri=sqlite://me:hunter2@x"], "tracking.uri=sqlite://***@x: a database file is"),
     # what cannot be read
     (["train.max_steps=[1"], "cannot read 'train.max_steps=[1'"),
     (["train.max_steps=1,2"], "train.max_steps=1,2 gives several values. Add --multirun to try each"),
@@ -213,11 +420,17 @@ BAD = [
     (["~train.max_steps"], "Error merging override ~train.max_steps ("),
     (["model.fn=null"], "model.fn is not set. Give package.module or package.module.function"),
     (["input.train.fn=null"], "input.train.fn is not set, and command=train_and_evaluate trains."),
-    (["input.eval.fn=null"], "input.eval.fn is not set."),
-    (["command=evaluate", "input.eval=null"], "input.eval is empty, and command=evaluate needs at least one"),
+    (["input.eval.fn=null"], "input.eval.fn is not set. Set it, or go without evaluation: input.eval=null."),
+    (
+        ["command=evaluate", "model_dir=.", "input.eval=null"],
+        "input.eval is empty, and command=evaluate needs at least one",
+    ),
     (["model.fn=nope.model"], "model.fn=nope.model: no module 'nope' in "),
     (["model.fn=model_fns.digts"], "model.fn=model_fns.digts: no 'digts' in model_fns ("),
     (["model.fn=model_fns"], "model.fn=model_fns is a package. Name a module in it: digits, digits_classic"),
+    (["input.train.fn=input_fns"], "input.train.fn=input_fns is a package. Name a module in it: csv, digits, npz, tf"),
+    (["model.fn=model_fns/digits.py"], "model.fn=model_fns/digits.py is not a dotted name. Did you mean 'model_fns.d"),
+    (["model.fn=model_fns.digits:model_fn"], "is not a dotted name. Did you mean 'model_fns.digits.model_fn'? Use pac"),
     (["model.fn=model_fns.digits.modelfn"], "defines no 'modelfn'. Did you mean 'model_fn'?"),
     (["input.train.fn=input_fns.digit"], "no 'digit' in input_fns ("),
     (["input.eval.fn=input fns.x"], "input.eval.fn=input fns.x is not a dotted name. Use package.module or"),
@@ -225,9 +438,33 @@ BAD = [
     (["-m", "model_dir=x", "train.max_steps=1,2"], "model_dir=x with --multirun: the runs would overwrite each other."),
 ]
 
+# One for each group, with Hydra's way round its own schema.
+BAD += [
+    ([f"++{key}=1"], f"{key}=1: there is no key '{key}'.")
+    for key in (
+        "nope", "model.nope", "input.nope", "input.train.nope", "input.eval.nope", "input.predict.nope",
+        "strategy.nope", "eval_strategy.nope", "cluster.nope", "run.nope", "train.nope", "train.early_stopping.nope",
+        "train.warm_start.nope", "eval.nope", "checkpoint.nope", "checkpoint.keep_best.nope", "export.nope",
+        "predict.nope", "sweep.nope", "tracking.nope",
+    )
+]  # fmt: skip
+
+CPU_SECS = 1.5
+"""What a refusal may take of this process, Python's start not counted. In CPU time: other work does not change it."""
+
+
+class Refusal(NamedTuple):
+    """What became of one of BAD."""
+
+    code: int
+    said: str
+    left: list[str]
+    imported: list[str]
+    cpu_secs: float
+
 
 REFUSE_ALL = """
-import contextlib, io, json, os, pathlib, sys
+import contextlib, io, json, os, pathlib, sys, time
 from runner import app
 
 results = []
@@ -236,41 +473,106 @@ for number, arguments in enumerate(json.load(sys.stdin)):
     os.chdir(str(number))
     sys.argv = ["runner", *arguments]
     said = io.StringIO()
+    began = time.process_time()
     with contextlib.redirect_stderr(said):
         code = app.run_command_line()
+    secs = time.process_time() - began
     left = [str(path) for path in pathlib.Path(".").rglob("outputs/*")]
-    results.append((code, said.getvalue(), left, [name for name in ("tensorflow", "mlflow") if name in sys.modules]))
+    imported = [name for name in ("tensorflow", "mlflow") if name in sys.modules]
+    results.append((code, said.getvalue(), left, imported, secs))
     os.chdir("..")
 json.dump(results, sys.stdout)
 """
 
 
 @pytest.fixture(scope="module")
-def refusals(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, list[str], list[str]]]:
-    """What became of each of BAD: exit code, stderr, directories left behind, heavy modules imported.
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> list[Refusal]:
+    """What became of each of BAD.
 
-    All in one fresh process: a start for each would take half a minute, and in this one TensorFlow may be loaded.
+    All in one fresh process: a start for each would take a minute, and in this one TensorFlow may be loaded.
     """
     cases = json.dumps([arguments for arguments, _ in BAD])
     result = subprocess.run(
         [sys.executable, "-c", REFUSE_ALL], cwd=tmp_path_factory.mktemp("bad"), input=cases, capture_output=True,
         text=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    return [tuple(case) for case in json.loads(result.stdout.splitlines()[-1])]  # after what Hydra says of a sweep
+    return [Refusal(*case) for case in json.loads(result.stdout.splitlines()[-1])]  # after what Hydra says of a sweep
 
 
 @pytest.mark.parametrize("number", range(len(BAD)), ids=[" ".join(arguments) for arguments, _ in BAD])
-def test_a_bad_config_is_refused_with_one_message(
-    number: int, refusals: list[tuple[int, str, list[str], list[str]]]
-) -> None:
+def test_a_bad_config_is_refused_with_one_message(number: int, refusals: list[Refusal]) -> None:
     arguments, message = BAD[number]
-    code, said, left, imported = refusals[number]
-    assert code == 2
-    assert message in said
-    assert all(line.startswith("runner: ") for line in said.splitlines())  # nothing but the message
-    assert imported == []
+    refusal = refusals[number]
+    assert refusal.code == 2
+    assert message in refusal.said
+    assert all(line.startswith("runner: ") for line in refusal.said.splitlines())  # nothing but the message
+    assert "hunter2" not in refusal.said
+    assert refusal.imported == []
     if "-m" not in arguments:
-        assert left == []  # no directory for a run that never was
+        assert refusal.left == []  # no directory for a run that never was
+
+
+def test_no_refusal_takes_long(refusals: list[Refusal]) -> None:
+    slowest = sorted(zip(refusals, BAD, strict=True), key=lambda case: -case[0].cpu_secs)
+    for refusal, (arguments, _) in slowest[:5]:
+        print(f"{refusal.cpu_secs:.2f} s  {' '.join(arguments)}")
+    assert slowest[0][0].cpu_secs < CPU_SECS, slowest[0]
+
+
+LATER_VALUES = [
+    ("cluster.resolver", "slurm", "slurm", "leave it at auto"),
+    ("cluster.num_workers", 3, "3", "leave it at 2"),
+    ("cluster.num_ps", 2, "2", "leave it at 1"),
+    ("cluster.evaluator", True, "true", "leave it at false"),
+    ("cluster.max_restarts", 1, "1", "leave it at 0"),
+    ("cluster.start_timeout_secs", 60, "60", "leave it at 120"),
+    ("run.debug", "overfit", "overfit", "leave it at null"),
+    ("run.profile", "100-110", "100-110", "leave it at null"),
+    ("train.max_epochs", 3, "3", "leave it at null"),
+    ("train.gradient_accumulation", 4, "4", "leave it at 1"),
+    ("train.clip_global_norm", 1, "1.0", "leave it at null"),
+    ("train.precision", "mixed_bfloat16", "mixed_bfloat16", "leave it at float32"),
+    ("train.learning_rate_scaling", "linear", "linear", "leave it at none"),
+    ("train.warmup_steps", 10, "10", "leave it at 0"),
+    ("train.ema_decay", 0.99, "0.99", "leave it at null"),
+    ("train.nan", "rollback", "rollback", "use stop or ignore"),
+    ("train.early_stopping.metric", "eval/loss", "eval/loss", "leave it at null"),
+    ("train.early_stopping.mode", "max", "max", "leave it at null"),
+    ("train.early_stopping.patience_evals", 3, "3", "leave it at 1"),
+    ("train.early_stopping.min_delta", 0.1, "0.1", "leave it at 0.0"),
+    ("train.early_stopping.min_steps", 5, "5", "leave it at 0"),
+    ("train.warm_start.checkpoint", "/x", "/x", "leave it at null"),
+    ("train.warm_start.include", ["a"], "['a']", "leave it at null"),
+    ("train.warm_start.rename", {"a": "b"}, "{'a': 'b'}", "leave it at {}"),
+    ("checkpoint.keep_best.metric", "eval/loss", "eval/loss", "leave it at null"),
+    ("checkpoint.keep_best.mode", "min", "min", "leave it at null"),
+    ("checkpoint.keep_best.max", 3, "3", "leave it at 1"),
+    ("checkpoint.keep_every_hours", 2, "2.0", "leave it at null"),
+    ("checkpoint.asynchronous", True, "true", "leave it at false"),
+    ("export.exporters", ["final"], "['final']", "leave it at null"),
+    ("export.dir", "/x", "/x", "leave it at null"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "shown", "instead"), LATER_VALUES)
+def test_what_a_later_version_will_do_is_refused_and_not_left_out(
+    key: str, value: Any, shown: str, instead: str, default_tree: dict[str, Any]
+) -> None:
+    tree = copy.deepcopy(default_tree)
+    *groups, name = key.split(".")
+    functools.reduce(lambda inner, group: inner[group], groups, tree)[name] = value
+    with pytest.raises(ConfigError) as raised:
+        parsing.parse(tree)
+    assert str(raised.value) == f"{key}={shown}: this version of the runner cannot do that yet; {instead}."
+
+
+def test_a_value_of_every_key_of_a_later_version_is_tried() -> None:
+    assert {key for key, _, _, _ in LATER_VALUES} == set(AVAILABLE) - {"strategy.name", "eval_strategy.name"}
+
+
+@pytest.fixture(scope="module")
+def default_tree() -> dict[str, Any]:
+    return composed()
 
 
 def run_module(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -287,6 +589,74 @@ def test_the_module_exits_with_2_and_is_fast(tmp_path: Path) -> None:
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
+
+
+def test_the_newest_runs_are_named_to_somebody_who_gives_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for age, run in enumerate(["outputs/newest", "outputs/sweeps/a/b", "outputs/older", "outputs/oldest"]):
+        Path(run).mkdir(parents=True)
+        state = Path(run, "checkpoint")
+        state.write_text("")
+        os.utime(state, (1000 - age, 1000 - age))
+    Path("outputs/never_saved").mkdir()
+    assert newest_runs(Path("outputs")) == [Path("outputs/newest"), Path("outputs/sweeps/a/b"), Path("outputs/older")]
+    named = "The newest: outputs/newest, outputs/sweeps/a/b, outputs/older.$"
+    with pytest.raises(ConfigError, match=f"give model_dir=outputs/<run>. {named}"):
+        parsed("command=predict")
+    with pytest.raises(ConfigError, match=f"^model_dir=outputs/nwest: there is no such folder. {named}"):
+        parsed("command=evaluate", "model_dir=outputs/nwest")
+    with pytest.raises(ConfigError, match=f"there is no checkpoint in it for command=inspect. {named}"):
+        parsed("command=inspect", "model_dir=outputs/never_saved")
+    assert parsed("command=inspect", "model_dir=outputs/older", "model.fn=null").model_dir == "outputs/older"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keys"),
+    [
+        (["command=train"], ["model.fn", "input.train.fn"]),
+        (["command=dry_run"], ["model.fn", "input.train.fn", "input.eval.fn"]),
+        (["command=evaluate", "model_dir=."], ["model.fn", "input.eval.fn"]),
+        (["command=predict", "model_dir=."], ["model.fn", "input.predict.fn"]),
+        (["command=inspect", "model_dir=."], []),
+    ],
+)
+def test_a_command_needs_the_functions_that_it_calls_and_no_others(
+    overrides: list[str], keys: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("checkpoint").write_text("")
+    given = [f"{key}=a.b" for key in keys]
+    config = parsed("model=custom", "input=custom", *overrides, *given)
+    assert [key for key, _, _ in config.functions()] == keys
+    for key in keys:
+        with pytest.raises(ConfigError, match=f"^{key} is not set"):
+            parsed("model=custom", "input=custom", *overrides, *(text for text in given if not text.startswith(key)))
+
+
+def test_what_other_parts_implement_is_let_through() -> None:
+    config = parsed(
+        "eval.start_delay_secs=30", "eval.at_start=true", "tracking.tensorboard=false", "tracking.system_metrics=true",
+        "run.inline=true", "sweep.metric=eval/accuracy", "sweep.mode=max", "sweep.parallel=2", "sweep.dir=/x",
+        "predict.output=out.npz", "predict.keys=[classes]", "checkpoint.save_steps=5",
+    )  # fmt: skip
+    assert config.eval == configs.EvalConfig(start_delay_secs=30, at_start=True)
+    assert (config.tracking.tensorboard, config.tracking.system_metrics) == (False, True)
+    assert config.sweep == configs.SweepConfig(dir="/x", metric="eval/accuracy", mode="max", parallel=2)
+    assert config.predict == configs.PredictConfig(output="out.npz", keys=["classes"])
+
+
+def test_parameters_may_repeat_what_the_input_says() -> None:
+    assert parsed("input.train.params.batch_size=64").input.train.batch_size == 64
+    config = parsed("input.train.batch_size=null", "input.train.params.batch_size=8")  # the function's own, per replica
+    assert config.input.train.params["batch_size"] == 8
+
+
+def test_hydras_own_launcher_and_sweeper_can_be_chosen(tmp_path: Path) -> None:
+    result = run_module("hydra/launcher=basic", "hydra/sweeper=basic", "--cfg", "hydra", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    chosen = yaml.safe_load(result.stdout)["hydra"]
+    assert chosen["launcher"]["_target_"].endswith("BasicLauncher")
+    assert chosen["sweeper"]["_target_"].endswith("BasicSweeper")
 
 
 def test_hydra_full_error_adds_the_traceback(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, Input, ModeKeys, RunConfig
+from runner.journal import Journal, read_journal
 from tests.line import line, mirrored, points, read_events, steps_of
 
 v1 = tf.compat.v1
@@ -582,24 +583,73 @@ def test_lookup_tables_that_model_fn_makes_are_filled(devices: int, tmp_path: Pa
 
 
 def test_what_happens_is_noted_in_the_journal(tmp_path: Path) -> None:
-    class Recorder:
-        def __init__(self) -> None:
-            self.points: list[Any] = []
-            self.events: list[str] = []
-
-        def metrics(self, step: int, values: Any) -> None:
-            self.points.append((step, sorted(values)))
-
-        def event(self, kind: str, **fields: Any) -> None:
-            self.events.append(kind)
-
-        def close(self) -> None: ...
-
-    journal = Recorder()
+    journal = Journal(tmp_path / "journal")
     config = RunConfig(log_step_count_steps=2, steps_per_loop=1)
-    trainer = Estimator(line, tmp_path, config, journal=journal)  # type: ignore[arg-type]
+    trainer = Estimator(line, tmp_path / "run", config, journal=journal)
     trainer.train(points()).evaluate(points(), name="test")
+    lines, _ = read_journal(tmp_path / "journal")
     speeds = ["train/examples_per_sec", "train/loss", "train/steps_per_sec"]
     evaluated = ["eval_test/loss", "eval_test/mae"]
-    assert journal.points == [(1, speeds), (2, speeds), (4, speeds), (4, evaluated)]
-    assert journal.events == ["checkpoint", "evaluated"]
+    noted = [(line["step"], sorted(line["metrics"])) for line in lines if "metrics" in line]
+    assert noted == [(1, speeds), (2, speeds), (4, speeds), (4, evaluated)]
+    events = [(line["event"], line.get("name", line.get("step"))) for line in lines if "event" in line]
+    assert events == [
+        ("phase", "build"), ("phase", "trace"), ("phase", "build"),
+        ("phase", "save"), ("first_step", 1), ("phase", "save"), ("checkpoint", 4), ("phase", "train"),
+        ("phase", "trace"), ("evaluated", "test"), ("phase", "evaluate"),
+    ]  # fmt: skip
+    assert all(line["secs"] >= 0 for line in lines if line.get("event") == "phase")
+
+
+def test_a_resumed_run_notes_that_it_restored(tmp_path: Path) -> None:
+    Estimator(line, tmp_path / "run").train(points(repeat=True), steps=2)
+    journal = Journal(tmp_path / "journal")
+    Estimator(line, tmp_path / "run", journal=journal).train(points(repeat=True), steps=2)
+    lines, _ = read_journal(tmp_path / "journal")
+    assert [one["step"] for one in lines if one.get("event") == "first_step"] == [3]
+    assert journal.phases["restore"] > 0 and set(journal.phases) == {"build", "trace", "restore", "train", "save"}
+
+
+def test_phases_are_noted_when_they_fail(tmp_path: Path) -> None:
+    def broken(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        raise ValueError("no")
+
+    journal = Journal(tmp_path / "journal")
+    with pytest.raises(ValueError, match="no"):
+        Estimator(broken, tmp_path / "run", journal=journal).train(points())
+    assert "trace" in journal.phases
+
+
+def test_saves_are_said_with_their_size_but_for_that_of_step_0(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="runner"):
+        Estimator(line, tmp_path, RunConfig(save_checkpoints_steps=2)).train(points(repeat=True), steps=4)
+    said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("Saved ")]
+    assert [re.sub(r"[\d.]+ (k?B|s)\b", r"_ \1", text) for text in said] == [
+        "Saved model.ckpt-2: _ kB in _ s", "Saved model.ckpt-4: _ kB in _ s",
+    ]  # fmt: skip
+
+
+def test_event_files_can_be_left_out(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        spec = line(features, labels, mode, params)
+        tf.summary.scalar("v2", spec.predictions[0])
+        v1.summary.scalar("v1", spec.predictions[0])
+        return spec
+
+    config = RunConfig(tensorboard=False, save_summary_steps=1)
+    trainer = Estimator(model_fn, tmp_path, config).train(points(), steps=3)
+    metrics = trainer.evaluate(points())
+    assert metrics["global_step"] == 3
+    assert not list(tmp_path.rglob("events.out*")) and not (tmp_path / "eval").exists()
+    with_them = Estimator(model_fn, tmp_path / "with").train(points(), steps=3)
+    assert with_them.get_variable_value("weight") == trainer.get_variable_value("weight")
+
+
+def test_only_training_makes_an_event_file_in_model_dir(tmp_path: Path) -> None:
+    Estimator(line, tmp_path, RunConfig(tensorboard=False)).train(points(), steps=1)
+    reader = Estimator(line, tmp_path)
+    list(reader.predict(points()))
+    reader.evaluate(points())
+    assert not list(tmp_path.glob("events.out*")) and list((tmp_path / "eval").glob("events.out*"))

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, Every, Hook, RunConfig, StepResult
+from runner.hooks import Interrupted
 from runner.session_hooks import split_hooks
 from tests.line import LINES, line, mirrored, native_line, points, steps_of
 
@@ -207,6 +208,38 @@ def test_an_evaluation_cannot_be_stopped(tmp_path: Path) -> None:
     trainer = estimator(tmp_path).train(points(), steps=1)
     with pytest.raises(RuntimeError, match=r"request_stop\('no'\): only training can be stopped"):
         trainer.evaluate(points(), hooks=[Stop()])
+
+
+def test_hooks_are_told_how_many_examples_a_pass_has_seen(tmp_path: Path) -> None:
+    class Counter(Hook):
+        def __init__(self) -> None:
+            self.told: list[int] = []
+
+        def after_batches(self, run: Any, examples: int) -> None:
+            assert run.global_step == 3
+            self.told.append(examples)
+
+    trainer = estimator(tmp_path).train(points(), steps=3)
+    evaluating, predicting = Counter(), Counter()
+    trainer.evaluate(points(7, 2), hooks=[evaluating])
+    list(trainer.predict(points(7, 2), hooks=[predicting]))
+    assert evaluating.told[-1] == 7 and evaluating.told == sorted(evaluating.told)
+    assert predicting.told == [2, 4, 6, 7]
+
+
+def test_a_pass_can_be_given_up(tmp_path: Path) -> None:
+    class GivesUp(Hook):
+        def after_batches(self, run: Any, examples: int) -> None:
+            run.interrupt("enough")
+
+    trainer = estimator(tmp_path).train(points(), steps=3)
+    before = trainer.evaluate(points())
+    with pytest.raises(Interrupted, match="enough"):
+        trainer.evaluate(points(), hooks=[GivesUp()])
+    with pytest.raises(Interrupted, match="enough"):
+        next(trainer.predict(points(), hooks=[GivesUp()]))
+    assert len(steps_of(trainer.eval_dir(), "loss")) == 1, "it has no result"
+    assert trainer.evaluate(points()) == before
 
 
 # --- hooks of tf.compat.v1.train: any of them ---------------------------------------------------------------------

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from runner.journal import Journal, NullJournal, journal_path, read_journal
 
@@ -94,7 +95,45 @@ def test_the_null_journal_takes_everything() -> None:
     journal = NullJournal()
     journal.metrics(1, {"a": 1.0})
     journal.event("x", y=1)
+    with journal.phase("build"):
+        journal.took("trace", 1.0)
+    assert journal.phases == {}
     journal.close()
+
+
+def timed(path: Path, *times: float) -> Journal:
+    """A journal whose timer says these times."""
+    return Journal(path, timer=iter(times).__next__)
+
+
+def phases_in(path: Path) -> list[tuple[str, float]]:
+    return [(line["name"], line["secs"]) for line in read_journal(path)[0] if line["event"] == "phase"]
+
+
+def test_a_phase_is_noted_when_it_is_left(tmp_path: Path) -> None:
+    journal = timed(tmp_path / "j", 10.0, 11.5, 20.0, 20.25)
+    with journal.phase("build"):
+        assert phases_in(tmp_path / "j") == []
+    with journal.phase("build"):
+        pass
+    assert phases_in(tmp_path / "j") == [("build", 1.5), ("build", 0.25)]
+    assert journal.phases == {"build": 1.75}
+
+
+def test_a_phase_that_fails_is_noted_too(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), timed(tmp_path / "j", 0.0, 2.0).phase("trace"):
+        raise KeyError
+    assert phases_in(tmp_path / "j") == [("trace", 2.0)]
+
+
+def test_phases_inside_a_phase_do_not_count_twice(tmp_path: Path) -> None:
+    journal = timed(tmp_path / "j", 0.0, 1.0, 1.5, 2.5, 4.0, 9.0)
+    with journal.phase("evaluate"):  # from 0 to 9
+        with journal.phase("build"):  # from 1 to 4
+            with journal.phase("trace"):  # from 1.5 to 2.5
+                pass
+        journal.took("train", 2.0)  # measured elsewhere: part of no other phase
+    assert phases_in(tmp_path / "j") == [("trace", 1.0), ("build", 2.0), ("train", 2.0), ("evaluate", 6.0)]
 
 
 def test_each_task_has_a_journal_of_its_own(tmp_path: Path) -> None:

@@ -180,3 +180,31 @@ def test_an_error_in_model_fn_is_named_with_its_line(
     if where:
         assert f"  in {mine}, line 2, {where}" in result.stderr
     assert summary_in(tmp_path / "run")["status"] == "failed"
+
+
+def test_inline_a_debugger_reaches_model_fn(tmp_path: Path) -> None:
+    mine = tmp_path / "model_fns" / "mine.py"
+    mine.parent.mkdir()
+    mine.write_text(
+        "import os\nfrom model_fns import digits\n\n"
+        "def model_fn(features, labels, mode, params):\n"
+        "    if mode == 'train':\n        breakpoint()\n"
+        "    return digits.model_fn(features, labels, mode, params)\n"
+    )
+    command = [sys.executable, "-m", "runner", "run.inline=true", "model.fn=model_fns.mine", "model.params.network=mlp"]
+    result = subprocess.run(
+        [*command, "train.max_steps=2", "tracking=none", "model_dir=run"],
+        cwd=tmp_path, env=ENV, input="p 'batch', features['image'].shape\np os.getppid()\nc\n",
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "('batch', TensorShape([None, 8, 8, 1]))" in result.stdout
+    assert f"(Pdb) {os.getpid()}\n" in result.stdout  # the command's own process, not a child of it
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["global_step"]) == ("finished", 2)
+
+
+def test_inline_is_refused_in_a_sweep(tmp_path: Path) -> None:
+    result = run("-m", "run.inline=true", "train.max_steps=1,2", "tracking=none", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "runner: run.inline=true with --multirun: TensorFlow is configured once a process." in result.stderr

@@ -15,9 +15,12 @@ from runner.report import (
     PlainProgress,
     RichProgress,
     build_progress,
+    format_age,
+    format_bytes,
     format_number,
     format_secs,
     print_summary,
+    print_table,
 )
 
 
@@ -181,3 +184,86 @@ def test_numbers_are_short(value: float, text: str) -> None:
 @pytest.mark.parametrize(("secs", "text"), [(8.4, "8s"), (187, "3:07"), (7387, "2:03:07"), (math.inf, "?")])
 def test_durations_read_like_a_clock(secs: float, text: str) -> None:
     assert format_secs(secs) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1234, "1.2 kB"),
+        (123_456, "123 kB"),
+        (5e6, "5.0 MB"),
+        (2.5e9, "2.5 GB"),
+        (3e15, "3000 TB"),
+    ],
+)
+def test_sizes_have_units(size: float, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("secs", "text"),
+    [
+        (0.4, "0 s"),
+        (59, "59 s"),
+        (61, "1 min"),
+        (3599, "59 min"),
+        (3600, "1 h"),
+        (47 * 3600, "47 h"),
+        (49 * 3600, "2 days"),
+    ],
+)
+def test_ages_have_units(secs: float, text: str) -> None:
+    assert format_age(secs) == text
+
+
+def test_a_long_evaluation_says_how_far_it_is_and_a_short_one_nothing() -> None:
+    stream = io.StringIO()
+    progress = PlainProgress(stream, period_secs=10, clock=clock(0, 9, 100, 105, 111, 112, 121, 200))
+    for what, examples in (("eval", 5), ("eval", 10), ("eval", 5), ("eval", 10), ("eval", 1500)):
+        progress.count(what, examples)
+    for what, examples in (("predict", 2000), ("predict", 3000), ("eval", 3000)):
+        progress.count(what, examples)
+    assert stream.getvalue().splitlines() == ["eval: 1,500 examples"]
+
+
+def test_a_live_count_goes_when_it_has_ended() -> None:
+    stream = Terminal()
+    progress = RichProgress(Console(file=stream, force_terminal=True, width=120))
+    progress.count("predict", 70)
+    progress.count("predict", 700)
+    progress.message("700 predictions")
+    progress.start(10, 0)
+    progress.count("eval", 30)
+    progress.stop()
+    text = stream.getvalue()
+    assert "predict" in text and "700 predictions" in text and "eval" in text
+
+
+ROWS = [["dense/kernel", "[4, 10]", "40"], ["bias", "[10]", "1,000"]]
+
+
+def test_a_table_off_a_terminal_is_aligned_columns_with_numbers_on_the_right() -> None:
+    stream = io.StringIO()
+    print_table("variables", ["name", "shape", "parameters"], ROWS, stream)
+    assert stream.getvalue().splitlines() == [
+        "variables",
+        "name          shape    parameters",
+        "dense/kernel  [4, 10]          40",
+        "bias          [10]          1,000",
+    ]
+
+
+def test_a_table_on_a_terminal_has_lines_and_the_same_cells() -> None:
+    stream = Terminal()
+    print_table("variables", ["name", "shape", "parameters"], ROWS, stream)
+    text = stream.getvalue()
+    assert "┃" in text and all(cell in text for row in ROWS for cell in row)
+
+
+def test_a_table_may_have_no_header_and_no_rows() -> None:
+    stream = io.StringIO()
+    print_table("run", ["", ""], [["a", "b"]], stream)
+    print_table("none", ["x"], [], stream)
+    assert stream.getvalue().splitlines() == ["run", "a  b", "none", "x"]

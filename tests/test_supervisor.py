@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from filelock import FileLock
 
-from runner import supervisor
+from runner import provenance, supervisor
 from runner.config import Config, ConfigError, InputBlock, InputConfig, ModelConfig, TrackingConfig
 from runner.shipping import RunRecord
 
@@ -36,12 +36,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """Runs a supervisor whose task executes `code` after TASK."""
     monkeypatch.chdir(tmp_path)
 
-    def run_task(code: str, **settings: Any) -> int:
+    def run_task(code: str, argv: Sequence[str] = (), task: str = TASK, **settings: Any) -> int:
         script = tmp_path / "task.py"
-        script.write_text(TASK + code)
-        argv = [sys.executable, str(script), str(tmp_path / "run" / "config.yaml")]
-        monkeypatch.setattr(supervisor, "task_argv", lambda model_dir: argv)
-        return supervisor.run(config_of(tmp_path / "run", **settings), {**os.environ, "PYTHONPATH": str(ROOT)})
+        script.write_text(task + code)
+        monkeypatch.setattr(supervisor, "task_argv", lambda file: [sys.executable, str(script), str(file)])
+        return supervisor.run(config_of(tmp_path / "run", **settings), {**os.environ, "PYTHONPATH": str(ROOT)}, argv)
 
     return run_task
 
@@ -50,9 +49,8 @@ def config_of(model_dir: Path, **settings: Any) -> Config:
     block = InputBlock(fn="my.input_fn")
     return Config(
         model_dir=str(model_dir),
-        model=ModelConfig(fn="my.model_fn"),
         input=InputConfig(train=block, eval={"": block}),
-        **{"tracking": TrackingConfig(backend="none"), **settings},
+        **{"model": ModelConfig(fn="my.model_fn"), "tracking": TrackingConfig(backend="none"), **settings},
     )
 
 
@@ -65,14 +63,18 @@ def test_a_task_that_finishes_is_summarised(
 ) -> None:
     assert run(RESULT) == 0
     assert summary_in(tmp_path / "run") == {
+        "command": "train_and_evaluate",
         "status": "finished",
         "error": None,
         "global_step": 7,
         "metrics": {"eval/accuracy": 0.5},
         "steps_per_sec": 3.0,
+        "examples": None,
+        "phases": {},
         "strategy": "default",
         "num_replicas": 2,
         "checkpoint": "c",
+        "predictions": None,
         "mlflow_run_id": None,
     }
     assert (tmp_path / "run" / "config.yaml").exists()
@@ -139,7 +141,8 @@ def test_an_mlflow_run_has_the_params_metrics_and_status(run: Callable[..., int]
     tags = recorded.data.tags
     assert (tags["team"], tags["status"], tags["num_replicas"], tags["strategy"]) == ("a", "finished", "2", "default")
     assert tags["version.tensorflow"].startswith("2.21")
-    assert {file.path for file in client.list_artifacts(run_id)} == {"config.yaml", "summary.json"}
+    left = {"config.yaml", "summary.json", "learning_curves.png"}
+    assert {file.path for file in client.list_artifacts(run_id)} == left
 
     assert run("os.kill(os.getpid(), signal.SIGKILL)", tracking=tracking) == 1
     assert summary_in(tmp_path / "run")["mlflow_run_id"] == run_id
@@ -161,7 +164,7 @@ from pathlib import Path
 sys.path[:0] = [{root!r}, {tests!r}]
 from runner import supervisor
 from test_supervisor import config_of
-supervisor.task_argv = lambda model_dir: [sys.executable, {script!r}, str(model_dir / "config.yaml")]
+supervisor.task_argv = lambda file: [sys.executable, {script!r}, str(file)]
 sys.exit(supervisor.run(config_of(Path({model_dir!r})), {{**os.environ, "PYTHONPATH": {root!r}}}))
 """
 
@@ -232,13 +235,81 @@ def test_the_tags_name_the_commit_of_the_working_directory(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run([*git, "init", "-q"], check=True)
-    assert "mlflow.source.git.commit" not in supervisor._facts_of_this_process(tmp_path, [])
+    assert "mlflow.source.git.commit" not in provenance.tags_of_this_process(tmp_path, [])
     (tmp_path / "f").write_text("1")
     subprocess.run([*git, "add", "f"], check=True)
     subprocess.run([*git, "commit", "-q", "-m", "x"], check=True)
-    tags = supervisor._facts_of_this_process(tmp_path, ["runner", "a=b c"])
+    tags = provenance.tags_of_this_process(tmp_path, ["runner", "a=b c"])
     assert len(tags["mlflow.source.git.commit"]) == 40
     assert tags["git.dirty"] == "false"
     assert tags["command"] == "runner 'a=b c'"
     (tmp_path / "f").write_text("2")
-    assert supervisor._facts_of_this_process(tmp_path, [])["git.dirty"] == "true"
+    assert provenance.tags_of_this_process(tmp_path, [])["git.dirty"] == "true"
+
+
+def test_secrets_reach_neither_mlflow_nor_the_summary(run: Callable[..., int], tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    params = {"db_password": "hunter22", "url": "https://me:hunter22@host/x", "width": 3}
+    tracking = TrackingConfig(backend="mlflow", tags={"api_key": "hunter22"})
+    argv = ["runner", "model.params.db_password=hunter22", "model.params.width=3"]
+    failing = "journal.event('error', error='no login with hunter22'); sys.exit(2)"
+    assert run(failing, tracking=tracking, model=ModelConfig(fn="my.model_fn", params=params), argv=argv) == 2
+    summary = summary_in(tmp_path / "run")
+    assert summary["error"] == "no login with ***"
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    recorded = client.get_run(summary["mlflow_run_id"])
+    assert recorded.data.params["model.params.db_password"] == "***"
+    assert recorded.data.params["model.params.width"] == "3"
+    assert recorded.data.tags["command"] == "runner 'model.params.db_password=***' model.params.width=3"
+    assert "hunter22" not in str(recorded.to_dictionary())
+    for file in ("config.yaml", "summary.json"):
+        assert "hunter22" not in Path(client.download_artifacts(recorded.info.run_id, file, str(tmp_path))).read_text()
+    kept = tmp_path / "run" / "config.yaml"
+    assert "hunter22" in kept.read_text()  # the task needs it
+    assert kept.stat().st_mode & 0o077 == 0  # and nobody else may read it
+
+
+def test_an_evaluation_leaves_what_training_left(run: Callable[..., int], tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    tracking = TrackingConfig(backend="mlflow")
+    killed = "journal.event('result', global_step=7, metrics={}, checkpoint='c', steps_per_sec=3.0); sys.exit(3)"
+    assert run(killed, tracking=tracking) == 3
+    trained = (tmp_path / "run" / "config.yaml").read_text()
+    evaluated = "journal.metrics(7, {'eval/accuracy': 0.5})\n" + RESULT.replace("steps_per_sec=3.0", "")
+    assert run(evaluated, tracking=tracking, command="evaluate") == 0
+    assert (tmp_path / "run" / "config.yaml").read_text() == trained
+    assert "command: evaluate" in (tmp_path / "run" / "config.evaluate.yaml").read_text()
+    summary = summary_in(tmp_path / "run")
+    assert (summary["command"], summary["status"], summary["steps_per_sec"]) == ("evaluate", "finished", 3.0)
+    assert RunRecord.read(tmp_path / "run").generation == 1
+    recorded = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}").get_run(summary["mlflow_run_id"])
+    assert recorded.info.status == "KILLED"  # as training left it
+    assert recorded.data.metrics["eval/accuracy"] == 0.5
+    assert recorded.data.params["command"] == "train_and_evaluate"
+
+
+@pytest.mark.parametrize("command", ["dry_run", "inspect"])
+def test_a_command_that_only_tells_leaves_nothing(command: str, run: Callable[..., int], tmp_path: Path) -> None:
+    said = "print(Path(sys.argv[1]).read_text())"
+    assert run(said, command=command, task="import sys\nfrom pathlib import Path\n") == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"task.py"}
+
+
+def test_what_changed_since_the_last_start_is_said(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(RESULT) == 0
+    assert "Changed" not in capsys.readouterr().err
+    assert run(RESULT, model=ModelConfig(fn="my.model_fn", params={"width": 3, "token": "abcdef"})) == 0
+    said = capsys.readouterr().err
+    assert "Changed since this run was last started: " in said and "model.params.width: None -> 3" in said
+    assert "abcdef" not in said
+
+
+def test_an_interrupted_run_says_how_to_go_on(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("journal.event('result', global_step=3, checkpoint='c'); sys.exit(3)", argv=["runner", "train.max_steps=9"])
+    assert "resume: python -m runner train.max_steps=9 model_dir=run\n" in capsys.readouterr().out

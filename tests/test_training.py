@@ -158,6 +158,64 @@ def test_evaluations_are_throttled_each_by_itself(tmp_path: Path) -> None:
     assert steps_of(trainer.eval_dir("seldom"), "loss") == [2, 6]
 
 
+def test_the_start_is_evaluated_once_on_request(tmp_path: Path) -> None:
+    evals = [EvalSpec(points(), name="all", at_start=True, start_delay_secs=1000), EvalSpec(points(), name="last")]
+    for max_steps in (2, 4):
+        trainer = estimator(tmp_path, save_checkpoints_steps=1000)
+        train_and_evaluate(trainer, train_spec(max_steps), evals)
+    assert steps_of(trainer.eval_dir("all"), "loss") == [0, 2, 2, 4], "the new model, and what the second run goes on"
+    assert steps_of(trainer.eval_dir("last"), "loss") == [2, 4]
+
+
+def test_evaluating_the_start_changes_nothing_that_is_trained(tmp_path: Path) -> None:
+    first, second = estimator(tmp_path / "a"), estimator(tmp_path / "b")
+    train_and_evaluate(first, train_spec(3), EvalSpec(points(), at_start=True))
+    train_and_evaluate(second, train_spec(3), [])
+    assert first.get_variable_value("weight") == second.get_variable_value("weight")
+
+
+def test_a_run_to_the_end_of_its_input_is_finished_for_the_next_process(tmp_path: Path) -> None:
+    def run() -> TrainingResult:
+        return train_and_evaluate(estimator(tmp_path), TrainSpec(points(8, 2)), EvalSpec(points()))
+
+    first, second = run(), run()
+    assert (first.global_step, first.examples) == (4, 8) and first.steps_per_sec > 0
+    assert (second.global_step, second.examples, second.steps_per_sec) == (4, 0, 0.0)
+    assert second.metrics == first.metrics and second.checkpoint == first.checkpoint
+
+
+def test_epochs_are_trained_by_calls_on_one_estimator(tmp_path: Path) -> None:
+    trainer = estimator(tmp_path)
+    steps = [train_and_evaluate(trainer, TrainSpec(points(8, 2)), []).global_step for _ in range(3)]
+    assert steps == [4, 8, 12]
+
+
+class Interrupting(Hook):
+    """Gives up an evaluation after some examples."""
+
+    def __init__(self, at_step: int) -> None:
+        self._at_step = at_step
+        self.told: list[int] = []
+
+    def after_batches(self, run: Any, examples: int) -> None:
+        self.told.append(examples)
+        if run.global_step == self._at_step:
+            run.interrupt("enough")
+
+
+@pytest.mark.parametrize(("at_step", "ends_at", "evaluated"), [(2, 2, None), (4, 4, 2), (0, 1, None)])
+def test_an_interrupted_evaluation_ends_the_run_with_its_checkpoint(
+    at_step: int, ends_at: int, evaluated: int | None, tmp_path: Path
+) -> None:
+    trainer = estimator(tmp_path, save_checkpoints_steps=2)
+    spec = EvalSpec(points(), hooks=[Interrupting(at_step)], at_start=at_step == 0)
+    result = train_and_evaluate(trainer, train_spec(4), spec)
+    assert result.global_step == ends_at and trainer.latest_checkpoint() == f"{tmp_path}/model.ckpt-{ends_at}"
+    assert result.metrics.get("", {}).get("global_step") == evaluated, "that of the last whole evaluation"
+    again = train_and_evaluate(estimator(tmp_path), train_spec(4), EvalSpec(points()))
+    assert again.global_step == 4 and again.metrics[""]["global_step"] == 4
+
+
 @pytest.mark.parametrize(
     ("names", "told"),
     [((None, None), r"\['', ''\]"), (("a", "b", "a"), r"\['a', 'b', 'a'\]"), ((None, ""), r"\['', ''\]")],

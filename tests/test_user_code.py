@@ -73,7 +73,7 @@ def test_looking_does_not_run_the_code(project: Path) -> None:
         ),
         ("up_models.deep", r"deep.py defines no 'model_fn'."),
         ("up_models", r"up_models is a package. Name a module in it: deep, wide."),
-        ("up_models/wide.py", r"is not a dotted name. Use package.module or package.module.function."),
+        ("up_models/wide.py", r"is not a dotted name. Did you mean 'up_models.wide'\? Use package.module"),
         ("up_models..wide", r"is not a dotted name."),
     ],
 )

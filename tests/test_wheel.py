@@ -11,7 +11,9 @@ import sysconfig
 import venv
 import zipfile
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -107,3 +109,116 @@ def test_a_users_own_model_is_found_beside_the_shipped_ones(installed: Path, tmp
     own += ["input.eval.fn=input_fns.mine", "input.train.batch_size=5", "input.eval.batch_size=5", "tracking=none"]
     call(installed / "runner", *own, "model_dir=run", cwd=tmp_path)  # a runner.py of the user is not in the way
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["global_step"] == 4
+
+
+MINE = """
+# @package _global_
+defaults:
+  - override /model: custom
+  - override /input: custom
+model:
+  fn: model_fns.mine
+  params: {learning_rate: 0.1}
+input:
+  train: {fn: input_fns.mine, batch_size: 5}
+  eval: {fn: input_fns.mine, batch_size: 5}
+  predict: {fn: input_fns.mine, batch_size: 5}
+train:
+  max_steps: 8
+"""
+MY_MODEL = """
+import keras
+from runner import EstimatorSpec
+
+def model_fn(features, labels, mode, params):
+    prediction = keras.layers.Dense(1)(features["x"])[:, 0]
+    if mode == "infer":
+        return EstimatorSpec(mode, predictions={"y": prediction, "x": features["x"]})
+    loss = (prediction - labels) ** 2
+    optimizer = keras.optimizers.SGD(params.learning_rate)
+    return EstimatorSpec(mode, loss=loss, optimizer=optimizer, eval_metric_ops={"error": abs(prediction - labels)})
+"""
+MY_INPUT = """
+import numpy as np, tensorflow as tf
+
+def input_fn(mode, params):
+    x = np.linspace(-1, 1, 22, dtype="float32")[:, None]
+    examples = {"x": x} if mode == "infer" else ({"x": x}, x[:, 0])
+    data = tf.data.Dataset.from_tensor_slices(examples).batch(params.batch_size)
+    return data.repeat() if mode == "train" else data
+"""
+
+
+@pytest.fixture(scope="module")
+def project(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's own directory with nothing but three files in it, and a run of its experiment."""
+    home = tmp_path_factory.mktemp("project")
+    for path, text in (
+        ("model_fns/mine.py", MY_MODEL),
+        ("input_fns/mine.py", MY_INPUT),
+        ("conf/experiment/mine.yaml", MINE),
+    ):
+        (home / path).parent.mkdir(parents=True)
+        (home / path).write_text(text)
+    call(installed / "python", "-m", "runner", "experiment=mine", "model_dir=outputs/mine", cwd=home)
+    return home
+
+
+def summary_of(model_dir: Path) -> dict[str, Any]:
+    return json.loads((model_dir / "summary.json").read_text())
+
+
+def test_a_users_experiment_trains_and_is_evaluated(project: Path) -> None:
+    summary = summary_of(project / "outputs" / "mine")
+    assert (summary["status"], summary["global_step"]) == ("finished", 8)
+    assert set(summary["metrics"]) == {"eval/loss", "eval/error"}
+    assert summary["mlflow_run_id"]
+
+
+def test_a_users_run_is_evaluated_with_its_own_config(project: Path, installed: Path) -> None:
+    trained = summary_of(project / "outputs" / "mine")
+    call(installed / "python", "-m", "runner", "command=evaluate", "model_dir=outputs/mine", cwd=project)
+    assert summary_of(project / "outputs" / "mine")["metrics"] == trained["metrics"]  # bit for bit: the same checkpoint
+
+
+def test_a_users_run_predicts(project: Path, installed: Path) -> None:
+    call(installed / "python", "-m", "runner", "command=predict", "model_dir=outputs/mine", cwd=project)
+    lines = (project / "outputs" / "mine" / "predictions.jsonl").read_text().splitlines()
+    predictions = [json.loads(line) for line in lines]
+    assert len(predictions) == 22
+    assert [p["x"][0] for p in predictions] == pytest.approx([-1 + 2 * i / 21 for i in range(22)])
+    call(
+        installed / "runner", "command=predict", "model_dir=outputs/mine", "predict.output=y.npz", "predict.keys=[y]",
+        cwd=project,
+    )  # fmt: skip
+    arrays = np.load(project / "y.npz")
+    assert arrays.files == ["y"]
+    assert arrays["y"] == pytest.approx([p["y"] for p in predictions], rel=1e-6)
+
+
+def test_a_users_run_is_inspected(project: Path, installed: Path) -> None:
+    said = call(installed / "python", "-m", "runner", "command=inspect", "model_dir=outputs/mine", cwd=project)
+    assert "dense/kernel" in said and "global_step" in said
+    assert f"{summary_of(project / 'outputs' / 'mine')['metrics']['eval/error']:.4g}" in said
+
+
+def test_a_user_sweeps_over_the_experiment(project: Path, installed: Path) -> None:
+    from mlflow import MlflowClient
+
+    sweep = ["-m", "experiment=mine", "model.params.learning_rate=0.1,0.5"]
+    said = call(installed / "python", "-m", "runner", *sweep, cwd=project)
+    assert "2 jobs, best first by eval/loss (min)" in said
+    client = MlflowClient(tracking_uri=f"sqlite:///{project / 'mlflow.db'}")
+    runs = client.search_runs([client.get_experiment_by_name("runner").experiment_id])
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    names = {run.info.run_name for run in runs if "mlflow.parentRunId" in run.data.tags}
+    assert names == {"learning_rate=0.1", "learning_rate=0.5"}
+    again = call(installed / "python", "-m", "runner", *sweep, cwd=project)  # takes a second: both are finished
+    assert again.splitlines()[-3:] == said.splitlines()[-3:]
+
+
+def test_a_users_experiment_is_rehearsed_without_a_trace(project: Path, installed: Path, tmp_path: Path) -> None:
+    before = sorted(path for path in project.rglob("*") if "__pycache__" not in path.parts)
+    said = call(installed / "python", "-m", "runner", "experiment=mine", "command=dry_run", cwd=project)
+    assert "dense/kernel" in said
+    assert sorted(path for path in project.rglob("*") if "__pycache__" not in path.parts) == before

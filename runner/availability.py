@@ -1,0 +1,83 @@
+"""What the schema has and this version of the runner cannot do yet; the comments in `conf/` say so, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from runner.config import Config, ConfigError
+
+AVAILABLE: Mapping[str, tuple[Any, ...]] = {
+    "strategy.name": ("default", "one_device", "mirrored", "central_storage"),
+    "eval_strategy.name": ("default", "one_device", "mirrored", "central_storage"),
+    "cluster.resolver": ("auto",),
+    "cluster.num_workers": (2,),
+    "cluster.num_ps": (1,),
+    "cluster.evaluator": (False,),
+    "cluster.max_restarts": (0,),
+    "cluster.start_timeout_secs": (120,),
+    "run.debug": (None,),
+    "run.profile": (None,),
+    "train.max_epochs": (None,),
+    "train.gradient_accumulation": (1,),
+    "train.clip_global_norm": (None,),
+    "train.precision": ("float32",),
+    "train.learning_rate_scaling": ("none",),
+    "train.warmup_steps": (0,),
+    "train.ema_decay": (None,),
+    "train.nan": ("stop", "ignore"),
+    "train.early_stopping.metric": (None,),
+    "train.early_stopping.mode": (None,),
+    "train.early_stopping.patience_evals": (1,),
+    "train.early_stopping.min_delta": (0.0,),
+    "train.early_stopping.min_steps": (0,),
+    "train.warm_start.checkpoint": (None,),
+    "train.warm_start.include": (None,),
+    "train.warm_start.rename": ({},),
+    "checkpoint.keep_best.metric": (None,),
+    "checkpoint.keep_best.mode": (None,),
+    "checkpoint.keep_best.max": (1,),
+    "checkpoint.keep_every_hours": (None,),
+    "checkpoint.asynchronous": (False,),
+    "export.exporters": (None,),
+    "export.dir": (None,),
+}
+"""Key -> the values that it may have today. A line goes when its feature comes."""
+
+
+def check_available(config: Config) -> None:
+    """Refuses what is declared and does not work yet: better than a run that silently leaves it out.
+
+    Raises:
+      ConfigError: naming the key, its value and the values that work.
+    """
+    for key, allowed in AVAILABLE.items():
+        found = _value_at(config, key)
+        if found is None or found in allowed:  # null asks for nothing
+            continue
+        shown = key.removesuffix(".name")  # strategy=multi_worker is what was typed
+        instead = f"leave it at {_in_yaml(allowed[0])}" if len(allowed) == 1 else f"use {_listed(allowed)}"
+        raise ConfigError(f"{shown}={_in_yaml(found)}: this version of the runner cannot do that yet; {instead}.")
+
+
+def available(key: str, choices: Sequence[str]) -> list[str]:
+    """Those of `choices` that somebody who mistyped one is told; all where none of them works yet."""
+    return [choice for choice in choices if choice in AVAILABLE.get(key, choices)] or list(choices)
+
+
+def _value_at(config: Any, key: str) -> Any:
+    for part in key.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def _in_yaml(value: Any) -> str:
+    """`value` as it is written in a config."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _listed(values: tuple[Any, ...]) -> str:
+    *others, last = map(_in_yaml, values)
+    return f"{', '.join(others)} or {last}"

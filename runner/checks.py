@@ -1,0 +1,218 @@
+"""What does not go together in a config: each setting is allowed, and all of them at once cannot work."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+from runner.config import (
+    EVALUATING_COMMANDS,
+    STRATEGY_OPTIONS,
+    TRAINING_COMMANDS,
+    CheckpointConfig,
+    Config,
+    ConfigError,
+    InputBlock,
+    StrategyConfig,
+    eval_key,
+)
+from runner.masking import masked_value
+
+SHOWN_RUNS = 3
+"""How many of the newest runs are named to somebody who has to choose one."""
+
+
+def check(config: Config) -> None:
+    """Checks a config whose every value is allowed by itself.
+
+    Raises:
+      ConfigError: settings that exclude each other, that would have no effect, or without which the command cannot
+        work.
+    """
+    _check_functions(config)
+    _check_model_dir(config)
+    _check_strategy("strategy", config.strategy)
+    _check_strategy("eval_strategy", config.eval_strategy)
+    _check_virtual_devices(config)
+    _check_batch_divides(config)
+    _check_inputs(config)
+    _check_evaluation(config)
+    _check_checkpoint(config.checkpoint)
+    _check_prediction(config)
+    _check_sweep(config)
+    _check_tracking(config.tracking.uri)
+
+
+def newest_runs(outputs: Path) -> list[Path]:
+    """The runs in `outputs` that saved last, the newest first; those of sweeps included."""
+    files = [*outputs.glob("*/checkpoint"), *outputs.glob("sweeps/*/*/checkpoint")]
+    files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
+    return [file.parent for file in files[:SHOWN_RUNS]]
+
+
+def _check_functions(config: Config) -> None:
+    """That there is a function for all that the command calls."""
+    command, input = config.command, config.input
+    if command != "inspect" and not config.model.fn:
+        raise ConfigError("model.fn is not set. Give package.module or package.module.function, or choose model=...")
+    if command in TRAINING_COMMANDS and not input.train.fn:
+        raise ConfigError(f"input.train.fn is not set, and command={command} trains. Choose input=... or set it.")
+    if command == "predict" and not input.predict.fn:
+        raise ConfigError("input.predict.fn is not set, and command=predict reads it. Choose input=... or set it.")
+    if command == "evaluate" and not input.evals:
+        raise ConfigError("input.eval is empty, and command=evaluate needs at least one evaluation.")
+    for name, block in input.evals.items() if command in EVALUATING_COMMANDS else ():
+        if not block.fn:
+            without = "" if command == "evaluate" else " Set it, or go without evaluation: input.eval=null."
+            raise ConfigError(f"{eval_key(name)}.fn is not set.{without}")
+
+
+def _check_model_dir(config: Config) -> None:
+    """That a command that reads a run has one to read."""
+    if config.command in TRAINING_COMMANDS:
+        return
+    runs = ", ".join(map(str, newest_runs(Path("outputs"))))
+    newest = f" The newest: {runs}." if runs else ""
+    if not config.model_dir:
+        raise ConfigError(f"command={config.command} reads what a run left: give model_dir=outputs/<run>.{newest}")
+    directory = Path(config.model_dir)
+    if not directory.is_dir():
+        raise ConfigError(f"model_dir={config.model_dir}: there is no such folder.{newest}")
+    if not (directory / "checkpoint").exists() and not any(directory.glob("*.index")):
+        raise ConfigError(
+            f"model_dir={config.model_dir}: there is no checkpoint in it for command={config.command}.{newest}"
+        )
+
+
+def _check_strategy(key: str, strategy: StrategyConfig) -> None:
+    """Refuses options that the chosen strategy would ignore, and those that exclude each other."""
+    if strategy.name is None and key == "strategy":
+        raise ConfigError("strategy.name=null: name a strategy, or leave it at default.")
+    allowed = STRATEGY_OPTIONS.get(strategy.name or "", ())
+    for option in (setting.name for setting in dataclasses.fields(StrategyConfig)):
+        value = getattr(strategy, option)
+        if option != "name" and value is not None and option not in allowed:
+            raise ConfigError(
+                f"{key}.{option}={value} has no effect with {key}={strategy.name or 'same'}. "
+                f"Its options: {', '.join(allowed) or 'none'}."
+            )
+    _check_devices(key, strategy)
+    packed = ("nccl", "hierarchical_copy")
+    if strategy.num_packs is not None and strategy.cross_device_ops not in packed:
+        raise ConfigError(
+            f"{key}.num_packs={strategy.num_packs} has no effect with {key}.cross_device_ops="
+            f"{strategy.cross_device_ops or 'null'}. Set that to {' or '.join(packed)}."
+        )
+
+
+def _check_devices(key: str, strategy: StrategyConfig) -> None:
+    devices, num_gpus = strategy.devices, strategy.num_gpus
+    if devices is not None and not devices:
+        raise ConfigError(f"{key}.devices=[] names no device. null means all.")
+    if devices and len(set(devices)) < len(devices):
+        raise ConfigError(f"{key}.devices={devices} names a device twice.")
+    if strategy.name == "one_device" and devices and len(devices) != 1:
+        raise ConfigError(f"{key}.devices={devices}: one_device takes exactly one. Use {key}=mirrored for more.")
+    if devices and num_gpus is not None:
+        raise ConfigError(f"{key}.devices and {key}.num_gpus exclude each other: name the devices, or count them.")
+    if num_gpus and strategy.virtual_devices is not None:
+        raise ConfigError(
+            f"{key}.num_gpus={num_gpus} and {key}.virtual_devices={strategy.virtual_devices} exclude each other: "
+            "compute on GPUs, or split the CPU."
+        )
+
+
+def _check_virtual_devices(config: Config) -> None:
+    train, evaluation = config.strategy.virtual_devices, config.eval_strategy.virtual_devices
+    if train is not None and evaluation is not None and train != evaluation:
+        raise ConfigError(
+            f"strategy.virtual_devices={train} and eval_strategy.virtual_devices={evaluation} differ; "
+            "the CPU of a process is split once. Give both the same number."
+        )
+
+
+def _check_batch_divides(config: Config) -> None:
+    """Refuses a train batch that does not divide, where the number of replicas is known without TensorFlow."""
+    size, strategy = config.input.train.batch_size, config.strategy
+    replicas = 1
+    if strategy.name in ("mirrored", "central_storage"):
+        replicas = len(strategy.devices or ()) or strategy.num_gpus or strategy.virtual_devices or 1
+    if size is None or size % replicas == 0 or config.command not in TRAINING_COMMANDS:
+        return
+    below, above = size // replicas * replicas, (size // replicas + 1) * replicas
+    use = f"{below} or {above}" if below else f"{above}"
+    raise ConfigError(f"input.train.batch_size={size} does not divide over {replicas} replicas. Use {use}.")
+
+
+def _check_inputs(config: Config) -> None:
+    """Refuses a value in `params` that the setting of the same name would replace."""
+    blocks = {"input.train": config.input.train, "input.predict": config.input.predict}
+    blocks |= {eval_key(name): block for name, block in config.input.evals.items()}
+    for key, block in blocks.items():
+        _check_block(key, block)
+
+
+def _check_block(key: str, block: InputBlock) -> None:
+    for name in ("batch_size", "shuffle_seed"):
+        setting = getattr(block, name)
+        if setting is not None and name in block.params and block.params[name] != setting:
+            raise ConfigError(
+                f"{key}.params.{name}={block.params[name]} has no effect: {key}.{name}={setting} takes its place. "
+                f"Set {key}.{name}."
+            )
+
+
+def _check_evaluation(config: Config) -> None:
+    for name in config.input.evals:
+        if name and not re.fullmatch(r"[\w.-]+", name):
+            raise ConfigError(
+                f"{eval_key(name)}: a name of an evaluation is made of letters, digits, '_', '-' and '.'."
+            )
+    if config.eval.at_start and not config.input.evals:
+        raise ConfigError("eval.at_start=true, and input.eval is empty: there is nothing to evaluate.")
+
+
+def _check_checkpoint(checkpoint: CheckpointConfig) -> None:
+    """Refuses two cadences. The default of save_secs cannot be told from nothing: save_steps takes its place."""
+    if checkpoint.save_steps is not None and checkpoint.save_secs not in (None, CheckpointConfig().save_secs):
+        raise ConfigError(
+            f"checkpoint.save_steps={checkpoint.save_steps} and checkpoint.save_secs={checkpoint.save_secs} exclude "
+            "each other. Set one of them to null."
+        )
+
+
+def _check_prediction(config: Config) -> None:
+    output, keys = config.predict.output, config.predict.keys
+    if output is not None and not output.endswith((".jsonl", ".npz")):
+        raise ConfigError(
+            f"predict.output={output}: its suffix says what is written. Use a name in .jsonl (JSON Lines) or .npz."
+        )
+    if keys is not None and not keys:
+        raise ConfigError("predict.keys=[] leaves nothing to write. null means all that model_fn predicts.")
+
+
+def _check_sweep(config: Config) -> None:
+    """Refuses to rank by an evaluation that the jobs do not have."""
+    metric = config.sweep.metric
+    if metric is None:
+        return
+    prefixes = [f"eval_{name}" if name else "eval" for name in config.input.evals]
+    prefix, slash, _ = metric.partition("/")
+    if not slash:
+        near = f"{prefixes[0]}/{metric}" if prefixes else f"eval/{metric}"
+        raise ConfigError(f"sweep.metric={metric}: a metric is named with what it belongs to: {near}.")
+    if re.fullmatch(r"eval(_.*)?", prefix) and prefix not in prefixes:
+        there = ", ".join(f"{known}/..." for known in prefixes) or "none, since input.eval is empty"
+        raise ConfigError(f"sweep.metric={metric}: there is no such evaluation. There are: {there}.")
+
+
+def _check_tracking(uri: str | None) -> None:
+    """Refuses the two URIs that people write and MLflow cannot open."""
+    if uri is None:
+        return
+    shown = masked_value("tracking.uri", uri)
+    if uri.startswith("sqlite:") and not uri.startswith("sqlite:///"):
+        raise ConfigError(f"tracking.uri={shown}: a database file is sqlite:///relative.db or sqlite:////absolute.db.")
+    if re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri):
+        raise ConfigError(f"tracking.uri={shown} has no scheme. Use http://{shown}.")

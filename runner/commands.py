@@ -1,0 +1,161 @@
+"""What each command does with the objects that its config describes. The result is what the summary tells of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner import checkpoints, inspection, metrics, predictions, rehearsal
+from runner.build import Job, build_job
+from runner.config import Config
+from runner.hooks import Hook, Run
+from runner.journal import Journal, NullJournal
+from runner.report import Progress, relative
+from runner.training import train_and_evaluate
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a command talks to.
+
+    Attributes:
+      stop: a hook that ends what is under way when somebody asks for it.
+      built: called when the strategy stands.
+      started: when the task began, on the monotonic clock.
+    """
+
+    journal: Journal | NullJournal
+    progress: Progress
+    stop: Hook
+    built: Callable[[], None]
+    started: float
+
+
+class Ready(Hook):
+    """Says once, before the first batch, how long it took to come there."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self._said = False
+
+    def begin(self, run: Run) -> None:
+        if not self._said:
+            self._said = True
+            phases = ", ".join(f"{name} {secs:.1f} s" for name, secs in self._around.journal.phases.items())
+            secs = time.monotonic() - self._around.started
+            self._around.progress.message(f"ready after {secs:.1f} s: {phases}")
+
+
+def run(config: Config, around: Surroundings) -> dict[str, Any]:
+    """Does what `config.command` says.
+
+    Returns: what the summary tells of it: global_step, checkpoint, metrics, examples, ...
+    Raises:
+      Interrupted: an evaluation or prediction was asked to stop. Training returns then, with its checkpoint.
+    """
+    assert config.model_dir is not None
+    if config.command == "inspect":
+        inspection.inspect(Path(config.model_dir))
+        return {}
+    with around.journal.phase("build"):
+        job = build_job(config, around.journal, around.progress, hooks=(around.stop, Ready(around)))
+    around.built()
+    if config.command == "dry_run":
+        rehearsal.rehearse(config, job)
+        return {}
+    replicas = job.estimator.config.num_replicas_in_sync
+    around.journal.event("built", num_replicas=replicas)
+    around.progress.message(_headline(config, replicas))
+    return _COMMANDS[config.command](config, job, around)
+
+
+def _train_and_evaluate(config: Config, job: Job, around: Surroundings) -> dict[str, Any]:
+    assert job.train_spec is not None
+    result = train_and_evaluate(job.estimator, job.train_spec, job.eval_specs)
+    return {
+        "global_step": result.global_step,
+        "checkpoint": result.checkpoint,
+        "metrics": flat_metrics(result.metrics),
+        "steps_per_sec": result.steps_per_sec or None,
+        "examples": result.examples,
+    }
+
+
+def _train(config: Config, job: Job, around: Surroundings) -> dict[str, Any]:
+    spec = job.train_spec
+    assert spec is not None
+    training = job.estimator.train_run(spec.input_fn, hooks=spec.hooks, max_steps=spec.max_steps, once=True)
+    return {
+        **_checkpoint_of(job),
+        "metrics": {},
+        "steps_per_sec": (training.steps_per_sec if training else 0) or None,
+        "examples": training.examples if training else 0,
+    }
+
+
+def _evaluate(config: Config, job: Job, around: Surroundings) -> dict[str, Any]:
+    found = _checkpoint_of(job)
+    path = found["checkpoint"]
+    evaluated = {
+        spec.name or "": job.estimator.evaluate(spec.input_fn, spec.steps, spec.hooks, path, spec.name)
+        for spec in job.eval_specs
+    }
+    return {**found, "metrics": flat_metrics(evaluated)}
+
+
+def _predict(config: Config, job: Job, around: Surroundings) -> dict[str, Any]:
+    assert job.predict_input is not None
+    found = _checkpoint_of(job)
+    output = Path(config.predict.output or Path(str(config.model_dir)) / "predictions.jsonl").absolute()
+    examples = 0
+    with around.journal.phase("predict"), predictions.open_predictions(output) as writer:
+        predicted = job.estimator.predict(
+            job.predict_input, config.predict.keys, job.hooks, checkpoint_path=found["checkpoint"]
+        )
+        for prediction in predicted:
+            writer.write(prediction)
+            examples += 1
+    if not examples:
+        _log.warning("input.predict gave no examples: %s is empty.", relative(output))
+    around.progress.message(f"{examples:,} predictions of step {found['global_step']} in {relative(output)}")
+    return {**found, "predictions": str(output), "examples": examples}
+
+
+_COMMANDS: Mapping[str, Callable[[Config, Job, Surroundings], dict[str, Any]]] = {
+    "train_and_evaluate": _train_and_evaluate,
+    "train": _train,
+    "evaluate": _evaluate,
+    "predict": _predict,
+}
+
+
+def flat_metrics(by_eval: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Metrics under the names they have in the journal and in MLflow: eval/<metric>, eval_<name>/<metric>."""
+    return {
+        f"eval_{name}/{metric}" if name else f"eval/{metric}": value
+        for name, evaluated in by_eval.items()
+        for metric, value in metrics.scalars(evaluated).items()
+        if metric != "global_step"
+    }
+
+
+def _headline(config: Config, replicas: int) -> str:
+    """What is about to run, in one line."""
+    facts = [f"{config.command} {config.model.fn}", f"strategy {config.strategy.name}"]
+    facts.append(f"{replicas} replica{'' if replicas == 1 else 's'}")
+    if config.command in ("train_and_evaluate", "train"):
+        size = config.input.train.batch_size
+        facts.append(f"global batch {size}" if size else f"batches of {config.input.train.fn} per replica")
+    return ", ".join(facts)
+
+
+def _checkpoint_of(job: Job) -> dict[str, Any]:
+    """The latest checkpoint and its step."""
+    path = job.estimator.latest_checkpoint()
+    return {"checkpoint": path, "global_step": None if path is None else checkpoints.checkpoint_step(path)}

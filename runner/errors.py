@@ -1,0 +1,54 @@
+"""What went wrong in a task: whose mistake it is, and what is said of it on the screen and in the journal."""
+
+from __future__ import annotations
+
+import re
+import sys
+import sysconfig
+import textwrap
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+
+from runner.config import ConfigError
+from runner.journal import Journal, NullJournal
+from runner.masking import mask_text
+from runner.user_code import UserCodeError
+
+USER_ERRORS = (
+    ValueError, TypeError, LookupError, AttributeError, NameError, ImportError, SyntaxError, FileNotFoundError,
+    NotImplementedError, AssertionError,
+)  # fmt: skip
+"""What a mistake in a config, a model_fn or an input_fn raises; all else (TensorFlow's errors, NaN) is a failure."""
+
+
+def report_error(error: Exception, journal: Journal | NullJournal, env: Mapping[str, str], secrets: set[str]) -> None:
+    """Says what went wrong, to the person and to the journal.
+
+    A mistake of the user's is one message and the line of their code; anything else comes with its traceback, and so
+    does everything with HYDRA_FULL_ERROR=1.
+    """
+    said = str(error) if isinstance(error, ConfigError | UserCodeError) else f"{type(error).__name__}: {error}"
+    said = mask_text(re.sub(r"\x1b\[[0-9;]*m", "", said), secrets)  # Keras makes parts of its messages bold
+    trace = mask_text("".join(traceback.format_exception(error)), secrets)
+    journal.event("error", error=textwrap.shorten(said, 300, placeholder="..."), traceback=trace)
+    if isinstance(error, USER_ERRORS) and env.get("HYDRA_FULL_ERROR") != "1":
+        lines = [f"runner: {said}", *(mask_text(note, secrets) for note in getattr(error, "__notes__", ()))]
+    else:
+        lines = [trace.rstrip("\n")]  # it ends with the message
+    frame = user_frame(error)
+    if frame is not None:
+        lines.append(f"  in {frame.filename}, line {frame.lineno}, in {frame.name}: {frame.line}")
+    print(*lines, sep="\n", file=sys.stderr, flush=True)
+
+
+def user_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """The innermost line of the user's own code in an error's traceback; None when there is none."""
+    ours = str(Path(__file__).parent)
+    installed = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((ours, *installed, "<")) and Path(frame.filename).exists()
+    ]
+    return frames[-1] if frames else None

@@ -1,0 +1,49 @@
+"""What makes two sweeps, or two jobs, the same: names of their folders that follow from what was asked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_LENGTH = 10
+
+_SHOWN_ONLY = ("run.progress", "run.inline", "sweep", "tracking")
+"""Keys that change how a run is shown, ranked or recorded, not what it computes."""
+
+
+def sweep_id(overrides: Iterable[str]) -> str:
+    """The name of a sweep: a hash of its sorted overrides. How many jobs run at a time does not count."""
+    return _hash(sorted(text for text in overrides if not _is_shown_only(text.lstrip("+~").partition("=")[0])))
+
+
+def job_id(tree: Mapping[str, Any], *, reads_a_run: bool = False) -> str:
+    """The name of a job: a hash of its resolved config without its paths.
+
+    Args:
+      reads_a_run: the job evaluates or predicts with the run in `model_dir`, which is then part of what it computes.
+    """
+    without = ("model_dir", *_SHOWN_ONLY) if not reads_a_run else _SHOWN_ONLY
+    return _hash(_pruned(tree, without))
+
+
+def _pruned(tree: Mapping[str, Any], without: Iterable[str]) -> dict[str, Any]:
+    """`tree` without the dotted keys `without`."""
+    keys = [key.partition(".") for key in without]
+    whole = {first for first, dot, _ in keys if not dot}
+    result = {}
+    for name, value in tree.items():
+        inner = [rest for first, dot, rest in keys if dot and first == name]
+        if name not in whole:
+            result[name] = _pruned(value, inner) if inner and isinstance(value, Mapping) else value
+    return result
+
+
+def _is_shown_only(key: str) -> bool:
+    return any(key == shown or key.startswith(f"{shown}.") for shown in _SHOWN_ONLY)
+
+
+def _hash(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]

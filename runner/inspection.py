@@ -1,0 +1,132 @@
+"""command=inspect: what a model_dir holds. No code of the user's is imported."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from runner import manifest
+from runner.checkpoints import Reader, find_damage
+from runner.config import ConfigError
+from runner.files import read_json
+from runner.journal import read_journal
+from runner.report import format_age, format_bytes, format_number, print_table
+
+MAX_METRICS = 6
+"""Columns of metrics that fit beside the others on a screen."""
+
+_FACTS = ("command", "status", "error", "global_step", "strategy", "num_replicas", "mlflow_run_id")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint, complete or not.
+
+    Attributes:
+      time: when it was written, in seconds since 1970; None: nobody knows.
+      bytes: of all its files.
+      metrics: of the evaluations at its step, `eval/accuracy` and the like.
+      damage: what is wrong with it; None: it is whole.
+    """
+
+    step: int
+    path: str
+    time: float | None
+    bytes: int
+    damage: str | None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def inspect(model_dir: Path, stream: IO[str] | None = None, clock: Callable[[], float] = time.time) -> None:
+    """Prints what is known of the run in `model_dir`, its checkpoints, and the variables of the newest whole one.
+
+    Raises:
+      ConfigError: there is no checkpoint, or no whole one.
+    """
+    stream = stream or sys.stdout
+    found = find_checkpoints(model_dir)
+    _print_run(model_dir, stream)
+    if not found:
+        raise ConfigError(f"command=inspect: there is no checkpoint in {model_dir}.")
+    whole = [one for one in found if one.damage is None]
+    newest = max(whole, key=lambda one: (one.time or 0.0, one.step), default=None)
+    _print_checkpoints(found, newest, stream, clock())
+    if newest is None:
+        raise ConfigError(f"command=inspect: there is no whole checkpoint in {model_dir}.")
+    _print_variables(newest.path, stream)
+
+
+def find_checkpoints(model_dir: Path) -> list[Found]:
+    """The checkpoints of `model_dir` by step. Reads all of them, to know what is damaged."""
+    metrics = eval_metrics(model_dir)
+    found = []
+    for name in manifest.list_names(model_dir):
+        path, step = str(model_dir / name), manifest.step_of(name)
+        assert step is not None
+        size = manifest.size_of(path)
+        found.append(Found(step, path, manifest.time_of(path), size, find_damage(path), metrics.get(step, {})))
+    return found
+
+
+def eval_metrics(model_dir: Path) -> dict[int, dict[str, float]]:
+    """Global step -> the metrics of the evaluations at it, from the journals; of several the last."""
+    metrics: dict[int, dict[str, float]] = {}
+    for journal in sorted(model_dir.glob("events.*.jsonl")):
+        for line in read_journal(journal)[0]:
+            for name, value in line.get("metrics", {}).items() if "event" not in line else ():
+                if name.startswith(("eval/", "eval_")):
+                    metrics.setdefault(line["step"], {})[name] = value
+    return metrics
+
+
+def _print_run(model_dir: Path, stream: IO[str]) -> None:
+    """What summary.json says of the run."""
+    summary = read_json(model_dir / "summary.json")
+    print(f"model_dir: {model_dir}", file=stream)
+    if summary is None:
+        print("no summary.json: nothing is known of the run", file=stream)
+        return
+    for name in _FACTS:
+        value: Any = summary.get(name)
+        if value is not None:
+            print(f"{name}: {shlex.join(value) if isinstance(value, list) else value}", file=stream)
+
+
+def _print_checkpoints(found: Sequence[Found], newest: Found | None, stream: IO[str], now: float) -> None:
+    names = list(dict.fromkeys(name for one in reversed(found) for name in one.metrics))
+    shown = names[:MAX_METRICS]
+    rows = []
+    for one in found:
+        age = "-" if one.time is None else format_age(max(0.0, now - one.time))
+        metrics = [format_number(one.metrics[name]) if name in one.metrics else "-" for name in shown]
+        state = f"damaged: {one.damage}" if one.damage else "newest" if one is newest else ""
+        rows.append([str(one.step), age, format_bytes(one.bytes), *metrics, state])
+    print(file=stream)
+    print_table("checkpoints", ["step", "age", "size", *shown, ""], rows, stream)
+    if len(names) > len(shown):
+        print(f"... and {len(names) - len(shown)} more metrics: {', '.join(names[len(shown) :])}", file=stream)
+
+
+def _print_variables(path: str, stream: IO[str]) -> None:
+    variables = sorted(Reader(path).names().items())
+    sizes = [int(np.prod(shape, dtype=np.int64)) for _, (shape, _) in variables]
+    rows = [
+        [name, _shape(shape), dtype.name, f"{size:,}"]
+        for (name, (shape, dtype)), size in zip(variables, sizes, strict=True)
+    ]
+    print(file=stream)
+    print_table(f"variables of {os.path.basename(path)}", ["name", "shape", "dtype", "parameters"], rows, stream)
+    count = sum(size * dtype.size for (_, (_, dtype)), size in zip(variables, sizes, strict=True))
+    print(f"total: {sum(sizes):,} parameters in {len(rows)} variables, {format_bytes(count)}", file=stream)
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"

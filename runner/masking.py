@@ -1,0 +1,147 @@
+"""Secrets, kept out of what is logged, recorded or shown: values under keys that name one, and passwords in URLs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+MASK = "***"
+
+SHORTEST = 4
+"""Characters that a secret has at least, to be looked for in a text: a shorter one is part of too many words."""
+
+# Of a key as its words in lower case, each between underscores: hfToken is _hf_token_, DB_PASSWORD is _db_password_.
+_NAMES_A_SECRET = re.compile(
+    r"password|passwd|passphrase|credential|[a-z0-9]_pwd_"
+    r"|secrets?_|secret_?key"  # clientSecret, secret_sauce; not secretary
+    r"|auth_|_authorization_|_bearer_"  # auth, basic_auth, oauth; not author
+    r"|(?:api|access|private|signing|encryption)_?keys?_"
+    r"|_(?:access|api|auth|refresh)_tokens_"
+)
+# token at the end only: token_dim, max_token_length and num_tokens are sizes, pad_token and the like words of a text.
+_NAMES_A_TOKEN = re.compile(
+    r"(?<!_(?:pad|eos|bos|unk|cls|sep|oov|end)_)(?<!_(?:mask|stop)_)(?<!_(?:start)_)token_(?:value_)?$"
+)
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+_END = r"\s\"'<>"
+_USER_IN_URL = (
+    # Of http even a user alone is hidden, since access tokens are given there; git@ and postgres@ are only names.
+    re.compile(rf"(https?://)([^{_END}/?#:@]*)(?::([^{_END}/?#]*))?@", re.IGNORECASE),
+    # Databases take a password with a slash in it.
+    re.compile(rf"\b((?!https?:)[a-z][a-z0-9+.-]*://)([^{_END}/:@]*):([^{_END}]*)@", re.IGNORECASE),
+)
+_QUERY_IN_URL = re.compile(rf"([?&]([\w.-]+)=)([^{_END}&#]+)")
+
+_Types = tuple[type, ...]
+"""Which values a key hides: none of them (), texts (str,), or all (object,)."""
+
+
+def masked(tree: Any) -> Any:
+    """A copy of nested mappings and lists with `***` for what is secret; null, true and false stay.
+
+    The key may be dotted (`model.params.db.password`): each of its parts counts, as if it were nested.
+    """
+    return _masked(tree, ())
+
+
+def secrets_of(tree: Any) -> set[str]:
+    """The values that `masked` hides, as texts; of a URL its password."""
+    return {text for text in _secrets(tree, ()) if text}
+
+
+def mask_text(text: str, secrets: Iterable[str]) -> str:
+    """`text` with `***` for each of `secrets` that is not too short, and for what is secret in its URLs."""
+    wanted = sorted((secret for secret in secrets if len(secret) >= SHORTEST), key=len, reverse=True)
+    if wanted:
+        # 1234 is not looked for inside of 12345, which is another number.
+        whole = (rf"(?<!\d){secret}(?!\d)" if secret.isdigit() else re.escape(secret) for secret in wanted)
+        text = re.sub("|".join(whole), MASK, text)
+    return _mask_urls(text)
+
+
+def masked_override(text: str) -> str:
+    """An override of the command line, `key=value`, with `***` for a value that is secret."""
+    key, equals, value = text.partition("=")
+    if not equals or value.lower() in ("", "null", "true", "false"):
+        return _mask_urls(text)
+    hidden = hidden_by(key)
+    if object in hidden or (hidden and not re.fullmatch(r"[-+\d.,e]+", value)):
+        return f"{key}={MASK}"
+    if "{" in value and any(hidden_by(inner) for inner in re.findall(r"([\w.-]+)['\"]?\s*:", value)):
+        return f"{key}={MASK}"  # {user: me, password: x}: all of it, rather than to parse what Hydra allows there
+    return _mask_urls(text)
+
+
+def secrets_of_overrides(overrides: Iterable[str]) -> set[str]:
+    """The values that `masked_override` hides, also the single ones of a list or a sweep; for `mask_text`."""
+    found: set[str] = set()
+    for text in overrides:
+        key, _, value = text.partition("=")
+        inner = [(key, value), *re.findall(r"([\w.-]+)['\"]?\s*:\s*([^,{}]+)", value)]
+        for name, secret in inner:
+            if masked_override(f"{name}={secret}") == f"{name}={MASK}":
+                found |= {secret, *(part.strip("[]'\" ") for part in secret.split(","))}
+    return found - {""}
+
+
+def masked_value(key: str, value: Any) -> Any:
+    """`value` as it may be shown beside its `key`."""
+    return _masked(value, hidden_by(key))
+
+
+def hidden_by(key: str) -> _Types:
+    """The types of the values that are secret under `key`, for isinstance; () where none is."""
+    hidden: _Types = ()
+    for part in str(key).split("."):
+        words = f"_{'_'.join(_WORD.findall(part))}_".lower()
+        if _NAMES_A_SECRET.search(words):
+            return (object,)
+        if _NAMES_A_TOKEN.search(words):
+            hidden = (str,)
+    return hidden
+
+
+def _masked(tree: Any, hidden: _Types) -> Any:
+    if isinstance(tree, Mapping):
+        return {key: _masked(value, hidden + hidden_by(key)) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_masked(value, hidden) for value in tree]
+    if _is_secret(tree, hidden):
+        return MASK
+    return _mask_urls(tree) if isinstance(tree, str) else tree
+
+
+def _secrets(tree: Any, hidden: _Types) -> Iterator[str]:
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _secrets(value, hidden + hidden_by(key))
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from _secrets(value, hidden)
+    elif _is_secret(tree, hidden):
+        yield str(tree)
+    elif isinstance(tree, str):
+        yield from _secrets_in_urls(tree)
+
+
+def _is_secret(value: Any, hidden: _Types) -> bool:
+    return value is not None and not isinstance(value, bool) and isinstance(value, hidden)
+
+
+def _mask_urls(text: str) -> str:
+    if "://" not in text:
+        return text
+    for pattern in _USER_IN_URL:
+        text = pattern.sub(rf"\1{MASK}@", text)
+    return _QUERY_IN_URL.sub(lambda found: found[1] + (MASK if hidden_by(found[2]) else found[3]), text)
+
+
+def _secrets_in_urls(text: str) -> Iterator[str]:
+    """Passwords, as they are written and as they are meant (`%40` is @); of http a user without one."""
+    for pattern in _USER_IN_URL:
+        for _, user, password in pattern.findall(text):
+            yield from {password or user, unquote(password or user)}
+    yield from (value for _, name, value in _QUERY_IN_URL.findall(text) if "://" in text and hidden_by(name))

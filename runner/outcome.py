@@ -1,0 +1,92 @@
+"""How a run ended: its exit code, its status, and the summary that stays in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runner.config import Config
+from runner.files import write_json
+from runner.launcher import describe_exit
+from runner.masking import mask_text
+
+FINISHED, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 3
+"""Exit codes of the task and of the whole command."""
+
+SUMMARY_FILE = "summary.json"
+
+_OF_RESULT = ("built", "result", "error")
+_FACTS = ("global_step", "metrics", "steps_per_sec", "examples", "num_replicas", "checkpoint", "predictions")
+
+
+@dataclass
+class Outcome:
+    """How a task ended.
+
+    Attributes:
+      code: our exit code.
+      status: running, finished, failed or interrupted (resumable).
+      mlflow_status: FINISHED, FAILED or KILLED.
+      error: one line; None when there was none.
+      facts: what the task noted in its journal: global_step, metrics, steps_per_sec, num_replicas, phases, ...
+    """
+
+    code: int
+    status: str
+    mlflow_status: str
+    error: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+STILL_RUNNING = Outcome(FAILED, "running", "RUNNING")
+
+
+def read_outcome(code: int, stop_requested: bool, lines: Sequence[Mapping[str, Any]]) -> Outcome:
+    """The end of a task, from its exit code and from the lines of its journal."""
+    facts: dict[str, Any] = {"phases": {}}
+    for line in lines:
+        if line.get("event") == "checkpoint":  # what a run that never comes to its result leaves
+            facts.update(global_step=line.get("step"), checkpoint=line.get("path"))
+        elif line.get("event") == "phase":
+            name = str(line["name"])
+            facts["phases"][name] = round(facts["phases"].get(name, 0.0) + float(line["secs"]), 3)
+        elif line.get("event") in _OF_RESULT:
+            facts.update({name: value for name, value in line.items() if name in (*_FACTS, "error")})
+    error = facts.pop("error", None)
+    if code == FINISHED:
+        return Outcome(FINISHED, "finished", "FINISHED", None, facts)
+    if code == INTERRUPTED:
+        return Outcome(INTERRUPTED, "interrupted", "KILLED", None, facts)
+    if stop_requested and facts.get("checkpoint"):
+        return Outcome(INTERRUPTED, "interrupted", "KILLED", None, facts)
+    if stop_requested:
+        return Outcome(FAILED, "failed", "KILLED", error or "stopped before it could save", facts)
+    if code == USER_ERROR:
+        return Outcome(USER_ERROR, "failed", "FAILED", error, facts)
+    return Outcome(FAILED, "failed", "FAILED", error or f"the task {describe_exit(code)}", facts)
+
+
+def summary_of(outcome: Outcome, config: Config, run_id: str | None, secrets: set[str]) -> dict[str, Any]:
+    """What a person and a sweep want to know of a run. No secret is in it."""
+    return {
+        "command": config.command,
+        "status": outcome.status,
+        "error": mask_text(outcome.error, secrets) if outcome.error else None,
+        "global_step": outcome.facts.get("global_step"),
+        "metrics": outcome.facts.get("metrics", {}),
+        "steps_per_sec": outcome.facts.get("steps_per_sec"),
+        "examples": outcome.facts.get("examples"),
+        "phases": outcome.facts.get("phases", {}),
+        "strategy": config.strategy.name,
+        "num_replicas": outcome.facts.get("num_replicas"),
+        "checkpoint": outcome.facts.get("checkpoint"),
+        "predictions": outcome.facts.get("predictions"),
+        "mlflow_run_id": run_id,
+    }
+
+
+def write_summary(model_dir: Path, summary: Mapping[str, Any]) -> None:
+    """Leaves the summary in the run's folder."""
+    write_json(model_dir / SUMMARY_FILE, summary)

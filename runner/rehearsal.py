@@ -1,0 +1,296 @@
+"""command=dry_run: everything that training builds and traces, told and not run. No step is taken, no file written."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+import tensorflow as tf
+
+from runner.build import Job
+from runner.config import Config, eval_key
+from runner.elements import tensors
+from runner.inference import EvalProgram
+from runner.inputs import Feed
+from runner.model import Model
+from runner.position import was_read_to_its_end
+from runner.predictions import ONLY_KEY, leaves
+from runner.preparation import Preparation
+from runner.report import format_bytes, print_table
+from runner.run_config import RunConfig
+from runner.training import EvalSpec
+
+MAX_ROWS = 40
+"""Of a table of variables; what is more is summed up."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A rehearsed evaluation."""
+
+    spec: EvalSpec
+    model: Model
+    feed: Feed
+    program: EvalProgram
+
+    @property
+    def name(self) -> str:
+        return f"eval_{self.spec.name}" if self.spec.name else "eval"
+
+
+def rehearse(config: Config, job: Job, stream: IO[str] | None = None) -> None:
+    """Builds and traces what `job` would train and evaluate, restores its checkpoint, and prints what it found.
+
+    Raises:
+      ValueError: the checkpoint does not fit the model, or an evaluation asks for a variable that training has not.
+        What the user's functions raise passes.
+    """
+    assert job.train_spec is not None
+    stream = stream or sys.stdout
+    training = job.estimator.prepare(job.train_spec.input_fn, job.train_spec.hooks)
+    training.program.loop().trace(training.iterator)
+    trained = set(training.model.store.saved)
+    evaluations = [Evaluation(spec, *job.estimator.prepare_evaluation(spec.input_fn)) for spec in job.eval_specs]
+    for evaluation in evaluations:
+        _check_variables(evaluation, trained)
+        if training.latest is not None:
+            evaluation.model.restore(training.latest)
+    _print_run(config, job, training, evaluations, stream)
+    _print_inputs(config, training, evaluations, stream)
+    _print_variables(training, stream)
+    _print_outputs(training, evaluations, stream)
+    print("\nNo step was taken and nothing was written.", file=stream, flush=True)
+
+
+def _check_variables(evaluation: Evaluation, trained: set[str]) -> None:
+    for name in evaluation.model.store.saved:
+        if name not in trained:
+            raise ValueError(
+                f"variable {name!r} is asked for in EVAL and not in TRAIN, so no checkpoint of training has it. "
+                "Every mode of model_fn uses the variables of TRAIN under the same names."
+            )
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+def _print_run(
+    config: Config, job: Job, training: Preparation, evaluations: Sequence[Evaluation], stream: IO[str]
+) -> None:
+    rows = [
+        ("model_dir", str(config.model_dir) if os.path.isdir(str(config.model_dir)) else "a new one"),
+        ("model_fn", str(config.model.fn)),
+        ("strategy", f"{config.strategy.name}, {_devices(training.model, training.feed)}"),
+    ]
+    if evaluations and evaluations[0].model is not training.model:
+        rows.append(
+            ("eval_strategy", f"{config.eval_strategy.name}, {_devices(evaluations[0].model, evaluations[0].feed)}")
+        )
+    rows += [
+        ("global batch", _batch(training.feed)),
+        ("starts from", _start(training)),
+        ("steps", _steps(training, config.train.max_steps)),
+        ("optimizer", type(training.program.spec.optimizer).__name__ if training.program.is_native else "train_op"),
+        ("loss", _loss(training)),
+        *_cadences(config, training.config, evaluations),
+        ("steps per loop", _loop_length(training)),
+    ]
+    print_table("run", ["", ""], rows, stream)
+
+
+def _devices(model: Model, feed: Feed) -> str:
+    devices = model.strategy.extended.worker_devices if model.strategy is not None else _default_device()
+    names = [tf.DeviceSpec.from_string(device) for device in devices]
+    count = feed.num_replicas
+    return f"{count} replica{'' if count == 1 else 's'}: " + ", ".join(
+        f"{device.device_type}:{device.device_index or 0}" for device in names[:count]
+    )
+
+
+def _default_device() -> list[str]:
+    """Where TensorFlow puts things by itself."""
+    gpus = tf.config.list_logical_devices("GPU")
+    return [(gpus or tf.config.list_logical_devices("CPU"))[0].name]
+
+
+def _batch(feed: Feed) -> str:
+    size, replicas = feed.global_batch_size, feed.num_replicas
+    if size is None:
+        return "batch_size=null: the function's own batches, one for each replica"
+    if size % replicas:
+        return f"{size}, over {replicas} replicas as evenly as can be"
+    return f"{size}, {size // replicas} per replica"
+
+
+def _start(training: Preparation) -> str:
+    if training.latest is None:
+        return "step 0: there is no checkpoint"
+    batches = training.position.elements // training.feed.elements_per_step
+    place = f"batch {batches + 1} of its input" if batches else "the beginning of its input"
+    return f"step {training.model.store.global_step}: {os.path.basename(training.latest)}, at {place}"
+
+
+def _steps(training: Preparation, max_steps: int | None) -> str:
+    start, target = training.model.store.global_step, training.target(max_steps=max_steps)
+    if start >= target:
+        return f"none: step {start} of {int(target)} is reached"
+    if math.isinf(target) and was_read_to_its_end(training.position.source, training.latest):
+        return "none: the training input was read to its end"
+    epoch = training.feed.remaining_steps()
+    if epoch is None:
+        known = "nobody knows where the input ends"
+    elif math.isinf(epoch):
+        known = "the input has no end"
+    else:
+        known = f"{int(epoch):,} steps per epoch"
+        target = min(target, start + epoch - training.position.elements // training.feed.elements_per_step)
+    if math.isinf(target):
+        return f"from {start} on; {known}"
+    return f"from {start} to {int(target):,}; {known}"
+
+
+def _loss(training: Preparation) -> str:
+    rank = training.program.spec.loss.shape.rank
+    return "one for each example" if rank == 1 else "a scalar: the mean over the batch of a replica"
+
+
+def _cadences(config: Config, run: RunConfig, evaluations: Sequence[Evaluation]) -> list[tuple[str, str]]:
+    """Args: run: what the model's own hooks ask for is in it, but no event files: those are off here."""
+    steps, secs = run.save_checkpoints_steps, run.save_checkpoints_secs
+    save = f"every {steps:,} steps" if steps else f"every {secs:g} s" if secs else "never before the end"
+    keep = f"the newest {run.keep_checkpoint_max}" if run.keep_checkpoint_max else "all"
+    rows = [
+        ("save", f"{save}, and at the end; {keep} are kept"),
+        ("log", _every(run.log_step_count_steps)),
+        ("summaries", _every(config.train.summary_steps if config.tracking.tensorboard else None)),
+    ]
+    return rows + [(evaluation.name, _evaluation_cadence(evaluation.spec)) for evaluation in evaluations]
+
+
+def _every(steps: int | None) -> str:
+    return f"every {steps:,} steps" if steps else "never"
+
+
+def _evaluation_cadence(spec: EvalSpec) -> str:
+    facts = [f"{spec.steps} batches" if spec.steps else "all examples", "of each checkpoint"]
+    facts += [f"at least {spec.throttle_secs:g} s apart"] if spec.throttle_secs else []
+    facts += [f"not in the first {spec.start_delay_secs:g} s"] if spec.start_delay_secs else []
+    facts += ["and before the first step"] if spec.at_start else []
+    return " ".join(facts[:2]) + "".join(f", {fact}" for fact in facts[2:])
+
+
+def _loop_length(training: Preparation) -> str:
+    every = training.session_hooks.every.steps
+    if every:
+        return f"at most {every}: session hooks look at them"
+    return str(training.config.steps_per_loop or "auto: until a loop takes about a second")
+
+
+# --- what goes in and out ---------------------------------------------------------------------------------------------
+
+
+def _print_inputs(config: Config, training: Preparation, evaluations: Sequence[Evaluation], stream: IO[str]) -> None:
+    feeds = [("train", "input.train", config.input.train.fn, training.feed)]
+    for evaluation in evaluations:
+        name = evaluation.spec.name or ""
+        feeds.append((evaluation.name, eval_key(name), config.input.evals[name].fn, evaluation.feed))
+    print(file=stream)
+    rows = [[key, str(fn), _batch(feed), f"{feed.shard}: {feed.reason}"] for _, key, fn, feed in feeds]
+    print_table("inputs", ["input", "function", "batch", "sharding"], rows, stream)
+    print(file=stream)
+    rows = [
+        [label, name, spec.dtype.name if hasattr(spec, "dtype") else type(spec).__name__, _shape(spec)]
+        for label, _, _, feed in feeds
+        for name, spec in tensors(feed.dataset.element_spec)
+    ]
+    print_table("features and labels", ["input", "name", "dtype", "shape"], rows, stream)
+
+
+def _print_outputs(training: Preparation, evaluations: Sequence[Evaluation], stream: IO[str]) -> None:
+    spec = evaluations[0].program.spec if evaluations else training.program.spec
+    given = spec.predictions
+    named = {} if given is None else given if isinstance(given, dict) else {ONLY_KEY: given}
+    rows = [["prediction", name, value.dtype.name, _shape(value)] for name, value in leaves("", named)]
+    for evaluation in evaluations:
+        names = ["loss", *sorted(evaluation.program.spec.eval_metric_ops or {})]
+        rows += [["metric", f"{evaluation.name}/{name}", "", ""] for name in names]
+    if rows:
+        print(file=stream)
+        print_table("outputs", ["", "name", "dtype", "shape"], rows, stream)
+
+
+def _shape(spec: Any) -> str:
+    shape = getattr(spec, "shape", None)
+    if shape is None or shape.rank is None:
+        return "unknown"
+    return "[" + ", ".join("batch" if i == 0 and size is None else str(size) for i, size in enumerate(shape)) + "]"
+
+
+# --- variables --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Variable:
+    name: str
+    shape: tf.TensorShape
+    dtype: tf.DType
+    trainable: bool
+
+    @property
+    def parameters(self) -> int:
+        return int(self.shape.num_elements() or 0)
+
+
+def _print_variables(training: Preparation, stream: IO[str]) -> None:
+    trainable = training.program.trace.served.trainable
+    specs = training.model.store.specs
+    variables = [
+        _Variable(name, specs[name].shape, specs[name].dtype, name in trainable) for name in training.model.store.saved
+    ]
+    rows = [
+        [one.name, _shape(one), one.dtype.name, "yes" if one.trainable else "", f"{one.parameters:,}"]
+        for one in variables[:MAX_ROWS]
+    ]
+    print(file=stream)
+    print_table("variables", ["name", "shape", "dtype", "trainable", "parameters"], rows, stream)
+    rest = variables[MAX_ROWS:]
+    if rest:
+        print(
+            f"... and {len(rest)} more variables with {sum(one.parameters for one in rest):,} parameters", file=stream
+        )
+    learned = sum(one.parameters for one in variables if one.trainable)
+    others = sum(one.parameters for one in variables) - learned
+    size = sum(one.parameters * one.dtype.size for one in variables)
+    print(
+        f"total: {learned:,} trainable parameters, {others:,} others (optimizer, moving averages, counters), "
+        f"{format_bytes(size)} on each replica",
+        file=stream,
+    )
+    if rest:
+        _print_layers(variables, stream)
+
+
+def _print_layers(variables: Sequence[_Variable], stream: IO[str]) -> None:
+    """Sums by the first part of the names that tells them apart."""
+    common = os.path.commonpath([one.name for one in variables if one.trainable] or [""])
+    depth = 1 + len([part for part in common.split("/") if part])
+    layers: dict[str, list[_Variable]] = {}
+    for one in variables:
+        layers.setdefault("/".join(one.name.split("/")[:-1][:depth]) or one.name, []).append(one)
+    rows = [
+        [
+            name,
+            str(len(members)),
+            f"{sum(one.parameters for one in members if one.trainable):,}",
+            f"{sum(one.parameters for one in members):,}",
+        ]
+        for name, members in layers.items()
+    ]
+    print(file=stream)
+    print_table("layers", ["name", "variables", "trainable", "parameters"], rows[:MAX_ROWS], stream)
+    if rows[MAX_ROWS:]:
+        print(f"... and {len(rows) - MAX_ROWS} more layers", file=stream)

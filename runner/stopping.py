@@ -1,0 +1,67 @@
+"""SIGTERM and Ctrl-C on their way to the tasks that run: the first asks them to save, the second ends them."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from runner.launcher import Process
+
+GRACE_SECS = 60.0
+"""How long a task may take to save after it was asked to stop."""
+
+
+class StopRequests:
+    """While it is entered, SIGTERM and Ctrl-C ask every watched task to stop; a second one, or a minute, kills them.
+
+    One object serves all runs of a command: after a request no further run begins.
+
+    Attributes:
+      came: the signals that came, in order.
+    """
+
+    def __init__(self) -> None:
+        self.came: list[int] = []
+        self._watched: list[Process] = []
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopRequests:
+        if threading.current_thread() is threading.main_thread():  # only the main thread may handle signals
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._before:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    @contextmanager
+    def watch(self, process: Process) -> Iterator[None]:
+        """Hands requests on to `process`, one that came before included."""
+        self._watched.append(process)
+        if self.came:
+            process.ask_to_stop()
+        try:
+            yield
+        finally:
+            self._watched.remove(process)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.came.append(number)
+        if number == signal.SIGALRM or len(self.came) > 1:
+            for process in self._watched:
+                process.kill()
+            return
+        if self._watched:
+            print("\nStopping: the task saves a checkpoint. Once more to stop at once.", file=sys.stderr, flush=True)
+        for process in self._watched:
+            process.ask_to_stop()
+        signal.setitimer(signal.ITIMER_REAL, GRACE_SECS)
