@@ -9,13 +9,20 @@ from __future__ import annotations
 import collections.abc
 import contextlib
 import dataclasses
+import itertools
+import random
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+# Functions made of a graph; see `function_of_part`.
+from tensorflow.core.function.polymorphism import function_type
+from tensorflow.python.eager import context
+from tensorflow.python.eager.polymorphic_function import atomic_function
 
 # PerReplica: one value a replica, for reductions that weight them. When it moves: it is what
 # `strategy.experimental_distribute_values_from_function` returns an instance of.
@@ -34,7 +41,9 @@ __all__ = [
     "creator_scope",
     "fresh_collections",
     "fresh_thread_collections",
+    "function_of_part",
     "keras_trace",
+    "kernels_kept",
     "logging_cadence",
     "program_order_in_branches",
     "settings_of_hook",
@@ -44,6 +53,8 @@ __all__ = [
 ]
 
 v1 = tf.compat.v1
+
+_numbers = itertools.count()
 
 
 class _Twin(UninitializedVariable):
@@ -68,6 +79,28 @@ def uninitialized_variable(
         twin = _Twin(name=name, shape=shape, dtype=dtype, trainable=trainable)
     twin.initial = initial or (lambda: tf.zeros(shape, dtype))
     return twin
+
+
+@contextlib.contextmanager
+def kernels_kept() -> Iterator[None]:
+    """While it lasts, `tf.random.set_seed` leaves the kernels of eager operations where they are.
+
+    It throws them away, since one that draws random numbers goes on where it was; making them anew for each variable is
+    two thirds of the time in which variables get their initial values. Use it only where no seed comes twice, and set
+    one afterwards.
+    Private: `Context._set_global_seed`, replaced on the one context, and what it sets: `_seed`, `_rng`. When they
+    move, leave this out.
+    """
+    eager = context.context()
+
+    def set_seed(seed: int) -> None:
+        eager._seed, eager._rng = seed, random.Random(seed)
+
+    eager._set_global_seed = set_seed
+    try:
+        yield
+    finally:
+        del eager._set_global_seed
 
 
 # --- graphs ---------------------------------------------------------------------------------------------------
@@ -181,6 +214,51 @@ def program_order_in_branches(graph: Any) -> None:
     wrap_function leaves off. The graph itself is pruned and ordered by `runner.traces`.
     """
     graph._add_control_dependencies = True
+
+
+class _Part:
+    """A graph as seen by what makes functions of graphs: with other inputs and outputs, and fewer operations."""
+
+    def __init__(self, graph: Any, **own: Any) -> None:
+        self._graph = graph
+        self.__dict__.update(own)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._graph, name)
+
+
+def function_of_part(
+    graph: Any,
+    running: Sequence[tf.Operation],
+    feeds: Sequence[tf.Tensor],
+    fetches: Sequence[tf.Tensor],
+    effects: Sequence[tf.Operation],
+) -> Callable[..., list[tf.Tensor]]:
+    """Those operations of `graph` as a function from values of `feeds` to values of `fetches`.
+
+    What `WrappedFunction.prune` gives, which copies the operations into a graph of their own first: a fifth of the
+    way to the first step of a model of 120 layers. No gradient passes through it.
+
+    Args:
+      running: all operations that it takes, in program order.
+      effects: those of them that run whether or not their value is used.
+
+    Private: `atomic_function.from_func_graph`, which takes operations, inputs and outputs from the graph it is given.
+    When it moves: `wrapped.prune(feeds, [effects, fetches])`.
+    """
+    there = set(running)
+    captures = [(external, internal) for external, internal in graph.captures if internal.op in there]
+    inputs = [*feeds, *(internal for _, internal in captures)]
+    unfed = [op.name for op in there - {tensor.op for tensor in inputs} if op.type == "Placeholder"]
+    if unfed:
+        raise ValueError(f"a value outside the step depends on the input of the step: {', '.join(sorted(unfed))}.")
+    part = _Part(
+        graph, get_operations=lambda: list(running), inputs=inputs, outputs=list(fetches), control_outputs=list(effects)
+    )
+    kind = function_type.from_structured_signature(((), {}), list(fetches), {})
+    atomic = atomic_function.from_func_graph(f"part_of_{graph.name}_{next(_numbers)}", part, {}, kind)
+    handles = [external for external, _ in captures]
+    return lambda *values: list(atomic.call_flat(*values, *handles))
 
 
 @dataclasses.dataclass(frozen=True)

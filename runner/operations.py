@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -49,25 +49,29 @@ def has_effect(operation: tf.Operation) -> bool:
     return not operation.type.startswith(KERNEL_RANDOM)
 
 
-def program_order(graph: Any, fetched: Sequence[tf.Operation]) -> dict[tf.Operation, list[tf.Operation]]:
-    """Edges that make the fetched operations run, variable by variable, in the order in which they were written.
-
-    Only operations that run anyway are joined, so nothing else is pulled in; the order of creation is
-    topological, so no cycle can arise.
-    """
-    handles = {internal.name: id(external) for external, internal in graph.captures if internal.dtype == tf.resource}
+def needed(graph: Any, fetched: Iterable[tf.Operation]) -> list[tf.Operation]:
+    """The operations that `fetched` need, themselves included, in the order in which they were written."""
     running, stack = set(), list(fetched)
     while stack:
         operation = stack.pop()
         if operation not in running:
             running.add(operation)
             stack += [tensor.op for tensor in operation.inputs] + list(operation.control_inputs)
+    return [operation for operation in graph.get_operations() if operation in running]
+
+
+def program_order(graph: Any, running: Iterable[tf.Operation]) -> dict[tf.Operation, list[tf.Operation]]:
+    """Edges that make `running` run, variable by variable, in the order in which they were written.
+
+    Args:
+      running: in that order. Only these are joined, so nothing else is pulled in; the order of creation is
+        topological, so no cycle can arise.
+    """
+    handles = {internal.name: id(external) for external, internal in graph.captures if internal.dtype == tf.resource}
     edges: dict[tf.Operation, list[tf.Operation]] = {}
     last_write: dict[int, tf.Operation] = {}
     reads: dict[int, list[tf.Operation]] = collections.defaultdict(list)
-    for operation in graph.get_operations():
-        if operation not in running:
-            continue
+    for operation in running:
         before: set[tf.Operation] = set()
         for handle in {handles[tensor.name] for tensor in operation.inputs if tensor.name in handles}:
             if handle in last_write:

@@ -24,6 +24,7 @@ from runner.operations import (
     changes_state,
     has_effect,
     is_assignment,
+    needed,
     operations,
     program_order,
 )
@@ -151,15 +152,15 @@ class Trace:
           with_inputs: False makes a function without arguments; `fetches` must then not depend on the inputs.
         """
         run = operations(effects)
-        flat = [tensor for tensor in tf.nest.flatten(fetches, expand_composites=True) if tensor is not None]
+        flat = tf.nest.flatten(fetches, expand_composites=True)
         feeds = (list(self.inputs) if with_inputs else []) + [value.placeholder for value in self.call_time_values]
-        edges = program_order(self.graph, [*run, *operations(flat)]) if run else {}
-        with bridge.control_inputs(edges):
-            pruned = self.wrapped.prune(feeds, [run, fetches])
+        running = needed(self.graph, [*run, *operations(flat)])
+        with bridge.control_inputs(program_order(self.graph, running) if run else {}):
+            part = bridge.function_of_part(self.graph, running, feeds, flat, run)
 
         def call(*inputs: tf.Tensor) -> Any:
             late = [value.capture() for value in self.call_time_values]
-            return pruned(*inputs, *late)[1]
+            return tf.nest.pack_sequence_as(fetches, part(*inputs, *late), expand_composites=True)
 
         return call
 
@@ -232,8 +233,9 @@ def _discover(
     def evaluate(initial: Any) -> Any:
         if callable(initial):
             with wrapped.graph.as_default():
-                initial = initial()
-        return wrapped.prune([], initial)()
+                initial = tf.convert_to_tensor(initial())
+        running = needed(wrapped.graph, [initial.op])
+        return bridge.function_of_part(wrapped.graph, running, [], [initial], [])()[0]
 
     store.materialise(found["new"], evaluate, on_one_device=on_one_device)
     trace = Trace(

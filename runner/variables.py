@@ -227,17 +227,19 @@ class VariableStore:
           evaluate: runs a tensor of the discovery graph, or a callable inside that graph, and gives its value.
           on_one_device: what discovery traced is what will run: its local variables need no strategy.
         """
-        for spec in new:
-            initial = spec.initial
-            if isinstance(initial, tf.Tensor) and not hasattr(initial, "numpy"):
-                initial = evaluate(initial)
-            try:
-                self._materialise(spec, initial, on_one_device=on_one_device)
-            except (TypeError, ValueError, tf.errors.InaccessibleTensorError):
-                if not callable(initial):
-                    raise
-                # The initializer closes over tensors of the trace: run it there.
-                self._materialise(spec, evaluate(initial), on_one_device=on_one_device)
+        with bridge.kernels_kept():  # each name has a seed of its own
+            for spec in new:
+                initial = spec.initial
+                if isinstance(initial, tf.Tensor) and not hasattr(initial, "numpy"):
+                    initial = evaluate(initial)
+                try:
+                    self._materialise(spec, initial, on_one_device=on_one_device)
+                except (TypeError, ValueError, tf.errors.InaccessibleTensorError):
+                    if not callable(initial):
+                        raise
+                    # The initializer closes over tensors of the trace: run it there.
+                    self._materialise(spec, evaluate(initial), on_one_device=on_one_device)
+        tf.random.set_seed(self.seed)
 
     def _materialise(self, spec: VariableSpec, initial: Any, *, on_one_device: bool = False) -> None:
         spec = self.specs[spec.name] = dataclasses.replace(spec, initial=initial)
