@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from runner import config as configs
-from runner import errors, manifest, parsing, report, user_code
+from runner import errors, garbage, manifest, parsing, report, user_code
 from runner.config import TRAINING_COMMANDS, Config, ConfigError
 from runner.hooks import Hook, Interrupted, Run
 from runner.journal import Journal, NullJournal, journal_path
@@ -151,7 +151,7 @@ def _run(config: Config, stop: StopRequest, progress_mode: str, started: float) 
 def _do_command(
     config: Config, journal: Journal | NullJournal, progress: report.Progress, stop: StopRequest, started: float
 ) -> None:
-    with journal.phase("import"), quiet_import(os.environ):
+    with journal.phase("import"), quiet_import(os.environ), garbage.not_searched():
         from runner import commands
 
     result = commands.run(config, commands.Surroundings(journal, progress, stop, stop.install, started))

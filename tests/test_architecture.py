@@ -15,7 +15,7 @@ RUNNER = ROOT / "runner"
 # A module imports only from layers before its own. A new file needs a place here; a name may be here before it exists.
 LAYERS: tuple[tuple[str, ...], ...] = (
     # 0 plain Python
-    ("types", "files", "report", "journal", "user_code", "cluster", "masking", "identity", "names"),
+    ("types", "files", "report", "journal", "user_code", "cluster", "masking", "identity", "garbage", "names"),
     ("config",),  # the schema
     ("availability", "checks"),
     ("parsing", "lock", "saved"),  # a tree, checked against the schema
@@ -55,7 +55,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 WITHOUT_TENSORFLOW = (
     "types", "files", "report", "journal", "user_code", "cluster", "config", "parsing", "launcher", "tracking",
-    "shipping", "sweep", "supervisor", "app", "masking", "identity", "lock", "saved", "mistakes", "provenance",
+    "shipping", "sweep", "supervisor", "app", "masking", "garbage", "identity", "lock", "saved", "mistakes", "provenance",
     "outcome", "stopping", "composing", "multirun", "availability", "checks",
     "names", "curves", "predictions", "errors", "task",
 )  # fmt: skip
