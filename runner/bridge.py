@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections.abc
 import contextlib
 import dataclasses
+import functools
 import itertools
 import random
 import sys
@@ -45,6 +46,7 @@ __all__ = [
     "keras_trace",
     "kernels_kept",
     "logging_cadence",
+    "optimised_once",
     "program_order_in_branches",
     "settings_of_hook",
     "skip_iterations",
@@ -296,6 +298,30 @@ def collect_call_time_values(graph: Any) -> list[CallTimeValue]:
 
     graph.capture_call_time_value = capture
     return values
+
+
+@contextlib.contextmanager
+def optimised_once() -> Iterator[None]:
+    """A function that is called for the first time meanwhile has its graph optimised in one round, and not in two.
+
+    Private: `Context.function_call_options`, whose config Grappler reads; tf.config.optimizer has no name for rounds.
+    When it moves, leave this out: the first call of a large loop then takes longer, as it does elsewhere.
+    """
+    eager = context.context()
+    before = eager.function_call_options
+    eager.function_call_options = _with_one_round(before.executor_type, before.config_proto_serialized)
+    try:
+        yield
+    finally:
+        eager.function_call_options = before
+
+
+@functools.cache
+def _with_one_round(executor_type: str | None, serialized: bytes) -> Any:
+    config = v1.ConfigProto.FromString(serialized)
+    rewriting = config.graph_options.rewrite_options
+    rewriting.meta_optimizer_iterations = rewriting.meta_optimizer_iterations or rewriting.ONE
+    return context.FunctionCallOptions(executor_type, config)
 
 
 # --- Keras 3 --------------------------------------------------------------------------------------------------

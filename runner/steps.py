@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from runner import bridge
 from runner.inputs import Feed, Share
 from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.operations import operations
@@ -305,7 +306,8 @@ class Loop:
           may_end: the input may have fewer elements than that; costs a little more for each step.
         """
         run = self._ending if may_end else self._bounded
-        result = run(iterator, tf.constant(num_steps))
+        with bridge.optimised_once():
+            result = run(iterator, tf.constant(num_steps))
         taken = int(result["taken"])
         losses, *values = (value.numpy()[:taken] for value in result["stacked"])
         return LoopResult(
