@@ -2,9 +2,9 @@
 
     python benchmarks/startup.py [--rounds 5] [--only digits]
 
-The command line (`--help`, `--cfg job`) is compared with `python -c pass`. The first step of `python -m runner`, with and
-without MLflow, is compared with a bare script (`first_step/bare.py`) that imports TensorFlow, reads the same data and
-traces the same step: the shipped digits model, and one of 120 layers. Each round runs every case once.
+The command line (`--help`, `--cfg job`) is compared with `python -c pass`. The first step of `python -m runner`, with
+and without MLflow, is compared with a bare script (`first_step/bare.py`) that imports TensorFlow, reads the same data
+and traces the same step: the shipped digits model, and one of 120 layers. Each round runs every case once.
 
 Of the runner the first step has ended when its journal says so; then the run is ended. CPU seconds are those of all its
 processes up to there: on a machine that does other things, too, look at these.

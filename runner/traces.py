@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from runner import bridge
 from runner.gradients import Reductions, ReplicaWeights, local_replica
+from runner.keras_bridge import keras_trace
 from runner.operations import (
     CALLS,
     KERNEL_RANDOM,
@@ -220,7 +221,7 @@ def _discover(
         with (
             bridge.fresh_collections(),
             bridge.fresh_thread_collections(),
-            bridge.keras_trace(v1.get_default_graph()) as keras,
+            keras_trace(v1.get_default_graph()) as keras,
             store.discovering(keras, served, training=training) as new,
         ):
             replica = Replica(0, inputs[:-2], weights, Reductions(_default(), weights), served, store.twin(GLOBAL_STEP))
@@ -304,7 +305,7 @@ def _weighted(strategy: tf.distribute.Strategy, weights: ReplicaWeights) -> Iter
     reductions = Reductions(strategy, weights)
     single = strategy.num_replicas_in_sync == 1
     reduce = None if single else reductions.all_reduce
-    with bridge.keras_trace(v1.get_default_graph(), reduce) as keras, reductions.entered():
+    with keras_trace(v1.get_default_graph(), reduce) as keras, reductions.entered():
         yield reductions, keras
 
 

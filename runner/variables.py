@@ -20,6 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner import bridge
+from runner.keras_bridge import KerasTrace
 from runner.seeds import seeded
 
 v1 = tf.compat.v1
@@ -183,7 +184,7 @@ class VariableStore:
     # --- the three phases -------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def discovering(self, keras: bridge.KerasTrace, served: Served, *, training: bool) -> Iterator[list[VariableSpec]]:
+    def discovering(self, keras: KerasTrace, served: Served, *, training: bool) -> Iterator[list[VariableSpec]]:
         """While traced under the default strategy: unknown names are recorded and answered without memory.
 
         Yields: the list that fills with the specs of new variables; hand it to `materialise` after the trace.
@@ -203,7 +204,7 @@ class VariableStore:
             yield new
 
     def serving(
-        self, keras: bridge.KerasTrace, served: Served, *, training: bool
+        self, keras: KerasTrace, served: Served, *, training: bool
     ) -> Callable[[], contextlib.AbstractContextManager[None]]:
         """For a trace under the strategy: every request is answered with the real variable of that name.
 
@@ -282,7 +283,7 @@ class VariableStore:
         self,
         variables: Mapping[str, tf.Variable],
         make: Callable[[str, Mapping[str, Any], Any], tf.Variable],
-        keras: bridge.KerasTrace,
+        keras: KerasTrace,
         served: Served,
         *,
         training: bool,

@@ -21,7 +21,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("parsing", "lock", "saved"),  # a tree, checked against the schema
     ("mistakes", "provenance"),
     # 1 one mechanism each
-    ("launcher", "run_config", "strategy", "elements", "bridge", "seeds", "operations", "manifest", "tracking"),
+    ("launcher", "run_config", "strategy", "elements", "seeds", "operations", "manifest", "tracking"),
+    ("bridge", "keras_bridge"),
     ("outcome", "stopping", "curves"),
     ("sharding", "gradients", "metrics", "shipping", "checkpoints", "predictions", "errors"),
     ("inputs", "variables"),

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from typing import Any
 
 import keras
 import pytest
 import tensorflow as tf
 
-from runner import bridge
+from runner import bridge, keras_bridge
+from runner.operations import needed
 
 v1 = tf.compat.v1
 
 PRIVATE_NAMES = [
+    "tensorflow.core.function.polymorphism.function_type:from_structured_signature",
+    "tensorflow.python.eager.context:Context._set_global_seed",
+    "tensorflow.python.eager.context:Context.function_call_options",
+    "tensorflow.python.eager.polymorphic_function.atomic_function:from_func_graph",
     "tensorflow.python.framework.ops:Graph._variable_creator_scope",
     "tensorflow.python.framework.ops:Operation._add_control_inputs",
     "tensorflow.python.framework.ops:Operation._remove_all_control_inputs",
@@ -60,7 +66,7 @@ def test_keras_variables_and_writes_are_watched_and_left_as_they_were() -> None:
     before = Variable._initialize
     owners = []
 
-    traces: list[bridge.KerasTrace] = []
+    traces: list[keras_bridge.KerasTrace] = []
 
     def creator(next_creator, **kwargs):
         owner = traces[0].owner
@@ -69,7 +75,7 @@ def test_keras_variables_and_writes_are_watched_and_left_as_they_were() -> None:
         return bridge.uninitialized_variable(owner.path, tf.TensorShape(shape), tf.as_dtype(owner.dtype), True)
 
     def step() -> None:
-        with bridge.keras_trace(v1.get_default_graph()) as trace, tf.variable_creator_scope(creator):
+        with keras_bridge.keras_trace(v1.get_default_graph()) as trace, tf.variable_creator_scope(creator):
             traces.append(trace)
             layer = keras.layers.Dense(1)
             layer.build((None, 2))
@@ -115,3 +121,52 @@ def test_only_the_bridge_imports_private_names() -> None:
         text = path.read_text()
         if path.name != "bridge.py":
             assert "tensorflow.python" not in text and "keras.src" not in text, path.name
+
+
+def test_a_part_of_a_graph_is_a_function_that_runs_what_it_needs_and_nothing_else() -> None:
+    counter = tf.Variable(0)
+    made: dict[str, Any] = {}
+
+    def trace(x: tf.Tensor) -> None:
+        made.update(double=2 * x, seven=tf.constant(7), one=counter.assign_add(1).op, ten=counter.assign_add(10).op)
+
+    graph = v1.wrap_function(trace, [tf.TensorSpec([], tf.float32)]).graph
+    fetches, effects = [made["double"]], [made["ten"]]
+    running = needed(graph, [made["double"].op, *effects])
+    part = bridge.function_of_part(graph, running, graph.inputs[:1], fetches, effects)
+    assert part(tf.constant(4.0))[0].numpy() == 8.0
+    assert counter.numpy() == 10
+    assert tf.function(lambda x: part(x)[0] + 1)(tf.constant(4.0)).numpy() == 9.0
+    assert counter.numpy() == 20
+
+
+def test_a_part_of_a_graph_that_lacks_its_input_is_refused() -> None:
+    made: list[tf.Tensor] = []
+    graph = v1.wrap_function(lambda x: made.append(2 * x), [tf.TensorSpec([], tf.float32)]).graph
+    with pytest.raises(ValueError, match="depends on the input of the step"):
+        bridge.function_of_part(graph, needed(graph, [made[0].op]), [], made, [])
+
+
+def test_seeds_are_set_as_ever_while_kernels_are_kept() -> None:
+    def draw(seed: int) -> float:
+        tf.random.set_seed(seed)
+        return float(tf.random.uniform([]))
+
+    expected = [draw(1), draw(2)]
+    tf.random.set_seed(0)
+    with bridge.kernels_kept():
+        assert [draw(1), draw(2)] == expected
+    assert [draw(1), draw(2)] == expected
+
+
+def test_a_round_of_optimisation_is_asked_for_only_meanwhile() -> None:
+    from tensorflow.python.eager import context
+
+    def rounds() -> int:
+        options = context.context().function_call_options.config_proto_serialized
+        return int(v1.ConfigProto.FromString(options).graph_options.rewrite_options.meta_optimizer_iterations)
+
+    before = rounds()
+    with bridge.optimised_once():
+        assert rounds() == 1
+    assert rounds() == before

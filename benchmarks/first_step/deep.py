@@ -28,6 +28,4 @@ def model_fn(features: dict[str, tf.Tensor], labels: Any, mode: str) -> runner.E
     x = features["image"]
     for layer in layers():
         x = layer(x)
-    return runner.EstimatorSpec(
-        mode, predictions=x, loss=loss_of(x, labels), optimizer=keras.optimizers.Adam(0.001)
-    )
+    return runner.EstimatorSpec(mode, predictions=x, loss=loss_of(x, labels), optimizer=keras.optimizers.Adam(0.001))
