@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,6 +12,11 @@ from runner.config import ConfigError
 
 LOCK_FILE = ".lock"
 """Held in the folder by the process that runs it, for as long as it lives."""
+
+TASK_LOCK_FILE = ".task.lock"
+"""Held by the task itself."""
+
+TASK_TIMEOUT_SECS = 60.0
 
 TIMEOUT_SECS = 3.0
 """Another run that closes the record of a killed one holds its lock for some milliseconds."""
@@ -32,6 +37,28 @@ def alone_in(directory: Path, key: str = "model_dir") -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise ConfigError(f"{key}={directory} is in use by another run. Wait for it, or choose another.") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def only_task_in(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Holds the folder for its task: that of a supervisor that was killed lives on for some seconds, to save.
+
+    Raises:
+      RuntimeError: it is still there after a minute.
+    """
+    lock = FileLock(directory / TASK_LOCK_FILE)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        say(f"Waiting for the task of an earlier start, which is still saving in {directory}.")
+        try:
+            lock.acquire(timeout=TASK_TIMEOUT_SECS)
+        except Timeout:
+            raise RuntimeError(f"the task of an earlier start is still running in {directory}: end it first.") from None
     try:
         yield
     finally:

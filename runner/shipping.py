@@ -22,6 +22,7 @@ from runner.outcome import SUMMARY_FILE
 from runner.tracking import Point, Tracker, describe, points_of
 
 PERIOD_SECS = 2.0
+GLANCE_SECS = 0.2
 CLOSING_ATTEMPTS = 3
 CLOSING_TIMEOUT_SECS = 90.0
 """More than two requests that are never answered."""
@@ -72,17 +73,22 @@ class Shipper:
       warn: called with a text when the tracker fails for the first time. Failures are never raised.
       is_reader: the command reads a run. An MLflow run that is there gets metrics and files, but keeps its params,
         tags and status.
+      patience_secs: how long to leave the machine to a task that has not taken its first step: to import MLflow takes
+        2 s of a core, which would come just while the task imports TensorFlow.
     """
 
     def __init__(
         self, model_dir: Path, tracker: Tracker, record: RunRecord, name: str, params: Mapping[str, Any],
         tags: Mapping[str, str], warn: Callable[[str], None], is_reader: bool = False,
+        patience_secs: float = 0.0,
     ) -> None:  # fmt: skip
         self._model_dir, self._tracker, self._record = model_dir, tracker, record
         self._name, self._params, self._tags = name, params, tags
-        self._warn, self._is_reader = warn, is_reader
+        self._warn, self._is_reader, self._patience_secs = warn, is_reader, patience_secs
         self._run_id = record.mlflow_run_id
         self._warned = self._opened = self._is_guest = False
+        # An earlier start has left its own first step.
+        self._began_at = {path.name: path.stat().st_size for path in model_dir.glob("events.*.jsonl")}
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._ship_until_end, name="shipper", daemon=True)
 
@@ -129,6 +135,9 @@ class Shipper:
         return [drawn] if drawn else []
 
     def _ship_until_end(self) -> None:
+        until = time.monotonic() + self._patience_secs
+        while time.monotonic() < until and not self._has_begun() and not self._ending.wait(GLANCE_SECS):
+            pass
         attempts = 0
         while attempts < CLOSING_ATTEMPTS:
             ending = self._ending.is_set()
@@ -152,6 +161,14 @@ class Shipper:
                 self._ship_journal(path)
             if self._record.last_steps:
                 import_matplotlib()  # 0.4 s while the task trains, for which the end of the run need not wait
+
+    def _has_begun(self) -> bool:
+        """Whether the task has taken its first step."""
+        return any(
+            line.get("event") == "first_step"
+            for path in self._model_dir.glob("events.*.jsonl")
+            for line in read_journal(path, self._began_at.get(path.name, 0))[0]
+        )
 
     def _open(self) -> None:
         known = self._record.mlflow_run_id

@@ -28,6 +28,7 @@ class StopRequests:
     def __init__(self) -> None:
         self.came: list[int] = []
         self._watched: list[Process] = []
+        self._answer = ""
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopRequests:
@@ -44,9 +45,14 @@ class StopRequests:
         self._before = {}
 
     @contextmanager
-    def watch(self, process: Process) -> Iterator[None]:
-        """Hands requests on to `process`, one that came before included."""
+    def watch(self, process: Process, answer: str) -> Iterator[None]:
+        """Hands requests on to `process`, one that came before included.
+
+        Args:
+          answer: what the process does when it is asked to stop, for the person who asked.
+        """
         self._watched.append(process)
+        self._answer = answer
         if self.came:
             process.ask_to_stop()
         try:
@@ -61,7 +67,7 @@ class StopRequests:
                 process.kill()
             return
         if self._watched:
-            print("\nStopping: the task saves a checkpoint. Once more to stop at once.", file=sys.stderr, flush=True)
+            print(f"\nStopping: {self._answer}. Once more to stop at once.", file=sys.stderr, flush=True)
         for process in self._watched:
             process.ask_to_stop()
         signal.setitimer(signal.ITIMER_REAL, GRACE_SECS)

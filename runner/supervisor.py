@@ -25,7 +25,7 @@ from runner.config import Config
 from runner.files import read_json
 from runner.journal import journal_path, read_journal
 from runner.launcher import start_process
-from runner.lock import alone_in
+from runner.lock import alone_in, only_task_in
 from runner.masking import mask_text, masked, masked_override, secrets_of
 from runner.outcome import (
     FAILED,
@@ -41,6 +41,9 @@ from runner.provenance import tags_of_this_process
 from runner.shipping import RunRecord, Shipper
 from runner.stopping import StopRequests
 from runner.tracking import build_tracker
+
+PATIENCE_SECS = 30.0
+"""How long a run that trains may take to its first step before it shows up in MLflow."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,8 @@ def _run_recorded(
         earlier = read_json(model_dir / SUMMARY_FILE) or {}
         if trains:  # nobody would repair it after a reader that was killed
             write_summary(model_dir, summary_of(STILL_RUNNING, config, record.mlflow_run_id, secrets))
+        with only_task_in(model_dir, lambda text: print(text, file=sys.stderr, flush=True)):
+            pass  # the task of a killed supervisor has written its last line
         offset = _size(journal_path(model_dir))
         shipper = _build_shipper(config, model_dir, record, env, argv, member)
         shipper.start()
@@ -128,7 +133,8 @@ def _run_task(config: Config, file: Path, env: Mapping[str, str], stops: StopReq
     if stops.came:  # asked to stop before there was anything to stop
         return FAILED
     process = start_process(task_argv(file), task_env(env), member.prefix)
-    with stops.watch(process):
+    saves = config.command in configs.TRAINING_RUNS
+    with stops.watch(process, "the task saves a checkpoint" if saves else "nothing is saved"):
         process.wait()
     process.kill()  # what the task may have left running
     return process.close()
@@ -235,6 +241,7 @@ def _build_shipper(
         tags=tags,
         warn=lambda text: print(mask_text(text, secrets), file=sys.stderr, flush=True),
         is_reader=config.command not in configs.TRAINING_RUNS,
+        patience_secs=PATIENCE_SECS if config.command in configs.TRAINING_RUNS else 0.0,
     )  # fmt: skip
 
 

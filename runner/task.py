@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,6 +25,7 @@ from runner.config import TRAINING_COMMANDS, Config, ConfigError
 from runner.hooks import Hook, Interrupted, Run
 from runner.journal import Journal, NullJournal, journal_path
 from runner.launcher import end_with_parent
+from runner.lock import only_task_in
 from runner.masking import secrets_of
 from runner.types import StepResult
 
@@ -108,12 +109,20 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
         return USER_ERROR
     if not inline:
         end_with_parent(os.environ)
-        return _run(config, StopRequest(), config.run.progress, started)
+        with _held(config):
+            return _run(config, StopRequest(), config.run.progress, started)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported
     saves = "a checkpoint is saved" if config.command in TRAINING_COMMANDS else "nothing is saved"
     stop = StopRequest((signal.SIGTERM, signal.SIGINT), f"\nStopping: {saves}. Ctrl-C once more stops at once.\n")
     # A live line and the prompt of a debugger do not go together.
     return _run(config, stop, "plain" if config.run.progress == "auto" else config.run.progress, started)
+
+
+def _held(config: Config) -> AbstractContextManager[None]:
+    """The folder, for as long as this task writes in it."""
+    if config.command in UNRECORDED:
+        return nullcontext()
+    return only_task_in(Path(str(config.model_dir)), lambda text: print(text, file=sys.stderr, flush=True))
 
 
 def _run(config: Config, stop: StopRequest, progress_mode: str, started: float) -> int:

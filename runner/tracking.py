@@ -21,6 +21,7 @@ from urllib.parse import unquote
 
 from filelock import FileLock
 
+from runner import garbage
 from runner.masking import mask_text
 from runner.names import MAX_NAME, MAX_PARAM, MAX_TAG, UniqueNames, clean_text
 
@@ -205,7 +206,8 @@ class MlflowTracker:
             self._open_experiment((database.parent / "mlartifacts" / folder).absolute().as_uri())
 
     def _open_experiment(self, location: str | None) -> None:
-        from mlflow import MlflowClient
+        with garbage.not_searched():
+            from mlflow import MlflowClient
 
         self._client = MlflowClient(tracking_uri=self.uri)
         self._experiment_id = self._found_or_made_experiment(location)

@@ -56,8 +56,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 WITHOUT_TENSORFLOW = (
     "types", "files", "report", "journal", "user_code", "cluster", "config", "parsing", "launcher", "tracking",
-    "shipping", "sweep", "supervisor", "app", "masking", "garbage", "identity", "lock", "saved", "mistakes", "provenance",
-    "outcome", "stopping", "composing", "multirun", "availability", "checks",
+    "shipping", "sweep", "supervisor", "app", "masking", "garbage", "identity", "lock", "saved", "mistakes",
+    "provenance", "outcome", "stopping", "composing", "multirun", "availability", "checks",
     "names", "curves", "predictions", "errors", "task",
 )  # fmt: skip
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}

@@ -449,3 +449,39 @@ def test_a_server_that_never_answers_costs_no_more_than_its_time_limit(
         assert run_id is None
         assert len(warnings) == 1 and "hunter2" not in warnings[0]
         shipper._thread.join(30)
+
+
+def test_leaves_the_machine_to_a_task_until_its_first_step(tmp_path: Path) -> None:
+    journal = Journal(journal_path(tmp_path))
+    journal.event("first_step", step=1)  # of an earlier start
+    tracker = RecordingTracker()
+    shipper = Shipper(tmp_path, tracker, RunRecord(), "name", {}, {}, lambda text: None, patience_secs=60)
+    glanced = threading.Event()
+    has_begun = shipper._has_begun
+
+    def glance() -> bool:
+        found = has_begun()
+        assert found or not tracker.started_with
+        glanced.set()
+        return found
+
+    shipper._has_begun = glance  # type: ignore[method-assign]
+    journal.event("built")
+    shipper.start()
+    assert glanced.wait(10)
+    assert not tracker.started_with
+    journal.metrics(1, {"train/loss": 1.0})
+    journal.event("first_step", step=1)
+    deadline = time.monotonic() + 10
+    while not tracker.started_with:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert shipper.drain() == "run-1"
+    assert [point.step for point in tracker.points] == [1]
+
+
+def test_a_run_that_ends_before_its_first_step_is_recorded_at_once(tmp_path: Path) -> None:
+    tracker = RecordingTracker()
+    shipper = Shipper(tmp_path, tracker, RunRecord(), "name", {}, {}, lambda text: None, patience_secs=60)
+    shipper.start()
+    assert shipper.drain() == "run-1"

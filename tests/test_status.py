@@ -29,10 +29,16 @@ from pathlib import Path
 from runner.journal import Journal, journal_path
 from runner.launcher import end_with_parent
 end_with_parent(os.environ)
+from runner.lock import only_task_in
 model_dir = Path(sys.argv[1]).parent
+held = only_task_in(model_dir, print)
+held.__enter__()
 journal = Journal(journal_path(model_dir))
 journal.event("built", num_replicas=1)
+journal.event("first_step", step=1)
 def save(*a):
+    while (model_dir / "slow").exists():
+        time.sleep(0.02)
     journal.event("result", global_step=3, metrics={}, checkpoint="c")
     sys.exit(3)
 signal.signal(signal.SIGTERM, save)
@@ -133,11 +139,17 @@ def test_a_run_whose_supervisor_is_killed_is_repaired_when_another_starts(where:
     assert summary_status(where, "supervisor") == "interrupted"
 
 
-def test_a_run_whose_supervisor_was_killed_goes_on_in_its_own_run(where: Path) -> None:
+def test_a_run_whose_supervisor_was_killed_goes_on_in_its_own_run_when_its_task_has_saved(where: Path) -> None:
     process = start_and_wait(where, "again")
+    (where / "again" / "slow").touch()
     process.kill()
     process.wait(60)
-    assert start(where, "again", "finish").wait(60) == 0
+    second = start(where, "again", "finish")
+    assert second.stderr is not None
+    assert second.stderr.readline().startswith("Waiting for the task of an earlier start, which is still saving in ")
+    (where / "again" / "slow").unlink()
+    assert second.wait(60) == 0
+    assert json.loads((where / "again" / "summary.json").read_text())["global_step"] == 7
     assert statuses(where)["again"] == "FINISHED"
     assert summary_status(where, "again") == "finished"
 
