@@ -256,7 +256,7 @@ def function_of_part(
     kind = function_type.from_structured_signature(((), {}), list(fetches), {})
     atomic = atomic_function.from_func_graph(f"part_of_{graph.name}_{next(_numbers)}", part, {}, kind)
     handles = [external for external, _ in captures]
-    return lambda *values: list(atomic.call_flat(*values, *handles))
+    return lambda *values: list(atomic.call_flat(*values, *handles) or ())  # None, where nothing is returned
 
 
 @dataclasses.dataclass(frozen=True)

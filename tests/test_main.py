@@ -97,6 +97,10 @@ def test_train_then_evaluate_are_the_two_halves(tmp_path: Path) -> None:
 def test_evaluating_what_was_never_trained_says_so(tmp_path: Path) -> None:
     result = run("command=evaluate", "tracking=none", "model_dir=run", cwd=tmp_path)
     assert result.returncode == 2
+    assert result.stderr == "runner: model_dir=run: there is no such folder.\n"
+    (tmp_path / "run").mkdir()
+    result = run("command=evaluate", "tracking=none", "model_dir=run", cwd=tmp_path)
+    assert result.returncode == 2
     assert "there is no checkpoint in " in result.stderr
     assert "Traceback" not in result.stderr
 
