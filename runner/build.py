@@ -10,13 +10,14 @@ from typing import Any
 import tensorflow as tf
 
 from runner import user_code
-from runner.config import Config, InputBlock, RunSettings, StrategyConfig, eval_key
+from runner.config import Config, InputBlock, KeepBestConfig, RunSettings, StrategyConfig, WarmStartConfig, eval_key
 from runner.estimator import Estimator
 from runner.inputs import Input
 from runner.journal import Journal, NullJournal
 from runner.model_fn import declared_arguments
 from runner.report import NullProgress, Progress
-from runner.run_config import RunConfig
+from runner.retention import Keep
+from runner.run_config import KeepBest, RunConfig, WarmStart
 from runner.strategy import build_strategy, split_cpu
 from runner.training import EvalSpec, TrainSpec
 
@@ -92,6 +93,10 @@ def build_run_config(config: Config) -> RunConfig:
         save_checkpoints_steps=config.checkpoint.save_steps,
         save_checkpoints_secs=None if config.checkpoint.save_steps else config.checkpoint.save_secs,
         keep_checkpoint_max=config.checkpoint.keep_max,
+        keep_best=_build_keep_best(config.checkpoint.keep_best),
+        keep_checkpoint_every_n_hours=config.checkpoint.keep_every_hours,
+        save_checkpoints_asynchronously=config.checkpoint.asynchronous,
+        warm_start=_build_warm_start(config.train.warm_start),
         log_step_count_steps=config.train.log_steps,
         steps_per_loop=None if config.train.steps_per_loop == "auto" else config.train.steps_per_loop,
         tensorboard=config.tracking.tensorboard and config.command != "dry_run",
@@ -127,6 +132,20 @@ def _build_eval_specs(config: Config, functions: Mapping[str, Any], hooks: tuple
         )
         for name, block in config.input.evals.items()
     ]
+
+
+def build_keep(config: Config) -> Keep:
+    """Which checkpoints stay."""
+    settings = config.checkpoint
+    return Keep(settings.keep_max, _build_keep_best(settings.keep_best), settings.keep_every_hours)
+
+
+def _build_keep_best(settings: KeepBestConfig) -> KeepBest | None:
+    return None if settings.metric is None else KeepBest(settings.metric, settings.mode, settings.max)
+
+
+def _build_warm_start(settings: WarmStartConfig) -> WarmStart | None:
+    return None if settings.checkpoint is None else WarmStart(settings.checkpoint, settings.include, settings.rename)
 
 
 def _build_eval_strategy(strategy: StrategyConfig) -> Any:

@@ -5,12 +5,13 @@ What lies on disk, and how it is safe there, is told in runner/manifest.py.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
+import errno
 import functools
 import json
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -19,16 +20,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner import manifest
+from runner import bundles, manifest, retention
 from runner.manifest import CheckpointInfo, latest_checkpoint, list_checkpoints
+from runner.report import format_bytes
+from runner.retention import Keep
+from runner.snapshots import Snapshot
 
 __all__ = [
     "CheckpointInfo",
     "CheckpointWriter",
+    "DiskFullError",
     "Reader",
     "Snapshot",
     "checkpoint_step",
-    "find_damage",
     "latest_checkpoint",
     "list_checkpoints",
     "restore_iterator",
@@ -43,34 +47,29 @@ _ITERATOR = "iterator"
 _log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class Snapshot:
-    """What a checkpoint will hold; nobody changes these tensors while they are written.
-
-    Attributes:
-      tensors: by variable name: a tensor or array, or a tuple of them, the slices of one variable along axis 0.
-      extra: state of the runner: arrays, or whatever JSON can hold.
-    """
-
-    step: int
-    tensors: Mapping[str, Any]
-    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+class DiskFullError(RuntimeError):
+    """A checkpoint does not fit on the disk."""
 
 
 class CheckpointWriter:
     """Writes the checkpoints of one model_dir; one process has it.
 
     Args:
-      keep_max: how many stay, the newest; None or 0: all.
+      keep_max: how many stay, the newest; None or 0: all. A `Keep` says which others do.
       clock: seconds since 1970.
+      written: called with the path of each checkpoint that has become durable, in the thread that wrote it.
     """
 
     def __init__(
-        self, model_dir: str | os.PathLike[str], keep_max: int | None, clock: Callable[[], float] = time.time
+        self,
+        model_dir: str | os.PathLike[str],
+        keep_max: int | Keep | None,
+        clock: Callable[[], float] = time.time,
+        written: Callable[[str], None] = lambda path: None,
     ) -> None:
         self.model_dir = Path(model_dir)
-        self.keep_max = keep_max
-        self._clock = clock
+        self.keep = keep_max if isinstance(keep_max, Keep) else Keep(keep_max)
+        self._clock, self._written = clock, written
         self._warned = False
 
     def save(self, snapshot: Snapshot, iterators: Mapping[int, tf.data.Iterator] | None = None) -> str:
@@ -81,6 +80,10 @@ class CheckpointWriter:
             costs.
         """
         return self.write(snapshot, self.serialize(iterators or {}))
+
+    def path_of(self, step: int) -> str:
+        """Where the checkpoint of `step` is, or will be."""
+        return str(self.model_dir / f"{manifest.PREFIX}{step}")
 
     def serialize(self, iterators: Mapping[int, tf.data.Iterator]) -> dict[int, tf.Tensor | None]:
         """Where each iterator stands now, for `write`; None for one that cannot tell."""
@@ -93,28 +96,51 @@ class CheckpointWriter:
                 self._warn(error)
         return states
 
-    def write(self, snapshot: Snapshot, inputs: Mapping[int, tf.Tensor | None]) -> str:
+    def write(self, snapshot: Snapshot, inputs: Mapping[int, tf.Tensor | None], *, is_evaluated: bool = False) -> str:
         """The path of the checkpoint; for any thread. Whenever it fails, the latest checkpoint stays what it was.
 
         In a scratch folder: the bundle, the input of each worker, the manifest. Then they are moved to model_dir, the
-        state file follows, and what is too old goes.
+        state file follows, and what nothing keeps goes.
+
+        Args:
+          is_evaluated: a checkpoint of this step is there with the same values: what evaluations found of it holds.
+
+        Raises:
+          DiskFullError: it does not fit.
         """
-        name = f"{manifest.PREFIX}{snapshot.step}"
-        path = self.model_dir / name
+        path = self.path_of(snapshot.step)
+        name, free = os.path.basename(path), _free_bytes(self.model_dir)
         try:
             with manifest.scratch(self.model_dir) as folder:
-                _write_bundle(folder / name, _tensors_of(snapshot))
-                for worker, state in inputs.items():
-                    if state is not None:
-                        _write_bundle(_input_path(folder / name, worker), {_ITERATOR: state})
-                kinds = {worker: "skip" if state is None else "saved" for worker, state in inputs.items()}
-                manifest.write_manifest(folder / name, snapshot.step, self._clock(), kinds)
+                self._write_files(folder / name, snapshot, inputs)
+                if not is_evaluated:
+                    Path(f"{path}{manifest.METRICS}").unlink(missing_ok=True)
                 manifest.publish(folder / name, self.model_dir)
-            manifest.keep_newest(self.model_dir, name, self.keep_max)
+                self._written(path)
+            retention.expire(self.model_dir, name, self.keep)
         except Exception as error:
+            if _is_disk_full(error):
+                raise DiskFullError(self._disk_full(path, snapshot, free)) from error
             error.add_note(f"while saving {path}; the checkpoints before it are as they were")
             raise
-        return str(path)
+        return path
+
+    def _write_files(self, path: Path, snapshot: Snapshot, inputs: Mapping[int, tf.Tensor | None]) -> None:
+        bundles.write_bundle(path, _tensors_of(snapshot))
+        for worker, state in inputs.items():
+            if state is not None:
+                bundles.write_bundle(input_path(path, worker), {_ITERATOR: state})
+        kinds = {worker: "skip" if state is None else "saved" for worker, state in inputs.items()}
+        manifest.write_manifest(path, snapshot.step, self._clock(), kinds)
+
+    def _disk_full(self, path: str, snapshot: Snapshot, free: int) -> str:
+        latest = manifest.latest_checkpoint(self.model_dir)
+        return (
+            f"no space left for the checkpoint {path}: its variables need {format_bytes(snapshot.bytes)}, and "
+            f"{format_bytes(free)} were free in {self.model_dir}. The checkpoints before it are as they were, the "
+            f"latest is {latest or 'none'}. Make space, or keep fewer (checkpoint.keep_max={self.keep.newest}), and "
+            "run the same again: it goes on from there."
+        )
 
     def _warn(self, error: tf.errors.OpError) -> None:
         if not self._warned:
@@ -154,7 +180,7 @@ class Reader:
         for name in names:
             if name not in self._entries:
                 raise KeyError(self._not_there(name))
-        values = _read_bundle(self.path, {name: self._entries[name][1] for name in names})
+        values = bundles.read_bundle(self.path, {name: self._entries[name][1] for name in names})
         return {name: value.numpy() for name, value in values.items()}
 
     def extra(self) -> dict[str, Any]:
@@ -193,25 +219,6 @@ def checkpoint_step(path: str | os.PathLike[str]) -> int:
     return step
 
 
-def find_damage(path: str | os.PathLike[str]) -> str | None:
-    """What is wrong with the checkpoint `path`, after reading all of it; None when it is whole."""
-    path = os.fspath(path)
-    damage = manifest.what_is_missing(path) or manifest.what_has_changed(path)
-    if damage is not None:
-        return damage
-    bundles = [path]
-    for worker, how in ((manifest.read_manifest(path) or {}).get("input") or {}).items():
-        bundles += [str(_input_path(Path(path), int(worker)))] if how == "saved" else []
-    for bundle in bundles:
-        try:
-            dtypes = tf.train.load_checkpoint(bundle).get_variable_to_dtype_map()
-            for name, dtype in dtypes.items():  # one by one: a checkpoint may be larger than half the memory
-                _read_bundle(bundle, {name: dtype})
-        except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as error:
-            return f"{os.path.basename(bundle)} cannot be read: {getattr(error, 'message', error)}"
-    return None
-
-
 # --- iterators ------------------------------------------------------------------------------------------------------
 
 
@@ -239,13 +246,13 @@ def restore_iterator(path: str | os.PathLike[str], worker: int, iterator: tf.dat
     path = Path(path)
     if not has_iterator(path, worker):
         return False
-    state = _read_bundle(str(_input_path(path, worker)), {_ITERATOR: tf.variant})[_ITERATOR]
+    state = bundles.read_bundle(str(input_path(path, worker)), {_ITERATOR: tf.variant})[_ITERATOR]
     try:
         tf.raw_ops.DeserializeIterator(resource_handle=_handle(iterator), serialized=state)
     except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError) as error:
         raise ValueError(
             f"the training input is not built as when {path} was saved, so its position cannot be restored. Use the "
-            f"input function of that run, or remove {_input_path(path, worker).name}.* and the manifest to start the "
+            f"input function of that run, or remove {input_path(path, worker).name}.* and the manifest to start the "
             "input anew."
         ) from error
     return True
@@ -255,11 +262,24 @@ def _handle(iterator: tf.data.Iterator) -> tf.Tensor:
     return tf.nest.flatten(iterator, expand_composites=True)[0]
 
 
-def _input_path(path: Path, worker: int) -> Path:
+def input_path(path: Path, worker: int) -> Path:
+    """The bundle beside the checkpoint `path` that says where the input of `worker` stood."""
     return path.with_name(f"{path.name}.input-{worker}")
 
 
-# --- bundles --------------------------------------------------------------------------------------------------------
+def _free_bytes(directory: Path) -> int:
+    """Free on the disk that `directory` is on, or will be."""
+    there = next(folder for folder in (directory.absolute(), *directory.absolute().parents) if folder.exists())
+    return shutil.disk_usage(there).free
+
+
+def _is_disk_full(error: BaseException) -> bool:
+    """TensorFlow 2.21 has no code of its own for it: it is a ResourceExhausted or an Unknown error with the text."""
+    words = ("No space left on device", "Disk quota exceeded")
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or any(text in str(error) for text in words)
+
+
+# --- the keys of a bundle --------------------------------------------------------------------------------------------
 
 
 def _tensors_of(snapshot: Snapshot) -> dict[str, Any]:
@@ -286,39 +306,3 @@ def _encode(key: str, value: Any) -> Any:
 
 def _decode(value: Any) -> Any:
     return json.loads(value) if isinstance(value, bytes) else value
-
-
-def _write_bundle(path: Path, tensors: Mapping[str, Any]) -> None:
-    """One TensorFlow bundle; a tuple is written as the slices of one tensor."""
-    keys: list[str] = []
-    slices: list[str] = []
-    values: list[tf.Tensor] = []
-    with tf.init_scope(), tf.device("CPU:0"):
-        for key, value in tensors.items():
-            parts = [tf.convert_to_tensor(part) for part in (value if isinstance(value, tuple) else (value,))]
-            keys += [key] * len(parts)
-            slices += _slice_specs(parts) if isinstance(value, tuple) else [""]
-            values += parts
-        tf.raw_ops.SaveV2(prefix=str(path), tensor_names=keys, shape_and_slices=slices, tensors=values)
-
-
-def _slice_specs(parts: list[tf.Tensor]) -> list[str]:
-    """TensorFlow's words for consecutive slices along axis 0: "10 4 0,5:0,4" is rows 0-4 of a [10, 4]."""
-    rows = sum(part.shape[0] for part in parts)
-    whole = " ".join(str(size) for size in (rows, *parts[0].shape[1:]))
-    rest = "".join(f":0,{size}" for size in parts[0].shape[1:])
-    specs, start = [], 0
-    for part in parts:
-        specs.append(f"{whole} {start},{part.shape[0]}{rest}")
-        start += part.shape[0]
-    return specs
-
-
-def _read_bundle(path: str, dtypes: Mapping[str, tf.DType]) -> dict[str, tf.Tensor]:
-    if not dtypes:
-        return {}
-    with tf.init_scope(), tf.device("CPU:0"):
-        values = tf.raw_ops.RestoreV2(
-            prefix=path, tensor_names=list(dtypes), shape_and_slices=[""] * len(dtypes), dtypes=list(dtypes.values())
-        )
-    return dict(zip(dtypes, values, strict=True))

@@ -39,6 +39,8 @@ def check(config: Config) -> None:
     _check_inputs(config)
     _check_evaluation(config)
     _check_checkpoint(config.checkpoint)
+    _check_keep_best(config)
+    _check_warm_start(config)
     _check_prediction(config)
     _check_sweep(config)
     _check_tracking(config.tracking.uri)
@@ -182,6 +184,54 @@ def _check_checkpoint(checkpoint: CheckpointConfig) -> None:
         )
 
 
+def _check_keep_best(config: Config) -> None:
+    best = config.checkpoint.keep_best
+    if best.metric is not None:
+        _check_metric("checkpoint.keep_best.metric", best.metric, config)
+        return
+    for name, default in (("mode", None), ("max", 1)):
+        if getattr(best, name) != default:
+            raise ConfigError(
+                f"checkpoint.keep_best.{name}={getattr(best, name)} has no effect without checkpoint.keep_best.metric."
+            )
+
+
+def _check_warm_start(config: Config) -> None:
+    """Refuses what is not there and what does not compile, before minutes are spent on the way to it."""
+    warm_start = config.train.warm_start
+    for index, pattern in enumerate(warm_start.include or ()):
+        _compiled(f"train.warm_start.include[{index}]", pattern)
+    for new, old in warm_start.rename.items():
+        groups = _compiled("train.warm_start.rename", new).groups
+        wanted = [int(number) for number in re.findall(r"\\(\d+)", old)]
+        if wanted and max(wanted) > groups:
+            raise ConfigError(
+                f"train.warm_start.rename: {old!r} asks for group {max(wanted)}, and {new!r} has {groups}."
+            )
+    if warm_start.checkpoint is None:
+        for name in ("include", "rename"):
+            if getattr(warm_start, name):
+                raise ConfigError(f"train.warm_start.{name} has no effect without train.warm_start.checkpoint.")
+        return
+    if warm_start.include is not None and not warm_start.include:
+        raise ConfigError("train.warm_start.include=[] takes nothing. null takes every trainable variable.")
+    path = Path(warm_start.checkpoint)
+    is_fresh = not config.model_dir or not (Path(config.model_dir) / "checkpoint").exists()
+    if is_fresh and config.command in TRAINING_COMMANDS and "://" not in warm_start.checkpoint:
+        if path.is_dir():
+            if not (path / "checkpoint").exists() and not any(path.glob("*.index")):
+                raise ConfigError(f"train.warm_start.checkpoint={path}: there is no checkpoint in that folder.")
+        elif not Path(f"{path}.index").exists():
+            raise ConfigError(f"train.warm_start.checkpoint={path}: there is no such checkpoint, and no such folder.")
+
+
+def _compiled(key: str, pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"{key}: {pattern!r} is no regular expression: {error}.") from error
+
+
 def _check_prediction(config: Config) -> None:
     output, keys = config.predict.output, config.predict.keys
     if output is not None and not output.endswith((".jsonl", ".npz")):
@@ -194,17 +244,19 @@ def _check_prediction(config: Config) -> None:
 
 def _check_sweep(config: Config) -> None:
     """Refuses to rank by an evaluation that the jobs do not have."""
-    metric = config.sweep.metric
-    if metric is None:
-        return
+    if config.sweep.metric is not None:
+        _check_metric("sweep.metric", config.sweep.metric, config)
+
+
+def _check_metric(key: str, metric: str, config: Config) -> None:
     prefixes = [f"eval_{name}" if name else "eval" for name in config.input.evals]
     prefix, slash, _ = metric.partition("/")
     if not slash:
         near = f"{prefixes[0]}/{metric}" if prefixes else f"eval/{metric}"
-        raise ConfigError(f"sweep.metric={metric}: a metric is named with what it belongs to: {near}.")
+        raise ConfigError(f"{key}={metric}: a metric is named with what it belongs to: {near}.")
     if re.fullmatch(r"eval(_.*)?", prefix) and prefix not in prefixes:
         there = ", ".join(f"{known}/..." for known in prefixes) or "none, since input.eval is empty"
-        raise ConfigError(f"sweep.metric={metric}: there is no such evaluation. There are: {there}.")
+        raise ConfigError(f"{key}={metric}: there is no such evaluation. There are: {there}.")
 
 
 def _check_tracking(uri: str | None) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runner import checkpoints, inspection, metrics, predictions, rehearsal
-from runner.build import Job, build_job
+from runner.build import Job, build_job, build_keep
 from runner.config import Config
 from runner.hooks import Hook, Run
 from runner.journal import Journal, NullJournal
@@ -61,7 +61,7 @@ def run(config: Config, around: Surroundings) -> dict[str, Any]:
     """
     assert config.model_dir is not None
     if config.command == "inspect":
-        inspection.inspect(Path(config.model_dir))
+        inspection.inspect(Path(config.model_dir), keep=build_keep(config))
         return {}
     with around.journal.phase("build"):
         job = build_job(config, around.journal, around.progress, hooks=(around.stop, Ready(around)))

@@ -210,7 +210,7 @@ class CheckpointConfig:
     keep_max: int | None = _setting(5, minimum=1)
     keep_best: KeepBestConfig = field(default_factory=KeepBestConfig)
     keep_every_hours: float | None = _setting(None, above=0)
-    asynchronous: bool = False
+    asynchronous: bool = True
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner import checkpoints, evaluation, inference, metrics
+from runner import checkpoints, evaluation, inference, metrics, retention
+from runner.damage import WholeCheckpoints
 from runner.hooks import PassRun
 from runner.inputs import Feed, Input, build_feed
 from runner.journal import Journal, NullJournal
@@ -25,6 +26,7 @@ from runner.passes import Pass
 from runner.position import Position, continued, source_of, was_read_to_its_end
 from runner.preparation import Preparation
 from runner.report import NullProgress, Progress
+from runner.retention import Keep
 from runner.run_config import RunConfig, config_in
 from runner.seeds import seeded
 from runner.session_hooks import SessionHooks, split_hooks
@@ -66,6 +68,7 @@ class Estimator:
         self._journal = journal or NullJournal()
         self._progress = progress or NullProgress()
         self._models: dict[bool, Model] = {}
+        self._checkpoints = WholeCheckpoints(self.model_dir)
         self._trained_on: Any = None
         self._said: set[str] = set()
 
@@ -138,7 +141,9 @@ class Estimator:
         run = TrainingRun(
             preparation,
             target=preparation.target(steps, max_steps),
-            checkpoints=checkpoints.CheckpointWriter(self.model_dir, preparation.config.keep_checkpoint_max),
+            checkpoints=checkpoints.CheckpointWriter(
+                self.model_dir, keep_of(preparation.config), written=self._checkpoints.trust
+            ),
             summary_writer=self._writer,
             journal=self._journal,
             progress=self._progress,
@@ -317,8 +322,11 @@ class Estimator:
     # --- what is there ----------------------------------------------------------------------------------------
 
     def latest_checkpoint(self) -> str | None:
-        """Path of the newest checkpoint in model_dir; None when there is none."""
-        return checkpoints.latest_checkpoint(self.model_dir)
+        """Path of the newest whole checkpoint in model_dir; None when there is none.
+
+        Raises: DamagedCheckpointsError: there are some, and all of them are damaged.
+        """
+        return self._checkpoints.latest()
 
     def get_variable_names(self) -> list[str]:
         """Names of the variables in the latest checkpoint, optimizer slots and global_step among them."""
@@ -384,12 +392,30 @@ class Estimator:
         scalars = metrics.scalars(results)
         prefix = _prefix(name)
         self._journal.metrics(step, {f"{prefix}/{key}": value for key, value in scalars.items()})
+        self._note_for_retention(path, {f"{prefix}/{key}": value for key, value in scalars.items()})
         self._journal.event("evaluated", name=name or "", step=step, checkpoint=path, examples=examples, secs=secs)
         shown = ", ".join(f"{key} = {value:.6g}" for key, value in sorted(scalars.items()))
         self._progress.message(f"{prefix} at step {step}: {shown} ({examples} examples, {secs:.1f} s)")
         writer = metrics.build_writer(self.eval_dir(name), is_on=self._config.tensorboard)
         metrics.write_events(writer, step, results)
         writer.close()
+
+    def _note_for_retention(self, path: str, found: Mapping[str, float]) -> None:
+        """Raises: ValueError: the metric by which the best are kept is not among those of its evaluation."""
+        best = self._config.keep_best
+        if best is None:
+            return
+        retention.note_metrics(path, found)
+        prefixes = {name.rpartition("/")[0] for name in found}
+        if best.metric not in found and best.metric.rpartition("/")[0] in prefixes:
+            raise ValueError(
+                f"checkpoint.keep_best.metric={best.metric}: there is no such metric. There are: {', '.join(found)}."
+            )
+
+
+def keep_of(config: RunConfig) -> Keep:
+    """Which checkpoints stay."""
+    return Keep(config.keep_checkpoint_max, config.keep_best, config.keep_checkpoint_every_n_hours)
 
 
 def _prefix(name: str | None) -> str:

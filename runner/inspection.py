@@ -14,11 +14,13 @@ from typing import IO, Any
 import numpy as np
 
 from runner import manifest
-from runner.checkpoints import Reader, find_damage
+from runner.checkpoints import Reader
 from runner.config import ConfigError
+from runner.damage import find_damage
 from runner.files import read_json
 from runner.journal import read_journal
 from runner.report import format_age, format_bytes, format_number, print_table
+from runner.retention import Keep, why_kept
 
 MAX_METRICS = 6
 """Columns of metrics that fit beside the others on a screen."""
@@ -35,6 +37,7 @@ class Found:
       bytes: of all its files.
       metrics: of the evaluations at its step, `eval/accuracy` and the like.
       damage: what is wrong with it; None: it is whole.
+      kept: why it stays, in words; empty where that is not known, and where nothing keeps it.
     """
 
     step: int
@@ -43,16 +46,22 @@ class Found:
     bytes: int
     damage: str | None
     metrics: dict[str, float] = field(default_factory=dict)
+    kept: tuple[str, ...] = ()
 
 
-def inspect(model_dir: Path, stream: IO[str] | None = None, clock: Callable[[], float] = time.time) -> None:
+def inspect(
+    model_dir: Path, stream: IO[str] | None = None, clock: Callable[[], float] = time.time, keep: Keep | None = None
+) -> None:
     """Prints what is known of the run in `model_dir`, its checkpoints, and the variables of the newest whole one.
+
+    Args:
+      keep: by which the run keeps its checkpoints; None: that is not known, and not said.
 
     Raises:
       ConfigError: there is no checkpoint, or no whole one.
     """
     stream = stream or sys.stdout
-    found = find_checkpoints(model_dir)
+    found = find_checkpoints(model_dir, keep)
     _print_run(model_dir, stream)
     if not found:
         raise ConfigError(f"command=inspect: there is no checkpoint in {model_dir}.")
@@ -64,15 +73,17 @@ def inspect(model_dir: Path, stream: IO[str] | None = None, clock: Callable[[], 
     _print_variables(newest.path, stream)
 
 
-def find_checkpoints(model_dir: Path) -> list[Found]:
+def find_checkpoints(model_dir: Path, keep: Keep | None = None) -> list[Found]:
     """The checkpoints of `model_dir` by step. Reads all of them, to know what is damaged."""
     metrics = eval_metrics(model_dir)
+    reasons = {} if keep is None else why_kept(model_dir, keep)
     found = []
     for name in manifest.list_names(model_dir):
         path, step = str(model_dir / name), manifest.step_of(name)
         assert step is not None
         size = manifest.size_of(path)
-        found.append(Found(step, path, manifest.time_of(path), size, find_damage(path), metrics.get(step, {})))
+        time_of, damage, why = manifest.time_of(path), find_damage(path), tuple(reasons.get(name, ()))
+        found.append(Found(step, path, time_of, size, damage, metrics.get(step, {}), why))
     return found
 
 
@@ -107,7 +118,8 @@ def _print_checkpoints(found: Sequence[Found], newest: Found | None, stream: IO[
     for one in found:
         age = "-" if one.time is None else format_age(max(0.0, now - one.time))
         metrics = [format_number(one.metrics[name]) if name in one.metrics else "-" for name in shown]
-        state = f"damaged: {one.damage}" if one.damage else "newest" if one is newest else ""
+        marks = [*(["newest"] if one is newest else []), *one.kept]
+        state = f"damaged: {one.damage}" if one.damage else ", ".join(marks)
         rows.append([str(one.step), age, format_bytes(one.bytes), *metrics, state])
     print(file=stream)
     print_table("checkpoints", ["step", "age", "size", *shown, ""], rows, stream)

@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner import manifest
-from runner.checkpoints import CheckpointWriter, Snapshot
+from runner.checkpoints import CheckpointWriter
 from runner.hooks import Every
 from runner.inputs import Feed
 from runner.journal import Journal, NullJournal
 from runner.position import Position, state_is_exact
 from runner.preparation import Preparation
 from runner.report import Progress, format_bytes
+from runner.saving import Saved, Saver
+from runner.snapshots import Snapshot
 from runner.steps import LoopResult
 from runner.types import StepResult
 
@@ -64,7 +65,8 @@ class TrainingRun:
     Args:
       target: train until this global step; infinite: until the data ends or a hook stops.
       listeners: checkpoint listeners, called around each save.
-      after_save: called after each checkpoint, with this run: evaluations.
+      after_save: called after each checkpoint, with this run: evaluations. It may still be on its way to the disk;
+        `wait_for_checkpoint` waits for it.
     """
 
     def __init__(
@@ -89,7 +91,8 @@ class TrainingRun:
         self.interrupted = False
         self._model, self._program, self._feed = preparation.model, program, feed
         self._iterator, self._position = preparation.iterator, position
-        self._config, self._checkpoints, self._summary_writer = config, checkpoints, summary_writer
+        self._config, self._summary_writer = config, summary_writer
+        self._saver, self._announced = Saver(checkpoints), False
         self._journal, self._progress = journal, progress
         self._hooks, self._session_hooks, self._listeners = preparation.hooks, preparation.session_hooks, listeners
         self._target, self._after_save = target, after_save
@@ -149,22 +152,35 @@ class TrainingRun:
                     for hook in self._hooks:
                         hook.after_step(self, result)
                 now = time.monotonic()
+                self._tell(self._saver.poll())
                 if self._save_every.due(result.first_step - 1, result.last_step, now - self._saved_at):
-                    self.save()
+                    self._save(asynchronous=self._config.save_checkpoints_asynchronously and not self._listeners)
             self._end()
+        except Exception as error:
+            self._wait_quietly(error)
+            raise
         finally:
             self._journal.took("train", self.secs)
 
     def save(self) -> str:
         """Writes a checkpoint of this step, the latest when this returns. Its path."""
+        path = self._save(asynchronous=False)
+        self.wait_for_checkpoint()
+        return path
+
+    def wait_for_checkpoint(self) -> None:
+        """Returns when the last checkpoint is durable. Raises: what went wrong while it was written."""
+        self._tell(self._saver.poll())
+        if self._saver.is_busy:
+            with self._journal.phase("save"):
+                saved = self._saver.wait()
+            self._tell(saved)
+
+    def _save(self, *, asynchronous: bool) -> str:
         session = self._session_hooks.session
         for listener in self._listeners:
             listener.before_save(session, self._step)
-        started = time.monotonic()
-        path = self._write_checkpoint()
-        self._journal.event("checkpoint", step=self._step, path=path)
-        size, secs = format_bytes(manifest.size_of(path)), time.monotonic() - started
-        _log.info("Saved %s: %s in %.2f s", os.path.basename(path), size, secs)
+        path = self._write_checkpoint(asynchronous=asynchronous, announced=True)
         for listener in self._listeners:
             if listener.after_save(session, self._step):
                 self.request_stop(f"{type(listener).__name__} requested it")
@@ -172,14 +188,39 @@ class TrainingRun:
             call(self)
         return path
 
-    def _write_checkpoint(self) -> str:
+    def _write_checkpoint(self, *, asynchronous: bool, announced: bool = False, is_evaluated: bool = False) -> str:
+        """Returns when the values are copied or, where it is not asynchronous, when the checkpoint is durable."""
+        self.wait_for_checkpoint()  # one at a time
         snapshot = Snapshot(self._step, self._model.values(), {"input": self._position.as_extra()})
-        worker = self._config.cluster.worker_index
+        iterators = {self._config.cluster.worker_index: self._iterator} if self._state_is_exact else {}
+        self._announced = announced
         with self._journal.phase("save"):
-            path = self._checkpoints.save(snapshot, {worker: self._iterator} if self._state_is_exact else {})
+            path = self._saver.begin(snapshot, iterators, asynchronous=asynchronous, is_evaluated=is_evaluated)
         self._model.has_values_of(path)
         self._saved_step, self._saved_at = self._step, time.monotonic()
+        self._tell(self._saver.poll())
         return path
+
+    def _tell(self, saved: Saved | None) -> None:
+        """Notes a checkpoint that has become durable."""
+        if saved is None or not self._announced:
+            return
+        self._journal.event("checkpoint", **saved.facts)
+        waited = saved.copy_secs + saved.input_secs
+        _log.info(
+            "Saved %s: %s in %.2f s%s",
+            os.path.basename(saved.path),
+            format_bytes(saved.bytes),
+            waited + saved.write_secs,
+            f"; training waited for {waited:.3f} s of it" if saved.asynchronous else "",
+        )
+
+    def _wait_quietly(self, error: Exception) -> None:
+        """Lets the checkpoint that is under way become durable before `error` is raised."""
+        try:
+            self.wait_for_checkpoint()
+        except Exception as other:
+            error.add_note(f"and the last checkpoint was not written: {other}")
 
     # --- the phases of a run ----------------------------------------------------------------------------------
 
@@ -199,7 +240,7 @@ class TrainingRun:
         for listener in self._listeners:
             listener.begin()
         if save_first:
-            self._write_checkpoint()
+            self._write_checkpoint(asynchronous=self._config.save_checkpoints_asynchronously)
         self._saved_step, self._saved_at = self._step, time.monotonic()
 
     def _end(self) -> None:
@@ -208,7 +249,9 @@ class TrainingRun:
         if self._step != self._saved_step:
             self.save()
         elif self._position.ended:
-            self._write_checkpoint()  # the same values, at the end of the data
+            # The same values, at the end of the data.
+            self._write_checkpoint(asynchronous=False, is_evaluated=True)
+        self.wait_for_checkpoint()
         self._session_hooks.end()
         for hook in self._hooks:
             hook.end(self)

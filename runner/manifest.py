@@ -5,6 +5,7 @@ The checkpoint of step 500 is, in model_dir:
     model.ckpt-500.index, .data-00000-of-00001             TensorFlow's own bundle, keyed by variable name
     model.ckpt-500.input-<worker>.index, .data-...         where that worker's input stood
     model.ckpt-500.manifest.json                           step, time, and every file with its size and checksum
+    model.ckpt-500.metrics.json                            what evaluations found of it, where the best are kept
     checkpoint                                             names the latest, by relative paths
 
 The manifest is the last file written and `.index` the last one moved here: without it nobody, TensorFlow included, sees
@@ -34,6 +35,7 @@ from runner.files import read_json, write_atomically
 PREFIX = "model.ckpt-"
 STATE_FILE = "checkpoint"
 MANIFEST = ".manifest.json"
+METRICS = ".metrics.json"
 SCRATCH = ".saving"
 FORMAT = 1
 
@@ -81,13 +83,13 @@ def step_of(name: str) -> int | None:
 def list_checkpoints(model_dir: str | os.PathLike[str]) -> list[CheckpointInfo]:
     """The complete checkpoints of `model_dir`, by step: ours, and those that tf.estimator or a Saver left there."""
     directory = Path(model_dir)
-    infos = (_describe(directory, name, files) for name, files in _groups(directory).items())
+    infos = (_describe(directory, name, files) for name, files in groups(directory).items())
     return sorted((info for info in infos if info), key=lambda info: info.step)
 
 
 def list_names(model_dir: str | os.PathLike[str]) -> list[str]:
     """The names of the checkpoints of `model_dir` by step, those that are not complete among them."""
-    names = [name for name in _groups(Path(model_dir)) if step_of(name) is not None]
+    names = [name for name in groups(Path(model_dir)) if step_of(name) is not None]
     return sorted(names, key=lambda name: (step_of(name) or 0, name))
 
 
@@ -95,7 +97,7 @@ def time_of(path: str | os.PathLike[str]) -> float | None:
     """When the checkpoint `path` was written, in seconds since 1970; None where it has neither manifest nor index."""
     path = Path(path)
     try:
-        return _time(path.parent, path.name, [f"{path.name}.index"])
+        return time_in(path.parent, path.name, [f"{path.name}.index"])
     except FileNotFoundError:
         return None
 
@@ -106,18 +108,29 @@ def latest_checkpoint(model_dir: str | os.PathLike[str]) -> str | None:
     That is what the state file names, as for tf.train.latest_checkpoint, looked for inside `model_dir` wherever that
     has been moved. When it is not complete, the newest before it; without a state file, the newest of all.
     """
+    named = read_state(model_dir).latest
+    candidates = candidates_in(model_dir)
+    path = next((path for path in candidates if what_is_missing(path) is None), None)
+    if named is not None and path != str(Path(model_dir) / named):
+        latest = Path(model_dir) / named
+        _log.warning("%s cannot be used: %s. The latest checkpoint is %s.", latest, what_is_missing(latest), path)
+    return path
+
+
+def candidates_in(model_dir: str | os.PathLike[str]) -> list[str]:
+    """Paths of the checkpoints to continue from, whole or not, in the order in which they are to be tried.
+
+    The one that the state file names, those of earlier steps from the newest on, the others. What has no index and is
+    not named is what a broken save left, and no checkpoint.
+    """
     directory = Path(model_dir)
     latest = read_state(directory).latest
-    missing = None if latest is None else what_is_missing(directory / latest)
-    if latest is not None and missing is None:
-        return str(directory / latest)
-    infos = list_checkpoints(directory)
     step = None if latest is None else step_of(latest)
-    before = [info for info in infos if step is not None and info.step < step] or infos
-    path = before[-1].path if before else None
-    if latest is not None:
-        _log.warning("%s cannot be used: %s. The latest checkpoint is %s.", directory / latest, missing, path)
-    return path
+    names = [name for name in reversed(list_names(directory)) if (directory / f"{name}.index").exists()]
+    before = [name for name in names if step is not None and (step_of(name) or 0) < step]
+    is_there = latest is not None and (names or latest in groups(directory))  # not when all has been removed
+    ordered = dict.fromkeys([*([latest] if is_there and latest else []), *before, *names])
+    return [str(directory / name) for name in ordered]
 
 
 def what_is_missing(path: str | os.PathLike[str]) -> str | None:
@@ -154,6 +167,18 @@ def what_has_changed(path: str | os.PathLike[str]) -> str | None:
 def size_of(path: str | os.PathLike[str]) -> int:
     """Bytes of all files of the checkpoint `path`."""
     return sum(_sizes(Path(path)).values())
+
+
+def fingerprint(path: str | os.PathLike[str]) -> tuple[tuple[str, int, int], ...]:
+    """Tells whether any file of the checkpoint `path` was written anew: names, bytes and times of change."""
+    path = Path(path)
+    facts = []
+    for name, size in sorted(_sizes(path).items()):
+        with contextlib.suppress(FileNotFoundError):
+            if name.endswith(METRICS):  # what evaluations add later
+                continue
+            facts.append((name, size, (path.parent / name).stat().st_mtime_ns))
+    return tuple(facts)
 
 
 # --- manifests ------------------------------------------------------------------------------------------------------
@@ -218,7 +243,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-# --- the state file and what is kept --------------------------------------------------------------------------------
+# --- the state file -------------------------------------------------------------------------------------------------
 
 
 def read_state(model_dir: str | os.PathLike[str]) -> State:
@@ -248,54 +273,23 @@ def write_state(model_dir: Path, names: Iterable[str]) -> None:
     _sync(model_dir)
 
 
-def keep_newest(model_dir: Path, latest: str, keep_max: int | None) -> None:
-    """Makes `latest` the latest and removes every file of all but the newest `keep_max` checkpoints; None, 0: none.
-
-    Newest by time, so that what is saved after going back to an earlier step outlives the abandoned ones. Half-written
-    and damaged ones do not count, and go when their age comes. A checkpoint that has no manifest and that the state
-    file does not name was put there by somebody else and stays.
-    """
-    listed = read_state(model_dir).names
-    if not keep_max:
-        before = [name for name in listed if name != latest and (model_dir / f"{name}.index").exists()]
-        write_state(model_dir, [*before, latest])
-        return
-    groups = {
-        name: files
-        for name, files in _groups(model_dir).items()
-        if name in listed or f"{name}{MANIFEST}" in files or f"{name}.index" not in files
-    }
-    ages = {name: (name == latest, _time(model_dir, name, files)) for name, files in groups.items()}
-    kept: list[str] = []
-    expired: list[str] = []
-    for name in sorted(groups, key=lambda name: (*ages[name], step_of(name) or 0), reverse=True):
-        if len(kept) >= keep_max:
-            expired.append(name)
-        elif what_is_missing(model_dir / name) is None:
-            kept.append(name)
-    write_state(model_dir, reversed(kept))
-    for name in reversed(expired):
-        for file in sorted(groups[name], key=lambda file: file != f"{name}.index"):
-            (model_dir / file).unlink(missing_ok=True)
-
-
 # --- what lies in the directory -------------------------------------------------------------------------------------
 
 
-def _groups(directory: Path) -> dict[str, list[str]]:
+def groups(directory: Path) -> dict[str, list[str]]:
     """Name of a checkpoint -> its files, complete or not."""
     try:
         files = sorted(os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    groups: dict[str, list[str]] = {}
+    found: dict[str, list[str]] = {}
     listed = {name: f"{name}." for name in read_state(directory).names if not _OUR_FILE.match(f"{name}.")}
     for file in files:
         match = _OUR_FILE.match(file)
         name = match.group(1) if match else next((name for name, dot in listed.items() if file.startswith(dot)), None)
         if name is not None:
-            groups.setdefault(name, []).append(file)
-    return groups
+            found.setdefault(name, []).append(file)
+    return found
 
 
 def _sizes(path: Path) -> dict[str, int]:
@@ -320,14 +314,15 @@ def _describe(directory: Path, name: str, files: list[str]) -> CheckpointInfo | 
     return CheckpointInfo(
         step=step,
         path=str(directory / name),
-        time=_time(directory, name, files),
+        time=time_in(directory, name, files),
         files=tuple(names),
         bytes=sum(sizes.get(file, 0) for file in names),
         input=manifest.get("input", {}),
     )
 
 
-def _time(directory: Path, name: str, files: list[str]) -> float:
+def time_in(directory: Path, name: str, files: list[str]) -> float:
+    """When the checkpoint `name` was written; without a manifest, when its index was, or what is left of it."""
     manifest = read_manifest(directory / name)
     if manifest is not None:
         return float(manifest["time"])

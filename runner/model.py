@@ -105,9 +105,9 @@ class Model:
                 self.store[name].assign(value)
 
     def values(self) -> dict[str, tf.Tensor]:
-        """Name -> value of every variable that belongs in a checkpoint, replicas collapsed. A snapshot.
+        """Name -> value of every variable that belongs in a checkpoint, replicas collapsed.
 
-        It costs no copy: an update of a variable whose value somebody holds makes a new buffer.
+        It costs no copy: a tensor shares the buffer of its variable, until an update of that makes a new one.
         """
         with self._scope():
             return {name: variable.read_value() for name, variable in self.store.saved.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import re
 import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,56 @@ _NOT_GIVEN: Any = object()
 
 
 @dataclasses.dataclass(frozen=True)
+class KeepBest:
+    """The best checkpoints stay, however old.
+
+    Attributes:
+      metric: of an evaluation, as the journal names it: eval/accuracy, eval_<name>/loss.
+      mode: the best is the smallest ("min") or the largest ("max"); None: by the metric's name.
+      max: so many.
+    """
+
+    metric: str
+    mode: str | None = None
+    max: int = 1
+
+    def __post_init__(self) -> None:
+        if "/" not in self.metric:
+            raise ValueError(f"KeepBest({self.metric!r}): a metric is named with its evaluation: eval/{self.metric}.")
+        if self.mode not in (None, "min", "max"):
+            raise ValueError(f"KeepBest(mode={self.mode!r}): allowed are 'min', 'max' and None.")
+        if self.max < 1:
+            raise ValueError(f"KeepBest(max={self.max}): it must be positive.")
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStart:
+    """Values from another checkpoint that a new model begins with.
+
+    Attributes:
+      checkpoint: its path, or a folder: the newest whole one in it. Ours, tf.estimator's, or of tf.train.Checkpoint.
+      include: regular expressions; a variable is taken when one of them matches its whole name, trainable or not.
+        None: every trainable one.
+      rename: name of a variable here, a prefix of names or a regular expression -> what takes its place in the
+        checkpoint, where names differ; groups of the expression are written `\\1`.
+
+    Raises:
+      ValueError: an expression does not compile.
+    """
+
+    checkpoint: str
+    include: Sequence[str] | None = None
+    rename: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for pattern in (*(self.include or ()), *self.rename):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"WarmStart: {pattern!r} is no regular expression: {error}.") from error
+
+
+@dataclasses.dataclass(frozen=True)
 class RunConfig:
     """Where a run lives, how often it does what, on which devices. Field names are tf.estimator's.
 
@@ -28,7 +79,12 @@ class RunConfig:
       save_summary_steps: summaries every so many steps; None: never.
       save_checkpoints_steps, save_checkpoints_secs: at most one; neither given: every 600 seconds. Both None: only at
         the end of training.
-      keep_checkpoint_max: checkpoints kept; None or 0: all.
+      keep_checkpoint_max: checkpoints kept, the newest; None or 0: all.
+      keep_best: others kept for what an evaluation found of them.
+      keep_checkpoint_every_n_hours: one kept for good in so many hours; None: none for that.
+      save_checkpoints_asynchronously: checkpoints are written while training goes on, from a copy in memory. Listeners,
+        evaluations, the end of training and errors wait until they are durable.
+      warm_start: values that a new model begins with; one that is continued has its own.
       log_step_count_steps: loss and speed are logged every so many steps; None: never.
       steps_per_loop: steps that run in one graph call; None: grows until a call takes about a second, and always
         ends at the next save, summary, evaluation or last step.
@@ -48,6 +104,10 @@ class RunConfig:
     save_checkpoints_steps: int | None = None
     save_checkpoints_secs: float | None = _NOT_GIVEN
     keep_checkpoint_max: int | None = 5
+    keep_best: KeepBest | None = None
+    keep_checkpoint_every_n_hours: float | None = None
+    save_checkpoints_asynchronously: bool = True
+    warm_start: WarmStart | None = None
     log_step_count_steps: int | None = 100
     steps_per_loop: int | None = None
     tensorboard: bool = True
@@ -79,7 +139,12 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"RunConfig({name}={value}): it may not be negative; None or 0 turns it off.")
-        for name in ("save_checkpoints_steps", "save_checkpoints_secs", "steps_per_loop"):
+        for name in (
+            "save_checkpoints_steps",
+            "save_checkpoints_secs",
+            "steps_per_loop",
+            "keep_checkpoint_every_n_hours",
+        ):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"RunConfig({name}={value}): it must be positive; None turns it off.")

@@ -24,10 +24,10 @@ from runner.lock import alone_in
 from runner.masking import masked
 from runner.outcome import SUMMARY_FILE
 from runner.provenance import tags_of_this_process
+from runner.ranking import mode_of
 from runner.tracking import Point, Tracker, build_tracker, describe
 
 SWEEP_FILE = "sweep.json"
-_LARGER_IS_BETTER = ("accuracy", "auc", "precision", "recall", "f1", "r2", "iou", "map", "bleu", "rouge", "score")
 
 
 @dataclass
@@ -172,8 +172,7 @@ class Sweep:
 
     def _mode(self, results: Sequence[JobResult]) -> str:
         """min or max; where the config leaves it open, by what the metric's name says."""
-        name = self._shown_metric(results).rpartition("/")[2].lower()
-        return self._settings.mode or ("max" if any(word in name for word in _LARGER_IS_BETTER) else "min")
+        return mode_of(self._shown_metric(results), self._settings.mode)
 
     def _save(self, start: str | None, results: Sequence[JobResult]) -> None:
         record = {

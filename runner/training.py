@@ -157,6 +157,9 @@ class _Evaluations(Hook):
                     self._evaluate(spec, step)
 
     def _evaluate_during(self, run: Run, specs: Sequence[EvalSpec]) -> None:
+        assert isinstance(run, TrainingRun)
+        if specs:
+            run.wait_for_checkpoint()
         try:
             for spec in specs:
                 self._evaluate(spec, run.global_step)

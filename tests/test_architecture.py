@@ -15,16 +15,17 @@ RUNNER = ROOT / "runner"
 # A module imports only from layers before its own. A new file needs a place here; a name may be here before it exists.
 LAYERS: tuple[tuple[str, ...], ...] = (
     # 0 plain Python
-    ("types", "files", "report", "journal", "user_code", "cluster", "masking", "identity", "garbage", "names"),
+    ("types", "files", "report", "journal", "user_code", "cluster", "masking", "identity", "garbage", "names", "ranking"),
     ("config",),  # the schema
     ("availability", "checks"),
     ("parsing", "lock", "saved"),  # a tree, checked against the schema
     ("mistakes", "provenance"),
     # 1 one mechanism each
     ("launcher", "run_config", "strategy", "elements", "seeds", "operations", "manifest", "tracking"),
-    ("bridge", "keras_bridge"),
+    ("bridge", "keras_bridge", "bundles", "snapshots", "retention"),
     ("outcome", "stopping", "curves"),
     ("sharding", "gradients", "metrics", "shipping", "checkpoints", "predictions", "errors"),
+    ("damage", "saving"),
     ("inputs", "variables"),
     ("position",),
     # 2
@@ -58,7 +59,8 @@ WITHOUT_TENSORFLOW = (
     "types", "files", "report", "journal", "user_code", "cluster", "config", "parsing", "launcher", "tracking",
     "shipping", "sweep", "supervisor", "app", "masking", "garbage", "identity", "lock", "saved", "mistakes",
     "provenance", "outcome", "stopping", "composing", "multirun", "availability", "checks",
-    "names", "curves", "predictions", "errors", "task",
+    "names", "curves", "predictions", "errors", "task", "ranking",
+    "manifest", "retention",
 )  # fmt: skip
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 MODULES = sorted(path.stem for path in RUNNER.glob("*.py") if path.stem != "__init__")

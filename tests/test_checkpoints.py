@@ -15,17 +15,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from runner import checkpoints, manifest
+from runner import bundles, manifest
 from runner.checkpoints import (
     CheckpointWriter,
+    DiskFullError,
     Reader,
-    Snapshot,
     checkpoint_step,
-    find_damage,
     latest_checkpoint,
     list_checkpoints,
     restore_iterator,
 )
+from runner.damage import find_damage
+from runner.snapshots import Snapshot
 
 v1 = tf.compat.v1
 
@@ -528,7 +529,7 @@ def kill_at_call(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: i
 
 
 STAGES: list[tuple[Any, str, int]] = [
-    *[(checkpoints, "_write_bundle", call) for call in range(2)],  # the variables, the input
+    *[(bundles, "write_bundle", call) for call in range(2)],  # the variables, the input
     (manifest, "write_manifest", 0),
     (manifest, "publish", 0),
     *[(os, "replace", call) for call in range(7)],  # manifest, 5 files into model_dir, state file
@@ -589,8 +590,8 @@ def test_killed_while_removing_old_ones_the_next_save_removes_them(
 ) -> None:
     save(tmp_path, 1, 2, 3)
     with monkeypatch.context() as patch:
-        # Path.unlink: of the index of 4, which is not there; of the index of 1; of its data.
-        kill_at_call(patch, Path, "unlink", 2, before=True)
+        # Path.unlink: of the metrics and the index of 4, which are not there; of the index of 1; of its data.
+        kill_at_call(patch, Path, "unlink", 3, before=True)
         with pytest.raises(Killed):
             save(tmp_path, 4, keep_max=2)
     assert steps(tmp_path) == [2, 3, 4]
@@ -618,8 +619,17 @@ def test_a_failed_save_leaves_no_litter_and_says_what_is_safe(tmp_path: Path, mo
     def disk_full(*args: Any) -> None:
         raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
 
-    monkeypatch.setattr(checkpoints, "_write_bundle", disk_full)
-    with pytest.raises(tf.errors.ResourceExhaustedError) as caught:
+    monkeypatch.setattr(bundles, "write_bundle", disk_full)
+    with pytest.raises(DiskFullError, match="no space left for the checkpoint .*model.ckpt-6: its variables need"):
+        save(tmp_path, 6)
+    assert files(tmp_path) == before
+
+
+def test_another_failure_keeps_its_type_and_says_what_is_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any) -> None:
+        raise PermissionError("no")
+
+    monkeypatch.setattr(bundles, "write_bundle", broken)
+    with pytest.raises(PermissionError) as caught:
         save(tmp_path, 6)
     assert any("model.ckpt-6; the checkpoints before it are as they were" in note for note in caught.value.__notes__)
-    assert files(tmp_path) == before

@@ -113,7 +113,7 @@ def test_what_is_not_yet_available_says_so_over_its_key_and_nothing_else_does() 
     whole = {key for key in AVAILABLE if not key.startswith(("strategy.", "eval_strategy."))}
     groups = {key.rpartition(".")[0] for key in whole if key.count(".") == 2}
     assert marked - groups == whole  # train.nan too: one of its values
-    assert {f"train.{name}" for name in ("early_stopping", "warm_start")} | {"checkpoint.keep_best"} == groups
+    assert groups == {"train.early_stopping"}
 
 
 def test_the_defaults_are_available() -> None:
@@ -541,14 +541,6 @@ LATER_VALUES = [
     ("train.early_stopping.patience_evals", 3, "3", "leave it at 1"),
     ("train.early_stopping.min_delta", 0.1, "0.1", "leave it at 0.0"),
     ("train.early_stopping.min_steps", 5, "5", "leave it at 0"),
-    ("train.warm_start.checkpoint", "/x", "/x", "leave it at null"),
-    ("train.warm_start.include", ["a"], "['a']", "leave it at null"),
-    ("train.warm_start.rename", {"a": "b"}, "{'a': 'b'}", "leave it at {}"),
-    ("checkpoint.keep_best.metric", "eval/loss", "eval/loss", "leave it at null"),
-    ("checkpoint.keep_best.mode", "min", "min", "leave it at null"),
-    ("checkpoint.keep_best.max", 3, "3", "leave it at 1"),
-    ("checkpoint.keep_every_hours", 2, "2.0", "leave it at null"),
-    ("checkpoint.asynchronous", True, "true", "leave it at false"),
     ("export.exporters", ["final"], "['final']", "leave it at null"),
     ("export.dir", "/x", "/x", "leave it at null"),
 ]

@@ -1,0 +1,136 @@
+"""Which checkpoints stay: the newest, the best by a metric, and one every so many hours. Plain Python.
+
+What an evaluation said of a checkpoint lies beside it, in `model.ckpt-<step>.metrics.json`: it is there after a restart
+and goes with it. All else follows from the times in the manifests, so nothing has to be remembered.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from runner import manifest
+from runner.files import read_json, write_json
+from runner.ranking import mode_of
+from runner.run_config import KeepBest
+
+
+@dataclasses.dataclass(frozen=True)
+class Keep:
+    """What stays; a checkpoint needs one reason.
+
+    Attributes:
+      newest: so many; None or 0: all.
+      best: so many by a metric; None: none.
+      every_hours: one in so many hours, counted from the oldest one that there is, which is the first; None: none.
+    """
+
+    newest: int | None = 5
+    best: KeepBest | None = None
+    every_hours: float | None = None
+
+
+def note_metrics(path: str | os.PathLike[str], metrics: Mapping[str, float]) -> None:
+    """Writes down what an evaluation found of the checkpoint `path`, beside what others found."""
+    if os.path.exists(f"{os.fspath(path)}.index"):  # else it is gone meanwhile
+        write_json(Path(f"{os.fspath(path)}{manifest.METRICS}"), {**metrics_of(path), **metrics})
+
+
+def metrics_of(path: str | os.PathLike[str]) -> dict[str, float]:
+    """What evaluations found of the checkpoint `path`, by the names of the journal (eval/accuracy)."""
+    noted = read_json(Path(f"{os.fspath(path)}{manifest.METRICS}")) or {}
+    return {name: float(value) for name, value in noted.items() if isinstance(value, int | float)}
+
+
+def expire(model_dir: Path, latest: str, keep: Keep) -> None:
+    """Makes `latest` the latest and removes every file of the checkpoints that nothing keeps.
+
+    Half-written and damaged ones do not count, and go when their age comes. A checkpoint that has no manifest and that
+    the state file does not name was put there by somebody else and stays.
+    """
+    listed = manifest.read_state(model_dir).names
+    if not keep.newest:
+        before = [name for name in listed if name != latest and (model_dir / f"{name}.index").exists()]
+        manifest.write_state(model_dir, [*before, latest])
+        return
+    groups = {
+        name: files
+        for name, files in manifest.groups(model_dir).items()
+        if name in listed or f"{name}{manifest.MANIFEST}" in files or f"{name}.index" not in files
+    }
+    ordered = _by_age(model_dir, groups, latest)
+    whole = [name for name in ordered if manifest.what_is_missing(model_dir / name) is None]
+    kept = {name for name, reasons in _reasons(model_dir, whole, groups, keep).items() if reasons}
+    manifest.write_state(model_dir, [name for name in whole if name in kept])
+    limit = ordered.index(whole[-keep.newest]) if len(whole) >= keep.newest else 0
+    for age, name in enumerate(ordered):
+        if name not in kept and (name in whole or age < limit):
+            for file in sorted(groups[name], key=lambda file: file != f"{name}.index"):
+                (model_dir / file).unlink(missing_ok=True)
+
+
+def why_kept(model_dir: Path, keep: Keep) -> dict[str, list[str]]:
+    """Name of each complete checkpoint -> the reasons for which it stays, in words; none: it goes with the next save.
+
+    (Or it is there because somebody else wrote it, or because it was kept for what another evaluation has beaten.)
+    """
+    groups = manifest.groups(model_dir)
+    latest = manifest.read_state(model_dir).latest
+    whole = [
+        name
+        for name in _by_age(model_dir, groups, latest)
+        if manifest.step_of(name) is not None and manifest.what_is_missing(model_dir / name) is None
+    ]
+    return _reasons(model_dir, whole, groups, keep)
+
+
+def _by_age(model_dir: Path, groups: Mapping[str, list[str]], latest: str | None) -> list[str]:
+    """Names, the oldest first and `latest` last.
+
+    By time, so that what is saved after going back to an earlier step outlives the abandoned ones.
+    """
+    ages = {
+        name: (name == latest, manifest.time_in(model_dir, name, files), manifest.step_of(name) or 0)
+        for name, files in groups.items()
+    }
+    return sorted(groups, key=lambda name: ages[name])
+
+
+def _reasons(model_dir: Path, whole: list[str], groups: Mapping[str, list[str]], keep: Keep) -> dict[str, list[str]]:
+    """Args: whole: the complete ones by age. Returns: name -> why it stays."""
+    newest = whole[-keep.newest :] if keep.newest else whole
+    best = _best(model_dir, whole, keep.best)
+    hourly = _hourly(model_dir, whole, groups, keep.every_hours)
+    reasons: dict[str, list[str]] = {name: [] for name in whole}
+    for name in newest:
+        reasons[name].append(f"last {keep.newest}" if keep.newest else "all are kept")
+    for name in best:
+        reasons[name].append(f"best {keep.best.metric if keep.best else ''}")
+    for name in hourly:
+        reasons[name].append(f"every {keep.every_hours:g} h")
+    return reasons
+
+
+def _best(model_dir: Path, whole: list[str], best: KeepBest | None) -> list[str]:
+    """The best first; of equal ones the older."""
+    if best is None:
+        return []
+    values = {name: metrics_of(model_dir / name).get(best.metric, math.nan) for name in whole}
+    sign = 1 if mode_of(best.metric, best.mode) == "min" else -1
+    ranked = sorted((name for name in whole if not math.isnan(values[name])), key=lambda name: sign * values[name])
+    return ranked[: best.max]
+
+
+def _hourly(model_dir: Path, whole: list[str], groups: Mapping[str, list[str]], hours: float | None) -> list[str]:
+    """The oldest, and each that is so many hours younger than the one before."""
+    if hours is None:
+        return []
+    times = {name: manifest.time_in(model_dir, name, groups[name]) for name in whole}
+    chosen: list[str] = []
+    for name in sorted(whole, key=lambda name: times[name]):
+        if not chosen or times[name] - times[chosen[-1]] >= hours * 3600:
+            chosen.append(name)
+    return chosen
