@@ -12,9 +12,20 @@ _READS = frozenset(
     {"Identity", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"}
 )
 
-# Random operations of TF 1; RandomDataset and the like are none of a model.
-KERNEL_RANDOM = ("RandomUniform", "RandomStandardNormal", "RandomGamma", "RandomPoisson", "RandomShuffle",
-                  "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial")  # fmt: skip
+# Operations with a generator in their kernel; RandomDataset and the like are none of a model.
+KERNEL_RANDOM = frozenset(
+    {"RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "ParameterizedTruncatedNormal",
+     "RandomGamma", "RandomPoisson", "RandomPoissonV2", "RandomShuffle", "RandomCrop", "Multinomial",
+     "UniformCandidateSampler", "LogUniformCandidateSampler", "LearnedUnigramCandidateSampler",
+     "FixedUnigramCandidateSampler", "ThreadUnsafeUnigramCandidateSampler", "AllCandidateSampler",
+     "SampleDistortedBoundingBox", "SampleDistortedBoundingBoxV2", "FractionalMaxPool", "FractionalAvgPool"}
+)  # fmt: skip
+
+# Operations that draw from a tf.random.Generator and move it on; it keeps its state in a variable.
+GENERATOR = frozenset(
+    {"RngReadAndSkip", "RngSkip", "StatefulUniform", "StatefulUniformInt", "StatefulUniformFullInt",
+     "StatefulStandardNormalV2", "StatefulTruncatedNormal", "StatefulRandomBinomial"}
+)  # fmt: skip
 
 # Stateful calls of a body of their own.
 CALLS = frozenset({"If", "While", "Case", "StatefulPartitionedCall"})
@@ -44,9 +55,8 @@ def changes_state(operation: tf.Operation) -> bool:
 
 def has_effect(operation: tf.Operation) -> bool:
     """Whether tf.function would run the operation for its own sake: stateful, and not a mere source of values."""
-    if operation.type in _READS or operation.type in _SOURCES or not operation.op_def.is_stateful:
-        return False
-    return not operation.type.startswith(KERNEL_RANDOM)
+    pure = operation.type in _READS or operation.type in _SOURCES or operation.type in KERNEL_RANDOM
+    return operation.op_def.is_stateful and not pure
 
 
 def needed(graph: Any, fetched: Iterable[tf.Operation]) -> list[tf.Operation]:

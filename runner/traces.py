@@ -21,6 +21,7 @@ from runner.gradients import Reductions, ReplicaWeights, local_replica
 from runner.keras_bridge import keras_trace
 from runner.operations import (
     CALLS,
+    GENERATOR,
     KERNEL_RANDOM,
     changes_state,
     has_effect,
@@ -29,6 +30,7 @@ from runner.operations import (
     operations,
     program_order,
 )
+from runner.randomness import Stream, drawing_from, stateless_random_ops
 from runner.seeds import seeded
 from runner.variables import GLOBAL_STEP, Served, VariableSpec, VariableStore
 
@@ -77,6 +79,7 @@ class Trace:
       collections: the graph collections as the first replica left them.
       served: the variables it uses.
       keras_writes: what Keras optimizers wrote; they return nothing to fetch.
+      batch_counts: by local replica, what counts its batches for random operations of EVAL and PREDICT, if any.
       table_initializers: fill the lookup tables that model_fn made; run at once.
     """
 
@@ -87,6 +90,7 @@ class Trace:
     served: Served
     keras_writes: Sequence[tf.Operation]
     call_time_values: Sequence[bridge.CallTimeValue] = ()
+    batch_counts: Sequence[tf.Operation | None] = ()
     table_initializers: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
@@ -101,8 +105,12 @@ class Trace:
 
     @functools.cached_property
     def may_write_in_branches(self) -> bool:
-        """Whether a branch, loop or nested function uses variables: what it writes there cannot be pruned away."""
-        return any(self._calls_with(self.served.keras_variables()))
+        """Whether a branch, loop or nested function uses variables: what it writes there cannot be pruned away.
+
+        Neither can what a tf.random.Generator writes when it is drawn from.
+        """
+        draws = any(operation.type in GENERATOR for operation in self.graph.get_operations())
+        return draws or any(self._calls_with(self.served.keras_variables()))
 
     def _captured(self, variables: Sequence[Any], replica: int | None = None) -> set[str]:
         """Names of the tensors by which the graph knows the handles of `variables`."""
@@ -125,7 +133,8 @@ class Trace:
         """Assignments that Keras layers and metrics issue on their own, and hand to nobody to fetch.
 
         Args:
-          metrics_only: leave out all but metrics and random state: evaluation must not move BatchNorm.
+          metrics_only: leave out all but metrics and random state (that of the runner too): evaluation must not move
+            BatchNorm.
           replica: only writes to this local replica's component of each variable; None means all.
         """
         variables = self.served.keras_variables(metrics_only=metrics_only)
@@ -136,13 +145,25 @@ class Trace:
             if is_assignment(operation) and any(tensor.name in names for tensor in operation.inputs)
         ]
         if metrics_only:
-            return writes
+            counts = self.batch_counts if replica is None else self.batch_counts[replica : replica + 1]
+            return writes + [count for count in counts if count is not None]
         writes += self._calls_with(variables)  # of layers and optimizers that write in a branch
         return list(dict.fromkeys([*writes, *filter(changes_state, self.keras_writes)]))
 
     def kernel_random_ops(self) -> list[str]:
-        """Names of the random operations whose state is in a kernel, which no checkpoint holds."""
-        return [op.name for op in self.graph.get_operations() if op.type.startswith(KERNEL_RANDOM)]
+        """Names of the random operations whose state is in a kernel, which no checkpoint holds.
+
+        Almost all are served as stateless ones (runner/randomness.py). Those of tf.raw_ops, of tf.vectorized_map,
+        samplers of candidates and the like are not; nor is a tf.random.Generator that was made outside of model_fn.
+        """
+        all_operations = self.graph.get_operations()
+        nodes: list[Any] = [(operation.type, operation.name) for operation in all_operations]
+        if any(operation.type in (*CALLS, "PartitionedCall") for operation in all_operations):
+            library = self.graph.as_graph_def().library
+            nodes += [(node.op, node.name) for function in library.function for node in function.node_def]
+        ours = self._captured([variable for variable, _ in self.served.requests.values()])
+        strange = [op for op in all_operations if op.type in GENERATOR and op.inputs[0].name not in ours]
+        return [name for kind, name in nodes if kind in KERNEL_RANDOM] + [operation.name for operation in strange]
 
     def function(self, fetches: Any, effects: Iterable[Any] = (), *, with_inputs: bool = True) -> Callable[..., Any]:
         """The part of the trace that `fetches` and `effects` need, as a function.
@@ -223,10 +244,13 @@ def _discover(
             bridge.fresh_thread_collections(),
             keras_trace(v1.get_default_graph()) as keras,
             store.discovering(keras, served, training=training) as new,
+            stateless_random_ops(),
         ):
             replica = Replica(0, inputs[:-2], weights, Reductions(_default(), weights), served, store.twin(GLOBAL_STEP))
-            outputs.append(replica_fn(replica))
-            found.update(new=new, collections=_all_collections(), keras=keras)
+            clock = _Clock(replica.global_step, training=training)
+            with drawing_from(clock.stream(store.seed)):
+                outputs.append(replica_fn(replica))
+            found.update(new=new, collections=_all_collections(), keras=keras, counts=[clock.count])
 
     with seeded(store.seed):
         wrapped = v1.wrap_function(traced, list(signature))
@@ -246,6 +270,7 @@ def _discover(
         found["collections"],
         served,
         found["keras"].written,
+        batch_counts=found["counts"],
         table_initializers=_table_initializers([found["collections"]]),
     )
     return trace, found["new"]
@@ -272,18 +297,22 @@ def _serve(
             bridge.fresh_collections(),
             strategy.scope(),
             _weighted(strategy, weights) as (reductions, keras),
+            stateless_random_ops(),
         ):
             serving = store.serving(keras, served, training=training)
 
             def run() -> _Box:
                 with bridge.fresh_thread_collections(), serving():
                     replica = Replica(local_replica(), inputs[:-2], weights, reductions, served, store[GLOBAL_STEP])
-                    return _Box((replica_fn(replica), _all_collections()))
+                    clock = _Clock(replica.global_step, training=training)
+                    with drawing_from(clock.stream(store.seed)):
+                        output = replica_fn(replica)
+                    return _Box((output, _all_collections(), clock.count))
 
             with serving(), _explaining_merge_call():
                 boxes = strategy.experimental_local_results(strategy.run(run))
         outputs.extend(box.value[0] for box in boxes)
-        found.update(collections=[box.value[1] for box in boxes], keras=keras)
+        found.update(collections=[box.value[1] for box in boxes], counts=[box.value[2] for box in boxes], keras=keras)
 
     with seeded(store.seed):
         wrapped = v1.wrap_function(traced, list(signature))
@@ -295,6 +324,7 @@ def _serve(
         served,
         found["keras"].written,
         found["late"],
+        found["counts"],
         _table_initializers(found["collections"]),
     )
 
@@ -307,6 +337,40 @@ def _weighted(strategy: tf.distribute.Strategy, weights: ReplicaWeights) -> Iter
     reduce = None if single else reductions.all_reduce
     with keras_trace(v1.get_default_graph(), reduce) as keras, reductions.entered():
         yield reductions, keras
+
+
+class _Clock:
+    """The time that random operations of one replica go by: the global step, else the batches since the start.
+
+    Attributes:
+      count: counts this batch; None when nobody asked for the time, or it is the global step.
+    """
+
+    def __init__(self, global_step: tf.Variable, *, training: bool) -> None:
+        self.count: tf.Operation | None = None
+        self._global_step, self._training = global_step, training
+
+    def stream(self, seed: int) -> Stream:
+        context = tf.distribute.get_replica_context()
+        replica = tf.get_static_value(context.replica_id_in_sync_group)
+        mode = "train" if self._training else "evaluation"
+        return Stream(v1.get_default_graph(), f"{seed}/{mode}/{replica}", self._read)
+
+    def _read(self) -> tf.Tensor:
+        if self._training:
+            return self._global_step.read_value()
+        batches = v1.Variable(
+            tf.constant(0, tf.int64),
+            name="batches",
+            trainable=False,
+            collections=[v1.GraphKeys.LOCAL_VARIABLES],
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+        now = batches.read_value()
+        with tf.control_dependencies([now]):
+            self.count = batches.assign_add(1, read_value=False)
+        return now
 
 
 def _default() -> tf.distribute.Strategy:

@@ -168,7 +168,10 @@ class VariableStore:
     def _declare_global_step(self) -> None:
         """The runner's own: counts updates, whoever makes them, atomically, once for all replicas."""
         initial = tf.constant(0, tf.int64)
-        self._twins[GLOBAL_STEP] = bridge.uninitialized_variable(GLOBAL_STEP, initial.shape, initial.dtype, False)
+        twin = bridge.uninitialized_variable(GLOBAL_STEP, initial.shape, initial.dtype, False)
+        with tf.init_scope():
+            twin.assign(initial)  # initial values that are drawn in the trace ask for the time
+        self._twins[GLOBAL_STEP] = twin
         spec = VariableSpec(
             name=GLOBAL_STEP,
             shape=initial.shape,
