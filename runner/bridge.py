@@ -53,6 +53,7 @@ __all__ = [
     "optimised_once",
     "program_order_in_branches",
     "replaced_random_ops",
+    "scale_rate_of_v1",
     "settings_of_hook",
     "skip_iterations",
     "tensors_logged_at_end",
@@ -437,6 +438,28 @@ def _with_one_round(executor_type: str | None, serialized: bytes) -> Any:
     rewriting = config.graph_options.rewrite_options
     rewriting.meta_optimizer_iterations = rewriting.meta_optimizer_iterations or rewriting.ONE
     return context.FunctionCallOptions(executor_type, config)
+
+
+# --- v1 optimizers --------------------------------------------------------------------------------------------
+
+
+def scale_rate_of_v1(optimizer: Any, factor: tf.Tensor) -> bool:
+    """Makes a `tf.compat.v1.train` optimizer multiply its learning rate; False where that is not found.
+
+    Private: `_learning_rate` (`_lr` in Adam), a number, tensor or function, of which `_prepare` makes a tensor in each
+    `apply_gradients`; unchanged since TF 1.
+    """
+    name = next((name for name in ("_learning_rate", "_lr") if hasattr(optimizer, name)), None)
+    if name is None:
+        return False
+    rate = getattr(optimizer, name)
+
+    def scaled() -> tf.Tensor:
+        value = tf.convert_to_tensor(rate() if callable(rate) else rate)
+        return value * tf.cast(factor, value.dtype)
+
+    setattr(optimizer, name, scaled)
+    return True
 
 
 # --- v1 hooks -------------------------------------------------------------------------------------------------

@@ -103,6 +103,12 @@ def build_run_config(config: Config) -> RunConfig:
         train_distribute=strategy,
         eval_distribute=_build_eval_strategy(config.eval_strategy),
         nan=config.train.nan,
+        clip_global_norm=config.train.clip_global_norm,
+        gradient_accumulation=config.train.gradient_accumulation,
+        learning_rate_scaling=config.train.learning_rate_scaling,
+        warmup_steps=config.train.warmup_steps,
+        precision=config.train.precision,
+        ema_decay=config.train.ema_decay,
     )
 
 

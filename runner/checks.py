@@ -136,15 +136,17 @@ def _check_virtual_devices(config: Config) -> None:
 
 def _check_batch_divides(config: Config) -> None:
     """Refuses a train batch that does not divide, where the number of replicas is known without TensorFlow."""
-    size, strategy = config.input.train.batch_size, config.strategy
+    size, strategy, parts = config.input.train.batch_size, config.strategy, config.train.gradient_accumulation
     replicas = 1
     if strategy.name in ("mirrored", "central_storage"):
         replicas = len(strategy.devices or ()) or strategy.num_gpus or strategy.virtual_devices or 1
-    if size is None or size % replicas == 0 or config.command not in TRAINING_COMMANDS:
+    unit = replicas * parts
+    if size is None or size % unit == 0 or config.command not in TRAINING_COMMANDS:
         return
-    below, above = size // replicas * replicas, (size // replicas + 1) * replicas
+    below, above = size // unit * unit, (size // unit + 1) * unit
     use = f"{below} or {above}" if below else f"{above}"
-    raise ConfigError(f"input.train.batch_size={size} does not divide over {replicas} replicas. Use {use}.")
+    over = f"{replicas} replicas" if parts == 1 else f"{replicas} x {parts} parts (train.gradient_accumulation={parts})"
+    raise ConfigError(f"input.train.batch_size={size} does not divide over {over}. Use {use}.")
 
 
 def _check_inputs(config: Config) -> None:

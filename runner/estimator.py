@@ -354,7 +354,7 @@ class Estimator:
             strategy = None if self._config.eval_distribute == "default" else self._config.eval_distribute
         other = strategy is not self._config.train_distribute
         if other not in self._models:
-            self._models[other] = Model(self._model_fn, strategy, seed=self._config.seed, journal=self._journal)
+            self._models[other] = Model(self._model_fn, strategy, config=self._config, journal=self._journal)
         return self._models[other]
 
     def _feed(self, input_fn: InputFn, mode: str, model: Model) -> Feed:
@@ -366,6 +366,7 @@ class Estimator:
                 params=self._params,
                 config=self._config,
                 num_replicas=model.num_replicas(training=mode == ModeKeys.TRAIN),
+                num_parts=self._config.gradient_accumulation if mode == ModeKeys.TRAIN else 1,
             )
         how = f"Input ({mode}): sharding {feed.shard}: {feed.reason}"
         if how not in self._said:  # each evaluation builds its input anew

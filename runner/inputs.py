@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.elements import as_dataset, check_batches, none_spec
-from runner.sharding import Division, InTurn, Rows, Share
+from runner.sharding import Division, InTurn, Rows, Share, part_spec
 from runner.types import Params
 
 __all__ = ["Feed", "Input", "InputContext", "Share", "build_feed"]
@@ -99,6 +99,7 @@ class Feed:
       shard: examples, files, input_fn or off; never auto.
       reason: why, for the log.
       division: does the dividing.
+      num_parts: a replica computes its share in so many parts, one after the other.
     """
 
     dataset: tf.data.Dataset
@@ -107,15 +108,16 @@ class Feed:
     shard: str
     reason: str
     division: Division
+    num_parts: int = 1
 
     @property
     def replica_spec(self) -> tuple[Any, Any]:
-        """(features, labels or None) of TensorSpecs, as a replica sees them.
+        """(features, labels or None) of TensorSpecs, as a replica sees them, one part at a time.
 
         The leading dimension is None unless it is static and divides; the others are the dataset's.
         """
         spec = tf.nest.map_structure(none_spec, self.dataset.element_spec)
-        spec = self.division.replica_spec(spec)
+        spec = part_spec(self.division.replica_spec(spec), self.num_parts)
         return spec[0], (spec[1] if len(spec) > 1 else None)
 
     def remaining_steps(self) -> float | None:
@@ -187,6 +189,7 @@ def build_feed(
     num_replicas: int,
     worker_index: int = 0,
     num_workers: int = 1,
+    num_parts: int = 1,
 ) -> Feed:
     """Calls the input function and makes its result this process's Feed.
 
@@ -197,6 +200,7 @@ def build_feed(
       config: handed to the function as it is.
       num_replicas: of this process.
       worker_index, num_workers: this process among those that train together; all call this with the same input.
+      num_parts: in which a replica computes its share (`train.gradient_accumulation`).
 
     Raises:
       ValueError: the batch size does not divide (TRAIN), the function cannot be called or returned something else
@@ -204,7 +208,7 @@ def build_feed(
     """
     source = input if isinstance(input, Input) else Input(input)
     place = _Place(num_replicas, worker_index, num_workers)
-    _check_batch_size(source, mode, place)
+    _check_batch_size(source, mode, place, num_parts)
 
     def call(plan: _Plan) -> Any:
         return _call(source, plan, mode, params, config)
@@ -224,7 +228,7 @@ def build_feed(
     division = plan.division
     if isinstance(division, InTurn):
         division = dataclasses.replace(division, endless=int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY)
-    return Feed(dataset, num_replicas, source.batch_size, shard, reason, division)
+    return Feed(dataset, num_replicas, source.batch_size, shard, reason, division, num_parts)
 
 
 def _call_sharded(source: Input, place: _Place, call: Callable[[_Plan], Any]) -> tuple[str, str, _Plan, Any]:
@@ -311,13 +315,14 @@ def _declared(fn: Callable[..., Any]) -> list[str]:
     return [name for name in ARGUMENTS if name in by_name or (takes_all and name not in bound)]
 
 
-def _check_batch_size(source: Input, mode: str, place: _Place) -> None:
-    size, total = source.batch_size, place.total
+def _check_batch_size(source: Input, mode: str, place: _Place, num_parts: int) -> None:
+    size, total = source.batch_size, place.total * num_parts
     if mode != "train" or size is None or size % total == 0:
         return
     below = size // total * total
     use = f"{below} or {below + total}" if below else f"{total}"
-    raise ValueError(f"{_BLOCKS[mode]}.batch_size={size} does not divide over {place}. Use {use}.")
+    over = str(place) if num_parts == 1 else f"{place}, {num_parts} parts each (train.gradient_accumulation)"
+    raise ValueError(f"{_BLOCKS[mode]}.batch_size={size} does not divide over {over}. Use {use}.")
 
 
 def _describe(fn: Any) -> str:

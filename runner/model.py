@@ -15,6 +15,8 @@ from runner.inference import EvalProgram, PredictProgram
 from runner.inputs import Feed
 from runner.journal import Journal, NullJournal
 from runner.model_fn import ModelFn
+from runner.precision import with_precision
+from runner.run_config import RunConfig
 from runner.steps import TrainProgram
 from runner.variables import VariableStore
 
@@ -26,16 +28,23 @@ class Model:
 
     Args:
       strategy: None is TensorFlow's default.
+      config: the seed, the precision, and what happens between gradients and variables.
       journal: told how long tracing and restoring took.
     """
 
     def __init__(
-        self, model_fn: ModelFn, strategy: tf.distribute.Strategy | None, *, seed: int, journal: Journal | NullJournal
+        self,
+        model_fn: ModelFn,
+        strategy: tf.distribute.Strategy | None,
+        *,
+        config: RunConfig,
+        journal: Journal | NullJournal,
     ) -> None:
         self.strategy = strategy
-        self.store = VariableStore(strategy, seed)
+        self.store = VariableStore(strategy, config.seed)
         self.num_traces = 0
-        self._model_fn = model_fn
+        self._config = config
+        self._model_fn = with_precision(model_fn, config.precision)
         self._journal = journal
         self._programs: dict[Any, Any] = {}
         self._values_of: str | None = None
@@ -55,7 +64,12 @@ class Model:
 
         def build() -> TrainProgram:
             return TrainProgram(
-                self.store, self._model_fn, feed, summary_writer=summary_writer, stop_at_nan=stop_at_nan
+                self.store,
+                self._model_fn,
+                feed,
+                self._config,
+                summary_writer=summary_writer,
+                stop_at_nan=stop_at_nan,
             )
 
         return self._program(("train", stop_at_nan), feed, build)

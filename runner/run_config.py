@@ -17,6 +17,11 @@ _log = logging.getLogger(__name__)
 
 _SAVE_CADENCES = ("save_checkpoints_steps", "save_checkpoints_secs")
 _NOT_GIVEN: Any = object()
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "nan": ("stop", "ignore"),
+    "learning_rate_scaling": ("none", "linear", "sqrt"),
+    "precision": ("float32", "mixed_bfloat16", "mixed_float16"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +95,12 @@ class RunConfig:
         ends at the next save, summary, evaluation or last step.
       tensorboard: False writes no event files, of training or evaluation.
       nan: "stop": training ends with an error at the first loss that is not finite; "ignore".
+      clip_global_norm: the gradient of the global batch is scaled down to this norm where it is larger; None: not.
+      gradient_accumulation: each replica computes its part of a batch in so many parts, one after the other.
+      learning_rate_scaling: "none", or by the replicas: "linear", "sqrt" of their number.
+      warmup_steps: updates until the learning rate is what it is to be.
+      precision: what Keras 3 layers compute in: "float32" leaves it to them, "mixed_bfloat16", "mixed_float16".
+      ema_decay: moving averages of the weights are kept with this decay, and evaluated; None: none.
       train_distribute: strategy of training; None: TensorFlow's default.
       eval_distribute: strategy of evaluation and prediction; None: that of training; "default": TensorFlow's own.
       cluster: who this process is.
@@ -112,6 +123,12 @@ class RunConfig:
     steps_per_loop: int | None = None
     tensorboard: bool = True
     nan: str = "stop"
+    clip_global_norm: float | None = None
+    gradient_accumulation: int = 1
+    learning_rate_scaling: str = "none"
+    warmup_steps: int = 0
+    precision: str = "float32"
+    ema_decay: float | None = None
     train_distribute: Any = None
     eval_distribute: Any = None
     cluster: Cluster = dataclasses.field(default_factory=Cluster)
@@ -133,8 +150,13 @@ class RunConfig:
             object.__setattr__(self, "tf_random_seed", secrets.randbits(31))
         if not self.tensorboard:
             object.__setattr__(self, "save_summary_steps", None)
-        if self.nan not in ("stop", "ignore"):
-            raise ValueError(f"RunConfig(nan={self.nan!r}): allowed are 'stop' and 'ignore'.")
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                choices = ", ".join(map(repr, allowed[:-1]))
+                raise ValueError(
+                    f"RunConfig({name}={getattr(self, name)!r}): allowed are {choices} and {allowed[-1]!r}."
+                )
+        self._check_update()
         for name in ("save_summary_steps", "log_step_count_steps", "keep_checkpoint_max"):
             value = getattr(self, name)
             if value is not None and value < 0:
@@ -148,6 +170,18 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"RunConfig({name}={value}): it must be positive; None turns it off.")
+
+    def _check_update(self) -> None:
+        if self.clip_global_norm is not None and not self.clip_global_norm > 0:
+            raise ValueError(
+                f"RunConfig(clip_global_norm={self.clip_global_norm}): it must be positive; None: no clipping."
+            )
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise ValueError(f"RunConfig(ema_decay={self.ema_decay}): it must be between 0 and 1; None: no averages.")
+        if self.gradient_accumulation < 1:
+            raise ValueError(f"RunConfig(gradient_accumulation={self.gradient_accumulation}): it must be at least 1.")
+        if self.warmup_steps < 0:
+            raise ValueError(f"RunConfig(warmup_steps={self.warmup_steps}): it may not be negative.")
 
     def replace(self, **changes: Any) -> RunConfig:
         """A copy with `changes`. Setting one save cadence turns the other off, as in tf.estimator."""

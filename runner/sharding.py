@@ -175,6 +175,44 @@ class InTurn:
         return tf.add_n([share.count for share in shares]) if len(shares) > 1 else shares[0].count
 
 
+def part_of(share: Share, index: tf.Tensor, num_parts: int) -> Share:
+    """Part `index` of `num_parts` of a replica's share: a run of its rows, as even as can be, the longer parts first.
+
+    A part for which no row is left has row 0 and count 0. Scalars are in every part as they are.
+    """
+    each = share.count // num_parts
+    extra = share.count - each * num_parts
+    count = each + tf.cast(index < extra, tf.int64)
+    start = (index * each + tf.minimum(index, extra)) * tf.minimum(count, 1)
+    end = start + tf.maximum(count, 1)
+
+    def sliced(leaf: Any) -> Any:
+        if leaf.shape.rank == 0:
+            return leaf
+        part = _slice(leaf, start[None], end[None])
+        if isinstance(leaf, tf.Tensor):
+            part.set_shape(part_shape(leaf.shape, num_parts))
+        return part
+
+    features, labels = _map_leaves(sliced, share.features), _map_leaves(sliced, share.labels)
+    return Share(features, labels, count)
+
+
+def part_spec(replica_spec: Any, num_parts: int) -> Any:
+    """`replica_spec` (a nest of TensorSpecs and None) as one part sees it."""
+    if num_parts == 1:
+        return replica_spec
+    return _map_leaves(lambda spec: _with_shape(spec, part_shape(spec.shape, num_parts)), replica_spec)
+
+
+def part_shape(shape: tf.TensorShape, num_parts: int) -> tf.TensorShape:
+    """`shape` with its leading dimension divided where it is static and divides, else None."""
+    if shape.rank in (None, 0):
+        return shape
+    rows = shape[0]
+    return tf.TensorShape([rows // num_parts if rows is not None and rows % num_parts == 0 else None]) + shape[1:]
+
+
 def num_rows(element: Any) -> tf.Tensor:
     """The examples of a batch, an int64 scalar: its leading dimension, or 1 where every tensor of it is a scalar."""
     leaves = [leaf for leaf in tf.nest.flatten(element) if leaf is not None]

@@ -5,24 +5,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from runner import bridge
+from runner import averages, bridge, refusals
 from runner.inputs import Feed, Share
 from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.operations import operations
+from runner.parts import Cut, PartedStep, trace_cut
+from runner.precision import LossScale, ModelCall
+from runner.run_config import RunConfig
 from runner.traces import Replica, trace_step
+from runner.updates import apply_update, gradients_of, objective
 from runner.variables import VariableStore
 
 v1 = tf.compat.v1
-_SUM = tf.distribute.ReduceOp.SUM
-
-ModelCall = Callable[[Any, Any, str], EstimatorSpec]
-"""model_fn with params and config bound: (features, labels, mode) -> spec."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +35,8 @@ class ReplicaOutput:
       sums: EVAL: name -> (sum over the replica's examples, their number) of per-example metrics.
       values: EVAL: name -> value tensor of `(value, update)` metrics.
       v2_summaries: operations of `tf.summary`.
+      averages: of a train_op: what moves the averages of the weights.
+      cut: where gradients and update are two programs.
     """
 
     spec: EstimatorSpec
@@ -44,6 +45,8 @@ class ReplicaOutput:
     sums: Mapping[str, tuple[tf.Tensor, tf.Tensor]] = dataclasses.field(default_factory=dict)
     values: Mapping[str, tf.Tensor] = dataclasses.field(default_factory=dict)
     v2_summaries: Sequence[tf.Operation] = ()
+    averages: Sequence[tf.Operation] = ()
+    cut: Cut | None = None
 
 
 def step_signature(feed: Feed) -> list[tf.TensorSpec]:
@@ -107,28 +110,36 @@ class TrainProgram:
     """Training of one model_fn on inputs of one structure, traced once.
 
     Args:
+      config: what happens between gradients and variables.
       stop_at_nan: a loop ends with the first step whose loss is not finite.
+
+    Raises:
+      ValueError: `config` asks for what this model_fn cannot do.
     """
 
     def __init__(
-        self, store: VariableStore, model_call: ModelCall, feed: Feed, *, summary_writer: Any, stop_at_nan: bool
+        self,
+        store: VariableStore,
+        model_call: ModelCall,
+        feed: Feed,
+        config: RunConfig,
+        *,
+        summary_writer: Any,
+        stop_at_nan: bool,
     ) -> None:
-        self._feed = feed
+        self._store, self._feed = store, feed
         self._stop_at_nan = stop_at_nan
         self._loops: dict[Any, Loop] = {}
+        self.loss_scale = LossScale(store) if config.precision == "mixed_float16" else None
         num_replicas = 1 if store.strategy is None else store.strategy.num_replicas_in_sync
 
         def replica_fn(replica: Replica) -> ReplicaOutput:
             with _summaries(summary_writer, replica):
-                return _train_replica(store, model_call, feed, replica, num_replicas)
+                return _train_replica(model_call, feed, replica, num_replicas, config)
 
         self.trace = trace_step(store, replica_fn, step_signature(feed), training=True)
         self.spec: EstimatorSpec = self.trace.outputs[0].spec
-        if not self.is_native and num_replicas > 1 and self.spec.loss_weight is not None:
-            raise ValueError(
-                f"EstimatorSpec(train_op=..., loss_weight=...) on {num_replicas} replicas: the gradient is summed "
-                "inside train_op, before loss_weight is known. Return optimizer= instead of train_op=."
-            )
+        refusals.check_training(self.spec, config, num_replicas, self.trace.graph)
 
     @property
     def is_native(self) -> bool:
@@ -173,104 +184,82 @@ class TrainProgram:
             self._loops[key] = Loop(step, self._feed, stop_at_nan=self._stop_at_nan)
         return self._loops[key]
 
-    def _step(self, fetches: Sequence[Any], *, summaries: bool) -> _Step:
+    def _step(self, fetches: Sequence[Any], *, summaries: bool) -> _Step | _Parts:
+        outputs: Sequence[ReplicaOutput] = self.trace.outputs
+        tensors = [fetch for fetch in fetches if not isinstance(fetch, tf.Operation)]
+        extra = [*(self._protos if summaries else []), *tensors]
+        specs = [tf.TensorSpec([], outputs[0].loss.dtype), *(tf.TensorSpec(one.shape, one.dtype) for one in extra)]
+        effects = self._effects(summaries=summaries)
+        effects += [fetch for fetch in fetches if isinstance(fetch, tf.Operation)]
+        if outputs[0].cut is not None:
+            return _Parts(self._parted(effects, extra), specs)
+        return _Step(self.trace.function([[output.loss for output in outputs], extra], effects), specs)
+
+    def _effects(self, *, summaries: bool) -> list[Any]:
         outputs: Sequence[ReplicaOutput] = self.trace.outputs
         v2 = [operation for output in outputs for operation in output.v2_summaries]
         if self.is_native:
             unwanted = set() if summaries else set(v2)
-            effects: list[Any] = [op for op in self.trace.all_effects() if op not in unwanted]
-        else:
-            effects = [output.spec.train_op for output in outputs] + self.trace.writes_of_keras()
-            effects += v2 if summaries else []
-        effects += [fetch for fetch in fetches if isinstance(fetch, tf.Operation)]
-        tensors = [fetch for fetch in fetches if not isinstance(fetch, tf.Operation)]
-        losses = [output.loss for output in outputs]
-        extra = [*(self._protos if summaries else []), *tensors]
-        specs = [tf.TensorSpec([], losses[0].dtype), *(tf.TensorSpec(one.shape, one.dtype) for one in extra)]
-        return _Step(self.trace.function([losses, extra], effects), specs)
+            return [op for op in self.trace.all_effects() if op not in unwanted]
+        effects: list[Any] = [output.spec.train_op for output in outputs] + self.trace.writes_of_keras()
+        effects += [operation for output in outputs for operation in output.averages]
+        return effects + (v2 if summaries else [])
+
+    def _parted(self, effects: Sequence[Any], extra: Sequence[tf.Tensor]) -> PartedStep:
+        """The step as programs of gradients (those of the last part with `extra`) and of the update."""
+        cuts: list[Cut] = [output.cut for output in self.trace.outputs]
+        scales = [cut.scale for cut in cuts if cut.scale is not None]
+        updates = set(self.trace.graph.get_operations()[cuts[0].first_of_update :])
+        sums = [list(cut.sums) for cut in cuts]
+        plain = [op for op in self._effects(summaries=False) if op not in updates]
+        part = self.trace.function([sums, []], plain, feeds=scales)
+        last = self.trace.function([sums, list(extra)], [op for op in effects if op not in updates], feeds=scales)
+        update = self.trace.function(
+            [cut.loss for cut in cuts],
+            [op for op in self.trace.all_effects() if op in updates],
+            with_inputs=False,
+            feeds=[*(tensor for cut in cuts for tensor in cut.fed), *scales],
+        )
+
+        def with_scales(program: Callable[..., Any]) -> Callable[..., Any]:
+            """One loss scale for the placeholders of all replicas."""
+            if not scales:
+                return program
+            return lambda *inputs: program(*inputs[:-1], *[inputs[-1]] * len(scales))
+
+        strategy = self._store.strategy
+        return PartedStep(
+            cuts,
+            with_scales(part),
+            with_scales(last),
+            with_scales(update),
+            step_inputs,
+            num_parts=self._feed.num_parts,
+            loss_scale=self.loss_scale,
+            context=contextlib.nullcontext if strategy is None else strategy.scope,
+        )
 
 
 def _train_replica(
-    store: VariableStore, model_call: ModelCall, feed: Feed, replica: Replica, num_replicas: int
+    model_call: ModelCall, feed: Feed, replica: Replica, num_replicas: int, config: RunConfig
 ) -> ReplicaOutput:
     v1.add_to_collection(v1.GraphKeys.GLOBAL_STEP, replica.global_step)
     features, labels = replica_inputs(feed, replica)
-    with tf.GradientTape(persistent=False) as tape:
+    is_cut = config.gradient_accumulation > 1 or config.precision == "mixed_float16"
+    tape = tf.GradientTape(persistent=False)
+    with tape:
         spec = model_call(features, labels, ModeKeys.TRAIN)
-        objective = _objective(spec, replica, num_replicas)
+        loss = spec.loss if is_cut and spec.optimizer is not None else objective(spec, replica, num_replicas)
     summaries = _v2_summaries()
-    if spec.optimizer is not None:
-        _apply_native(store, tape, objective, spec, replica, num_replicas)
-    return ReplicaOutput(spec, loss=objective, v2_summaries=summaries)
-
-
-def _objective(spec: EstimatorSpec, replica: Replica, num_replicas: int) -> tf.Tensor:
-    """The replica's part of the step's loss: over all replicas the parts add up to the mean over the global batch."""
-    loss = spec.loss
-    if spec.loss_weight is None:
-        if num_replicas == 1:
-            return tf.reduce_mean(loss)
-        if loss.shape.rank == 0:
-            return loss * replica.weights.share(replica.index, loss.dtype)
-        count = tf.cast(replica.weights.global_count, loss.dtype)
-        return tf.reduce_sum(loss) * replica.weights.presence(replica.index, loss.dtype) / count
-    weight = _loss_weight(spec, replica)
-    total = weight
-    if num_replicas > 1:
-        with replica.reductions.as_is():
-            total = tf.distribute.get_replica_context().all_reduce(_SUM, weight)
-    if loss.shape.rank == 0:
-        return loss * tf.math.divide_no_nan(weight, total)
-    return tf.math.divide_no_nan(tf.reduce_sum(loss) * replica.weights.presence(replica.index, loss.dtype), total)
-
-
-def _loss_weight(spec: EstimatorSpec, replica: Replica) -> tf.Tensor:
-    dtype = spec.loss.dtype
-    weight = tf.reduce_sum(tf.cast(spec.loss_weight, dtype))
-    return tf.stop_gradient(weight * replica.weights.presence(replica.index, dtype))
-
-
-def _apply_native(
-    store: VariableStore,
-    tape: tf.GradientTape,
-    objective: tf.Tensor,
-    spec: EstimatorSpec,
-    replica: Replica,
-    num_replicas: int,
-) -> None:
-    variables = replica.served.trainable.values()
-    gradients = tape.gradient(objective, [variable for variable, _ in variables])
-    pairs = [(g, v, owner) for g, (v, owner) in zip(gradients, variables, strict=True) if g is not None]
-    if not pairs:
-        names = ", ".join(name for name in store.saved) or "none"
-        raise ValueError(
-            f"the loss depends on no trainable variable, so there is nothing to train. Variables: {names}."
+    if spec.optimizer is None:
+        return ReplicaOutput(
+            spec, loss=loss, v2_summaries=summaries, averages=averages.update(replica, config.ema_decay)
         )
-    with replica.reductions.as_is():
-        reduced: Sequence[Any] = [g for g, _, _ in pairs]
-        if num_replicas > 1:
-            reduced = tf.distribute.get_replica_context().all_reduce(_SUM, reduced)
-        _apply(spec.optimizer, reduced, pairs)
-        replica.global_step.assign_add(1, read_value=False)
-
-
-def _apply(optimizer: Any, gradients: Sequence[Any], pairs: Sequence[tuple[Any, tf.Variable, Any]]) -> None:
-    """Applies global gradients by the rules of the optimizer's family."""
-    if isinstance(optimizer, v1.train.Optimizer):
-        optimizer.apply_gradients([(g, v) for g, (_, v, _) in zip(gradients, pairs, strict=True)])
-    elif hasattr(optimizer, "apply") and hasattr(optimizer, "update_step"):  # Keras 3 takes its own variables
-        optimizer.apply(list(gradients), [v if owner is None else owner for _, v, owner in pairs])
-    elif hasattr(optimizer, "apply_gradients"):  # tf_keras, and what it calls legacy
-        accepted = inspect.signature(optimizer.apply_gradients).parameters
-        own_sum = {"skip_gradients_aggregation": True, "experimental_aggregate_gradients": False}
-        optimizer.apply_gradients(
-            [(g, v) for g, (_, v, _) in zip(gradients, pairs, strict=True)],
-            **{name: value for name, value in own_sum.items() if name in accepted},
-        )
-    else:
-        raise ValueError(
-            f"EstimatorSpec(optimizer={optimizer!r}): it is a Keras 3, tf_keras or tf.compat.v1.train optimizer."
-        )
+    if not is_cut:
+        apply_update(spec, gradients_of(tape, loss, replica), replica, num_replicas, config)
+        return ReplicaOutput(spec, loss=loss, v2_summaries=summaries)
+    cut = trace_cut(tape, spec, replica, num_replicas, config)
+    return ReplicaOutput(spec, loss=cut.loss, v2_summaries=summaries, cut=cut)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,17 +273,30 @@ class _Step:
     function: Callable[..., Any]
     specs: Sequence[tf.TensorSpec]
 
-    def __call__(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
-        losses, extra = self.function(*inputs)
+    def __call__(self, shares: Sequence[Share], global_count: tf.Tensor) -> list[tf.Tensor]:
+        losses, extra = self.function(*step_inputs(shares, global_count))
         loss = tf.add_n(losses) if len(losses) > 1 else losses[0]
         loss.set_shape([])  # the mean of a tensor of unknown rank does not know that it is a scalar
+        return [loss, *extra]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """As _Step, for a step that is several programs."""
+
+    function: PartedStep
+    specs: Sequence[tf.TensorSpec]
+
+    def __call__(self, shares: Sequence[Share], global_count: tf.Tensor) -> list[tf.Tensor]:
+        loss, *extra = self.function(shares, global_count)
+        loss.set_shape([])
         return [loss, *extra]
 
 
 class Loop:
     """`for _ in range(n)` around a training step, inside one graph, with one read by the host."""
 
-    def __init__(self, step: _Step, feed: Feed, *, stop_at_nan: bool) -> None:
+    def __init__(self, step: _Step | _Parts, feed: Feed, *, stop_at_nan: bool) -> None:
         self._step, self._feed, self._stop_at_nan = step, feed, stop_at_nan
         self._bounded = tf.function(functools.partial(self._run, ends=False), autograph=False)
         self._ending = tf.function(functools.partial(self._run, ends=True), autograph=False)
@@ -330,7 +332,7 @@ class Loop:
 
         def step(element: Any, taken: tf.Tensor, examples: tf.Tensor, arrays: Sequence[Any]) -> Any:
             shares = self._feed.shares(element, iterator)
-            outputs = self._step(*step_inputs(shares, self._feed.global_count(element, shares)))
+            outputs = self._step(shares, self._feed.global_count(element, shares))
             fine = tf.math.is_finite(outputs[0]) if self._stop_at_nan else tf.constant(True)
             examples += tf.add_n([share.count for share in shares]) if len(shares) > 1 else shares[0].count
             arrays = [array.write(taken, value) for array, value in zip(arrays, outputs, strict=True)]

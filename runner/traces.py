@@ -48,6 +48,7 @@ class Replica:
       reductions: sums over replicas.
       served: the variables that have been asked for so far.
       global_step: as this trace may use it.
+      initial_value: of the variable of that name, computed anew; on the eager level.
     """
 
     index: int
@@ -56,6 +57,7 @@ class Replica:
     reductions: Reductions
     served: Served
     global_step: tf.Variable
+    initial_value: Callable[[str], tf.Tensor]
 
 
 ReplicaFunction = Callable[[Replica], Any]
@@ -165,24 +167,36 @@ class Trace:
         strange = [op for op in all_operations if op.type in GENERATOR and op.inputs[0].name not in ours]
         return [name for kind, name in nodes if kind in KERNEL_RANDOM] + [operation.name for operation in strange]
 
-    def function(self, fetches: Any, effects: Iterable[Any] = (), *, with_inputs: bool = True) -> Callable[..., Any]:
+    def function(
+        self,
+        fetches: Any,
+        effects: Iterable[Any] = (),
+        *,
+        with_inputs: bool = True,
+        feeds: Sequence[tf.Tensor] = (),
+    ) -> Callable[..., Any]:
         """The part of the trace that `fetches` and `effects` need, as a function.
 
         Args:
           fetches: a nest of tensors: what the function returns.
           effects: tensors and operations that are to run, whether or not their value is used.
           with_inputs: False makes a function without arguments; `fetches` must then not depend on the inputs.
+          feeds: placeholders of the trace that are further arguments, after the inputs.
         """
         run = operations(effects)
         flat = tf.nest.flatten(fetches, expand_composites=True)
-        feeds = (list(self.inputs) if with_inputs else []) + [value.placeholder for value in self.call_time_values]
-        running = needed(self.graph, [*run, *operations(flat)])
+        tensors = [tensor for tensor in flat if tensor is not None]
+        arguments = [*(self.inputs if with_inputs else ()), *feeds]
+        arguments += [value.placeholder for value in self.call_time_values]
+        running = needed(self.graph, [*run, *operations(tensors)])
         with bridge.control_inputs(program_order(self.graph, running) if run else {}):
-            part = bridge.function_of_part(self.graph, running, feeds, flat, run)
+            part = bridge.function_of_part(self.graph, running, arguments, tensors, run)
 
         def call(*inputs: tf.Tensor) -> Any:
             late = [value.capture() for value in self.call_time_values]
-            return tf.nest.pack_sequence_as(fetches, part(*inputs, *late), expand_composites=True)
+            values = iter(part(*inputs, *late))
+            full = [None if tensor is None else next(values) for tensor in flat]
+            return tf.nest.pack_sequence_as(fetches, full, expand_composites=True)
 
         return call
 
@@ -246,7 +260,8 @@ def _discover(
             store.discovering(keras, served, training=training) as new,
             stateless_random_ops(),
         ):
-            replica = Replica(0, inputs[:-2], weights, Reductions(_default(), weights), served, store.twin(GLOBAL_STEP))
+            reductions, step = Reductions(_default(), weights), store.twin(GLOBAL_STEP)
+            replica = Replica(0, inputs[:-2], weights, reductions, served, step, store.initial_value)
             clock = _Clock(replica.global_step, training=training)
             with drawing_from(clock.stream(store.seed)):
                 outputs.append(replica_fn(replica))
@@ -303,7 +318,10 @@ def _serve(
 
             def run() -> _Box:
                 with bridge.fresh_thread_collections(), serving():
-                    replica = Replica(local_replica(), inputs[:-2], weights, reductions, served, store[GLOBAL_STEP])
+                    step = store[GLOBAL_STEP]
+                    replica = Replica(
+                        local_replica(), inputs[:-2], weights, reductions, served, step, store.initial_value
+                    )
                     clock = _Clock(replica.global_step, training=training)
                     with drawing_from(clock.stream(store.seed)):
                         output = replica_fn(replica)

@@ -136,7 +136,8 @@ class VariableStore:
         self._twins: dict[str, tf.Variable] = {}
         # CentralStorage keeps one copy, which a trace without a strategy can use as it is.
         self.has_one_copy = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
-        self._declare_global_step()
+        # The runner's own: counts updates, whoever makes them, atomically, once for all replicas.
+        self.declare(GLOBAL_STEP, tf.constant(0, tf.int64))
 
     def __getitem__(self, name: str) -> tf.Variable:
         return self._variables[name]
@@ -165,15 +166,16 @@ class VariableStore:
         """What a trace under the default strategy sees in place of the variable `name`."""
         return self._twins[name]
 
-    def _declare_global_step(self) -> None:
-        """The runner's own: counts updates, whoever makes them, atomically, once for all replicas."""
-        initial = tf.constant(0, tf.int64)
-        twin = bridge.uninitialized_variable(GLOBAL_STEP, initial.shape, initial.dtype, False)
+    def declare(self, name: str, initial: tf.Tensor) -> None:
+        """Makes a variable that no model_fn asks for: state of the runner, the same on all replicas."""
+        if name in self._variables:
+            return
+        twin = bridge.uninitialized_variable(name, initial.shape, initial.dtype, False)
         with tf.init_scope():
             twin.assign(initial)  # initial values that are drawn in the trace ask for the time
-        self._twins[GLOBAL_STEP] = twin
+        self._twins[name] = twin
         spec = VariableSpec(
-            name=GLOBAL_STEP,
+            name=name,
             shape=initial.shape,
             dtype=initial.dtype,
             trainable=False,
@@ -183,6 +185,10 @@ class VariableStore:
             initial=initial,
         )
         self._materialise(spec, initial)
+
+    def initial_value(self, name: str) -> Any:
+        """What the variable `name` starts from."""
+        return self._initial_value(self.specs[name])
 
     # --- the three phases -------------------------------------------------------------------------------------
 

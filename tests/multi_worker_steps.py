@@ -41,7 +41,7 @@ def main(style: str, result: str) -> None:
     store = VariableStore(STRATEGY, config.seed)
     model_fn = ModelFn(STYLES[style], Params({}), config)
     # A worker sees its part of the loss only; agreeing on NaN is the cluster's business.
-    program = TrainProgram(store, model_fn, feed, summary_writer=None, stop_at_nan=False)
+    program = TrainProgram(store, model_fn, feed, config, summary_writer=None, stop_at_nan=False)
     taken = program.loop()(iter(feed.dataset), 20, may_end=False)
     values = {name: variable.numpy() for name, variable in store.saved.items()}
     np.savez(result, losses=taken.losses, examples=taken.examples, **values)

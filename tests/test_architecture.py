@@ -15,7 +15,8 @@ RUNNER = ROOT / "runner"
 # A module imports only from layers before its own. A new file needs a place here; a name may be here before it exists.
 LAYERS: tuple[tuple[str, ...], ...] = (
     # 0 plain Python
-    ("types", "files", "report", "journal", "user_code", "cluster", "masking", "identity", "garbage", "names", "ranking"),
+    ("types", "files", "report", "journal", "user_code", "cluster", "masking", "identity", "garbage", "names"),
+    ("ranking",),
     ("config",),  # the schema
     ("availability", "checks"),
     ("parsing", "lock", "saved"),  # a tree, checked against the schema
@@ -33,7 +34,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # 3 the contract
     ("model_fn",),
     # 4
-    ("traces", "export"),
+    ("traces", "export", "precision", "rates"),
+    ("averages", "refusals"),
+    ("updates",),
+    ("parts",),
     ("session_hooks", "steps"),
     ("inference", "passes"),
     ("model",),

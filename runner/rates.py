@@ -1,0 +1,84 @@
+"""The learning rate of a run on several replicas: scaled with their number, reached step by step."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from runner import bridge
+from runner.run_config import RunConfig
+
+v1 = tf.compat.v1
+
+
+def scaling(config: RunConfig) -> float:
+    """What the learning rate is multiplied by once the warm-up is over."""
+    replicas = config.num_replicas_in_sync
+    return {"none": 1.0, "linear": float(replicas), "sqrt": math.sqrt(replicas)}[config.learning_rate_scaling]
+
+
+def factor(config: RunConfig, global_step: tf.Variable) -> tf.Tensor | None:
+    """What the learning rate of this update is multiplied by, a float64 scalar; None where it is left alone.
+
+    With scaling, the warm-up leads from the rate as it is written (first update) to the scaled one (update
+    `warmup_steps` + 1). Without, from 1 / warmup_steps of the rate (first update) to the rate (update `warmup_steps`).
+    """
+    steps, target = config.warmup_steps, scaling(config)
+    if target == 1.0 and (steps == 0 or config.learning_rate_scaling != "none"):
+        return None
+
+    if steps == 0:
+        return tf.constant(target, tf.float64)
+    step = tf.cast(global_step.read_value(), tf.float64)
+    if config.learning_rate_scaling == "none":
+        return tf.minimum((step + 1) / steps, 1)
+    return 1 + (target - 1) * tf.minimum(step / steps, 1)
+
+
+@contextlib.contextmanager
+def scaled(optimizer: Any, by: tf.Tensor | None) -> Iterator[None]:
+    """While entered, `optimizer` applies gradients with its learning rate multiplied.
+
+    Raises:
+      ValueError: this optimizer does not say where its learning rate is.
+    """
+    if by is None:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        if isinstance(optimizer, v1.train.Optimizer):
+            if not bridge.scale_rate_of_v1(optimizer, by):
+                raise _refusal(optimizer, "it keeps its rate where the runner does not find it")
+        elif hasattr(type(optimizer), "learning_rate") and not hasattr(optimizer, "_decayed_lr"):
+            stack.enter_context(_with_rate(optimizer, by))
+        else:
+            raise _refusal(optimizer, "it has no property 'learning_rate'")
+        yield
+
+
+@contextlib.contextmanager
+def _with_rate(optimizer: Any, by: tf.Tensor) -> Iterator[None]:
+    """Keras 3 and tf_keras read the property `learning_rate` in each update, for a float, variable or schedule."""
+    kind = type(optimizer)
+
+    def rate(self: Any) -> Any:
+        value = tf.convert_to_tensor(kind.learning_rate.fget(self))
+        return value * tf.cast(by, value.dtype)
+
+    optimizer.__class__ = type(kind.__name__, (kind,), {"learning_rate": property(rate)})
+    try:
+        yield
+    finally:
+        optimizer.__class__ = kind
+
+
+def _refusal(optimizer: Any, reason: str) -> ValueError:
+    return ValueError(
+        f"train.learning_rate_scaling and train.warmup_steps do not work with {type(optimizer).__name__}: {reason}. "
+        "Leave them at none and 0, and let model_fn scale the rate (config.num_replicas_in_sync), or use another "
+        "optimizer."
+    )

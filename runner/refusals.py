@@ -1,0 +1,63 @@
+"""Settings of training that a model_fn cannot have, found when it is traced: before the first step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from runner.model_fn import EstimatorSpec
+from runner.precision import computes_in_half
+from runner.run_config import RunConfig
+
+_log = logging.getLogger(__name__)
+
+
+def check_training(spec: EstimatorSpec, config: RunConfig, num_replicas: int, graph: tf.Graph) -> None:
+    """Checks what `config` asks for against what model_fn returned; says what has no effect.
+
+    Raises:
+      ValueError: it cannot be done; the message names the setting and the reason.
+    """
+    if config.precision != "float32" and not computes_in_half(graph):
+        _log.warning(
+            "train.precision=%s has no effect: model_fn computes nothing in half precision. It is for Keras 3 layers "
+            "that are given no dtype of their own.",
+            config.precision,
+        )
+    if config.cluster.num_workers > 1 and _splits_steps(config):
+        raise ValueError(
+            "train.gradient_accumulation and train.precision=mixed_float16 do not work with several workers yet."
+        )
+    if spec.optimizer is not None:
+        return
+    for setting, reason in _needs_optimizer(config):
+        raise ValueError(
+            f"{setting}: model_fn returned train_op=, which {reason}. Return EstimatorSpec(optimizer=...) in its "
+            f"place, or leave {setting.partition('=')[0]} out."
+        )
+    if num_replicas > 1 and spec.loss_weight is not None:
+        raise ValueError(
+            f"EstimatorSpec(train_op=..., loss_weight=...) on {num_replicas} replicas: the gradient is summed "
+            "inside train_op, before loss_weight is known. Return optimizer= instead of train_op=."
+        )
+
+
+def _splits_steps(config: RunConfig) -> bool:
+    return config.gradient_accumulation > 1 or config.precision == "mixed_float16"
+
+
+def _needs_optimizer(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """(setting, what train_op does that excludes it) of all that is set."""
+    applies = "takes its gradients and applies them by itself, replica by replica"
+    if config.clip_global_norm is not None:
+        yield f"train.clip_global_norm={config.clip_global_norm:g}", applies
+    if config.gradient_accumulation > 1:
+        yield f"train.gradient_accumulation={config.gradient_accumulation}", applies
+    if config.precision == "mixed_float16":
+        yield "train.precision=mixed_float16", f"{applies}, so that nobody can scale them"
+    if config.learning_rate_scaling != "none":
+        yield f"train.learning_rate_scaling={config.learning_rate_scaling}", "has its learning rate in it"
+    if config.warmup_steps:
+        yield f"train.warmup_steps={config.warmup_steps}", "has its learning rate in it"
