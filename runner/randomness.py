@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner import bridge
+from runner import random_bridge
 
 v1 = tf.compat.v1
 
@@ -71,10 +71,10 @@ class Stream:
 
     def _within(self, graph: Any) -> tuple[tf.Tensor, Iterator[int]] | None:
         if not getattr(graph, "is_control_flow_graph", False):
-            late = bridge.call_time_value(graph, _stream_of_call, tf.TensorSpec([2], tf.int64))
+            late = random_bridge.call_time_value(graph, _stream_of_call, tf.TensorSpec([2], tf.int64))
             return None if late is None else (late, itertools.count())
         around = self._in(graph.outer_graph)
-        iteration = bridge.loop_counter(graph)
+        iteration = random_bridge.loop_counter(graph)
         if around is None or iteration is None:
             return around
         with _outside_of_branches(graph):
@@ -98,7 +98,7 @@ def stateless_random_ops() -> Iterator[None]:
         seed = stream.seed(operation)
         return NotImplemented if seed is None else _SAMPLERS[name](seed, arguments)
 
-    with bridge.replaced_random_ops(_SAMPLERS, replace):
+    with random_bridge.replaced_random_ops(_SAMPLERS, replace):
         yield
 
 

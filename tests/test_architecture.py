@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("mistakes", "provenance"),
     # 1 one mechanism each
     ("launcher", "run_config", "strategy", "elements", "seeds", "operations", "manifest", "tracking"),
-    ("bridge", "keras_bridge", "bundles", "snapshots", "retention"),
+    ("bridge", "keras_bridge", "random_bridge", "bundles", "snapshots", "retention"),
     ("outcome", "stopping", "curves", "randomness"),
     ("sharding", "gradients", "metrics", "shipping", "checkpoints", "predictions", "errors"),
     ("damage", "saving"),
