@@ -21,6 +21,10 @@ import tensorflow as tf
 # Functions made of a graph; see `function_of_part`.
 from tensorflow.core.function.polymorphism import function_type
 
+# TrackableObjectGraph: which key of a tf.train.Checkpoint is which variable. When it moves: nothing else tells; warm
+# start then takes name-based checkpoints only.
+from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
+
 # PerReplica: one value a replica, for reductions that weight them. When it moves: it is what
 # `strategy.experimental_distribute_values_from_function` returns an instance of.
 from tensorflow.python.distribute.values import PerReplica
@@ -43,6 +47,7 @@ __all__ = [
     "kernels_kept",
     "logging_cadence",
     "optimised_once",
+    "names_in_object_graph",
     "program_order_in_branches",
     "scale_rate_of_v1",
     "settings_of_hook",
@@ -390,3 +395,17 @@ def settings_of_hook(hook: Any) -> dict[str, Any] | None:
             "listeners": tuple(hook._listeners),
         }
     return None
+
+
+# --- checkpoints of tf.train.Checkpoint -------------------------------------------------------------------------------
+
+
+def names_in_object_graph(serialized: bytes) -> dict[str, str]:
+    """Name of a variable (a Keras path) -> its key, of the object graph that tf.train.Checkpoint saves."""
+    graph = TrackableObjectGraph()
+    graph.ParseFromString(serialized)
+    return {
+        attribute.full_name or attribute.checkpoint_key: attribute.checkpoint_key
+        for node in graph.nodes
+        for attribute in node.attributes
+    }

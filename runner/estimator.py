@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner import checkpoints, evaluation, inference, metrics, retention
+from runner import checkpoints, evaluation, inference, metrics, retention, warm_start
 from runner.damage import WholeCheckpoints
 from runner.hooks import PassRun
 from runner.inputs import Feed, Input, build_feed
@@ -25,7 +25,7 @@ from runner.model_fn import ModeKeys, ModelFn
 from runner.passes import Pass
 from runner.position import Position, continued, source_of, was_read_to_its_end
 from runner.preparation import Preparation
-from runner.report import NullProgress, Progress
+from runner.report import NullProgress, Progress, format_table
 from runner.retention import Keep
 from runner.run_config import RunConfig, config_in
 from runner.seeds import seeded
@@ -191,12 +191,24 @@ class Estimator:
         session_hooks = SessionHooks(session, program.trace, stop)
         if latest is not None:
             model.restore(latest)
-        elif spec.scaffold is not None:
-            session_hooks.initialise(spec.scaffold)
+        else:
+            self._warm_start(model)
+            if spec.scaffold is not None:
+                session_hooks.initialise(spec.scaffold)
         with self._journal.phase("restore" if latest else "build"):
             iterator, position = self._iterator(feed, input_fn, latest)
         config = overrides.config(self._config)
         return Preparation(model, program, feed, iterator, position, latest, config, native, session_hooks, overrides)
+
+    def _warm_start(self, model: Model) -> None:
+        """Gives a new model the values that it begins with, and says which."""
+        if self._config.warm_start is None:
+            return
+        with self._journal.phase("restore"):
+            loaded = warm_start.load(self._config.warm_start, model.store.specs)
+            model.assign(loaded.values)
+        self._journal.event("warm_start", **loaded.facts)
+        self._progress.message(format_table(f"warm start from {loaded.path}", ["variable", "shape", ""], loaded.rows))
 
     def _iterator(self, feed: Feed, input_fn: InputFn, latest: str | None) -> tuple[Any, Position]:
         """The training input, where the checkpoint left it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 import os
 import re
@@ -267,6 +268,13 @@ def print_table(
             cells = (column.padded(cell) for column, cell in zip(columns, row, strict=True))
             print("  ".join(cells).rstrip(), file=stream)
     stream.flush()
+
+
+def format_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The table that `print_table` prints elsewhere than on a terminal."""
+    stream = io.StringIO()
+    print_table(title, headers, rows, stream)
+    return stream.getvalue().rstrip("\n")
 
 
 def relative(path: Path) -> str:

@@ -38,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("averages", "refusals"),
     ("updates",),
     ("parts",),
-    ("session_hooks", "steps"),
+    ("session_hooks", "steps", "warm_start"),
     ("inference", "passes"),
     ("model",),
     ("preparation", "inspection"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -26,6 +27,7 @@ PRIVATE_NAMES = [
     "tensorflow.python.framework.func_graph:FuncGraph.capture_call_time_value",
     "tensorflow.python.ops.resource_variable_ops:UninitializedVariable",
     "tensorflow.python.distribute.values:PerReplica",
+    "tensorflow.core.protobuf.trackable_object_graph_pb2:TrackableObjectGraph",
     "keras.src.backend.tensorflow.core:Variable._initialize",
     "keras.src.backend.tensorflow.optimizer:TFOptimizer._all_reduce_sum_gradients",
     "keras.src.backend.tensorflow.optimizer:TFOptimizer.assign",
@@ -170,3 +172,13 @@ def test_a_round_of_optimisation_is_asked_for_only_meanwhile() -> None:
     with bridge.optimised_once():
         assert rounds() == 1
     assert rounds() == before
+
+
+def test_the_object_graph_of_a_checkpoint_names_its_keys(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.layers.Dense(2, name="hidden")], name="net")
+    model.build((None, 3))
+    path = tf.train.Checkpoint(model=model, step=tf.Variable(3, name="step")).write(str(tmp_path / "object"))
+    reader = tf.train.load_checkpoint(path)
+    names = bridge.names_in_object_graph(reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
+    assert {"net/hidden/kernel", "net/hidden/bias", "step"} <= set(names)
+    assert reader.get_tensor(names["net/hidden/kernel"]).shape == (3, 2)

@@ -1,0 +1,245 @@
+"""A new model begins with values of another checkpoint: which variable gets which, and what is said of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from runner import bridge
+from runner.checkpoints import GLOBAL_STEP, Reader
+from runner.damage import WholeCheckpoints, find_damage
+from runner.run_config import WarmStart
+from runner.variables import VariableSpec
+
+OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """What became of the variables of a model.
+
+    Attributes:
+      path: of the checkpoint.
+      values: name -> value.
+      sources: name -> its name in the checkpoint, of those that are in `values`.
+      not_found: name -> the name that was looked for in vain.
+      skipped: name -> why it was not looked for.
+    """
+
+    path: str
+    values: Mapping[str, np.ndarray]
+    sources: Mapping[str, str]
+    not_found: Mapping[str, str]
+    skipped: Mapping[str, str]
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """Of a table: name, shape, what became of it."""
+        rows = []
+        for name, source in self.sources.items():
+            said = "loaded" if source == name else f"loaded from {source}"
+            rows.append([name, str(list(self.values[name].shape)), said])
+        for name, source in self.not_found.items():
+            where = "" if source == name else f" as {source}"
+            rows.append([name, "", f"not found{where}: initial value"])
+        return rows + [[name, "", f"skipped: {why}"] for name, why in self.skipped.items()]
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """For the journal."""
+        return {
+            "checkpoint": self.path,
+            "loaded": dict(self.sources),
+            "not_found": list(self.not_found),
+            "skipped": dict(self.skipped),
+        }
+
+
+def load(settings: WarmStart, specs: Mapping[str, VariableSpec]) -> Loaded:
+    """Reads the values that a new model begins with.
+
+    Args:
+      specs: of the variables of the model.
+
+    Raises:
+      ValueError: there is no such checkpoint; a variable has another shape there; one that `include` names in full is
+        not there; an expression matches no variable; nothing is loaded.
+    """
+    source = _Source(_checkpoint(settings.checkpoint))
+    candidates, skipped = _chosen(settings, specs)
+    sources: dict[str, str] = {}
+    not_found: dict[str, str] = {}
+    used: set[str] = set()
+    for name in candidates:
+        wanted, rule = _renamed(name, settings.rename)
+        used.add(rule)
+        found = source.name_of(wanted)
+        if found is None:
+            not_found[name] = wanted
+        else:
+            sources[name] = found
+    _check_rules(settings, specs, used)
+    _check_found(settings, source, sources, not_found)
+    _check_shapes(source, sources, specs)
+    read = source.read(sources.values())
+    values = {name: read[found].astype(specs[name].dtype.as_numpy_dtype) for name, found in sources.items()}
+    return Loaded(source.path, values, sources, not_found, skipped)
+
+
+class _Source:
+    """A checkpoint by the names of its variables: the keys themselves, or what an object graph says they are."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._reader = Reader(path)
+
+    @functools.cached_property
+    def _keys(self) -> dict[str, str]:
+        """Name -> key."""
+        names = self._reader.names()
+        if OBJECT_GRAPH not in names:
+            return {name: name for name in names}
+        return bridge.names_in_object_graph(self._reader.get(OBJECT_GRAPH).item())
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._keys)
+
+    def name_of(self, wanted: str) -> str | None:
+        """The name that `wanted` has here; of an object graph, also the only one that ends with it."""
+        if wanted in self._keys:
+            return wanted
+        longer = [name for name in self._keys if name.endswith(f"/{wanted}")]
+        return longer[0] if len(longer) == 1 and OBJECT_GRAPH in self._reader.names() else None
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._reader.names()[self._keys[name]][0]
+
+    def read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """Name -> value."""
+        keys = {name: self._keys[name] for name in names}
+        values = self._reader.get_many(keys.values())
+        return {name: np.asarray(values[key]) for name, key in keys.items()}
+
+
+def _checkpoint(where: str) -> str:
+    """The path of the checkpoint. Raises: ValueError: there is none, or it is damaged."""
+    if not tf.io.gfile.isdir(where):
+        damage = find_damage(where) if os.path.exists(f"{where}.index") else "there is no such checkpoint or folder"
+        if damage is not None:
+            raise ValueError(f"train.warm_start.checkpoint={where}: {damage}.")
+        return where
+    path = WholeCheckpoints(Path(where)).latest() or tf.train.latest_checkpoint(where)
+    if path is None:
+        raise ValueError(f"train.warm_start.checkpoint={where}: there is no checkpoint in that folder.")
+    return str(path)
+
+
+def _chosen(settings: WarmStart, specs: Mapping[str, VariableSpec]) -> tuple[list[str], dict[str, str]]:
+    """The variables to look for, and why the others are not."""
+    state = optimizer_state(specs)
+    chosen: list[str] = []
+    skipped: dict[str, str] = {}
+    for name, spec in specs.items():
+        if spec.local:
+            continue
+        if name == GLOBAL_STEP or name in state:
+            skipped[name] = "the global step" if name == GLOBAL_STEP else "state of the optimizer"
+        elif settings.include is None and not spec.trainable:
+            skipped[name] = "not trainable"
+        elif settings.include is not None and not any(re.fullmatch(one, name) for one in settings.include):
+            skipped[name] = "not in include"
+        else:
+            chosen.append(name)
+    return chosen, skipped
+
+
+def optimizer_state(specs: Mapping[str, VariableSpec]) -> set[str]:
+    """Names of the variables that belong to optimizers, as v1, tf_keras and Keras 3 name them.
+
+    v1 and tf_keras: `dense/kernel/Adam`, `beta1_power`. Keras 3: `adam/dense_kernel_momentum`, `adam/iteration`.
+    """
+    weights = [name for name, spec in specs.items() if spec.trainable]
+    flat = [weight.replace("/", "_") for weight in weights]
+    others = [name for name, spec in specs.items() if not spec.trainable and not spec.local]
+    found = {name for name in others if any(name.startswith(f"{weight}/") for weight in weights)}
+    found |= {name for name in others if re.search(r"(^|/)beta[12]_power(_\d+)?$", name)}
+    folders = {name.rpartition("/")[0] for name in others if name.rpartition("/")[2] in ("iteration", "learning_rate")}
+    for name in others:
+        folder, _, last = name.rpartition("/")
+        is_slot = any(last.startswith(f"{weight}_") for weight in flat)
+        if folder and (is_slot or last in ("iteration", "learning_rate")) and folder in folders:
+            found.add(name)
+    return found
+
+
+def _renamed(name: str, rename: Mapping[str, str]) -> tuple[str, str]:
+    """What `name` is called in the checkpoint, and the rule that says so ("" where none does).
+
+    The whole name comes first, then a regular expression that matches all of it, then the longest prefix.
+    """
+    if name in rename:
+        return rename[name], name
+    for pattern, replacement in rename.items():
+        match = re.fullmatch(pattern, name)
+        if match:
+            return match.expand(replacement), pattern
+    for prefix in sorted(rename, key=len, reverse=True):
+        if prefix and name.startswith(prefix):
+            return rename[prefix] + name[len(prefix) :], prefix
+    return name, ""
+
+
+def _check_rules(settings: WarmStart, specs: Mapping[str, VariableSpec], used: set[str]) -> None:
+    names = [name for name, spec in specs.items() if not spec.local]
+    for pattern in settings.include or ():
+        if not any(re.fullmatch(pattern, name) for name in names):
+            raise ValueError(f"train.warm_start.include: {pattern!r} matches no variable.{_nearest(pattern, names)}")
+    for rule in settings.rename:
+        if rule not in used:
+            raise ValueError(
+                f"train.warm_start.rename: {rule!r} is the name of no variable that is taken, nor a prefix or "
+                f"regular expression of one.{_nearest(rule, names)}"
+            )
+
+
+def _check_found(
+    settings: WarmStart, source: _Source, sources: Mapping[str, str], not_found: Mapping[str, str]
+) -> None:
+    for name, wanted in not_found.items():
+        if name in (settings.include or ()) or name in settings.rename:
+            raise ValueError(
+                f"train.warm_start: {source.path} has no variable {wanted!r} for {name!r}."
+                f"{_nearest(wanted, source.names)}"
+            )
+    if not sources:
+        raise ValueError(
+            f"train.warm_start: nothing of {source.path} was taken: it has {', '.join(source.names)}; looked for were "
+            f"{', '.join(not_found.values()) or 'none'}. train.warm_start.rename maps names here to names there."
+        )
+
+
+def _check_shapes(source: _Source, sources: Mapping[str, str], specs: Mapping[str, VariableSpec]) -> None:
+    wrong = [
+        f"{name!r} is {specs[name].shape.as_list()} here and {list(source.shape(found))} there"
+        for name, found in sources.items()
+        if not specs[name].shape.is_compatible_with(source.shape(found))
+    ]
+    if wrong:
+        raise ValueError(
+            f"train.warm_start: shapes differ from those of {source.path}: {'; '.join(wrong)}. Leave such variables "
+            "out: train.warm_start.include takes regular expressions, (?!head/).* is all but head/."
+        )
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    similar = difflib.get_close_matches(name, names, n=3)
+    return f" Did you mean {' or '.join(map(repr, similar))}?" if similar else f" There are: {', '.join(names)}."
