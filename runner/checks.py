@@ -221,7 +221,7 @@ def _check_warm_start(config: Config) -> None:
     is_fresh = not config.model_dir or not (Path(config.model_dir) / "checkpoint").exists()
     if is_fresh and config.command in TRAINING_COMMANDS and "://" not in warm_start.checkpoint:
         if path.is_dir():
-            if not (path / "checkpoint").exists() and not any(path.glob("*.index")):
+            if not (path / "checkpoint").is_file() and not any(path.glob("*.index")):
                 raise ConfigError(f"train.warm_start.checkpoint={path}: there is no checkpoint in that folder.")
         elif not Path(f"{path}.index").exists():
             raise ConfigError(f"train.warm_start.checkpoint={path}: there is no such checkpoint, and no such folder.")

@@ -107,7 +107,7 @@ class _Source:
         names = self._reader.names()
         if OBJECT_GRAPH not in names:
             return {name: name for name in names}
-        return bridge.names_in_object_graph(self._reader.get(OBJECT_GRAPH).item())
+        return bridge.names_in_object_graph(bytes(self._reader.get(OBJECT_GRAPH)))
 
     @property
     def names(self) -> list[str]:
@@ -193,7 +193,7 @@ def _renamed(name: str, rename: Mapping[str, str]) -> tuple[str, str]:
         if match:
             return match.expand(replacement), pattern
     for prefix in sorted(rename, key=len, reverse=True):
-        if prefix and name.startswith(prefix):
+        if name.startswith(prefix):
             return rename[prefix] + name[len(prefix) :], prefix
     return name, ""
 

@@ -177,7 +177,7 @@ def test_an_evaluation_waits_for_its_checkpoint(tmp_path: Path, gate_at: Callabl
 def test_listeners_are_told_after_the_checkpoint_is_durable(tmp_path: Path) -> None:
     told: list[tuple[int, str]] = []
 
-    class Listener(v1.train.CheckpointSaverListener):  # type: ignore[misc, name-defined]
+    class Listener(v1.train.CheckpointSaverListener):  # type: ignore[name-defined]
         def after_save(self, session: Any, global_step_value: int) -> None:
             told.append((int(global_step_value), os.path.basename(str(latest_checkpoint(tmp_path)))))
 

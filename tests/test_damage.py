@@ -125,7 +125,12 @@ def test_what_this_process_wrote_is_not_read_again_and_another_is_read_once(
 ) -> None:
     read: list[str] = []
     original = damage.find_damage
-    monkeypatch.setattr(damage, "find_damage", lambda path: (read.append(os.path.basename(path)), original(path))[1])
+
+    def noted(path: str) -> str | None:
+        read.append(os.path.basename(path))
+        return original(path)
+
+    monkeypatch.setattr(damage, "find_damage", noted)
     trainer = estimator(tmp_path)
     trainer.train(points(repeat=True), max_steps=4)
     trainer.evaluate(points())

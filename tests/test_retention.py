@@ -116,7 +116,7 @@ def test_what_cannot_be_kept_is_refused(settings: dict[str, Any], message: str) 
      "checkpoint.keep_best.metric=accuracy: a metric is named with what it belongs to: eval/accuracy."),
     (["checkpoint.keep_best.metric=eval_x/accuracy"],
      "checkpoint.keep_best.metric=eval_x/accuracy: there is no such evaluation. There are: eval/..."),
-    (["checkpoint.keep_best.mode=max"], "checkpoint.keep_best.mode=max has no effect without checkpoint.keep_best.metric"),
+    (["checkpoint.keep_best.mode=max"], "keep_best.mode=max has no effect without checkpoint.keep_best.metric"),
     (["checkpoint.keep_best.max=2"], "checkpoint.keep_best.max=2 has no effect without checkpoint.keep_best.metric"),
 ])  # fmt: skip
 def test_a_config_that_keeps_nothing_is_refused(overrides: list[str], message: str) -> None:
