@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from runner.early_stopping import EarlyStopping
     from runner.estimator import Estimator
     from runner.hooks import Every, Hook
     from runner.inputs import Input
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from runner.types import Params, StepResult
 
 __all__ = [
+    "EarlyStopping",
     "Estimator",
     "EstimatorSpec",
     "EvalSpec",
@@ -36,6 +38,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "early_stopping": ("EarlyStopping",),
     "estimator": ("Estimator",),
     "hooks": ("Every", "Hook"),
     "inputs": ("Input",),

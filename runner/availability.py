@@ -20,11 +20,6 @@ AVAILABLE: Mapping[str, tuple[Any, ...]] = {
     "run.profile": (None,),
     "train.max_epochs": (None,),
     "train.nan": ("stop", "ignore"),
-    "train.early_stopping.metric": (None,),
-    "train.early_stopping.mode": (None,),
-    "train.early_stopping.patience_evals": (1,),
-    "train.early_stopping.min_delta": (0.0,),
-    "train.early_stopping.min_steps": (0,),
     "export.exporters": (None,),
     "export.dir": (None,),
 }

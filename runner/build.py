@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from runner import user_code
 from runner.config import Config, InputBlock, KeepBestConfig, RunSettings, StrategyConfig, WarmStartConfig, eval_key
+from runner.early_stopping import EarlyStopping
 from runner.estimator import Estimator
 from runner.inputs import Input
 from runner.journal import Journal, NullJournal
@@ -73,7 +74,10 @@ def build_job(
     eval_specs: tuple[EvalSpec, ...] = ()
     if "input.train.fn" in functions:
         train_input = build_input(config.input.train, functions["input.train.fn"])
-        train_spec = TrainSpec(train_input, max_steps=config.train.max_steps, hooks=hooks)
+        early_stopping = EarlyStopping(**dataclasses.asdict(config.train.early_stopping))
+        train_spec = TrainSpec(
+            train_input, max_steps=config.train.max_steps, hooks=hooks, early_stopping=early_stopping
+        )
     if config.command in ("train_and_evaluate", "evaluate", "dry_run"):
         eval_specs = tuple(_build_eval_specs(config, functions, hooks))
     if "input.predict.fn" in functions:

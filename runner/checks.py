@@ -41,6 +41,7 @@ def check(config: Config) -> None:
     _check_checkpoint(config.checkpoint)
     _check_keep_best(config)
     _check_warm_start(config)
+    _check_early_stopping(config)
     _check_prediction(config)
     _check_sweep(config)
     _check_tracking(config.tracking.uri)
@@ -232,6 +233,24 @@ def _compiled(key: str, pattern: str) -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as error:
         raise ConfigError(f"{key}: {pattern!r} is no regular expression: {error}.") from error
+
+
+def _check_early_stopping(config: Config) -> None:
+    settings = config.train.early_stopping
+    if settings.metric is None:
+        for option in dataclasses.fields(settings):
+            if getattr(settings, option.name) != option.default:
+                raise ConfigError(
+                    f"train.early_stopping.{option.name}={getattr(settings, option.name)} has no effect without "
+                    "train.early_stopping.metric."
+                )
+        return
+    if config.command == "train":
+        raise ConfigError(
+            f"train.early_stopping.metric={settings.metric} has no effect with command=train, which does not evaluate. "
+            "Use command=train_and_evaluate."
+        )
+    _check_metric("train.early_stopping.metric", settings.metric, config)
 
 
 def _check_prediction(config: Config) -> None:

@@ -352,6 +352,11 @@ class Estimator:
         """Where the events of an evaluation go."""
         return os.path.join(self.model_dir, _prefix(name))
 
+    def announce(self, kind: str, text: str, **fields: Any) -> None:
+        """Says `text` to the person who watches, and notes an event of this kind."""
+        self._progress.message(text)
+        self._journal.event(kind, text=text, **fields)
+
     # --- parts ------------------------------------------------------------------------------------------------
 
     @functools.cached_property

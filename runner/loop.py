@@ -104,6 +104,7 @@ class TrainingRun:
         self._summary_every = Every(config.save_summary_steps or None)
         self._writes_loss = "loss" not in program.summary_names  # a model_fn may write its own
         self._saved_step: int | None = None
+        self._saves_here = False  # by its cadence, whether or not somebody asks it to stop
         self._saved_at = time.monotonic()
         self._remaining = _remaining_steps(feed, position)
         self._resumed = position.elements > 0
@@ -153,7 +154,8 @@ class TrainingRun:
                         hook.after_step(self, result)
                 now = time.monotonic()
                 self._tell(self._saver.poll())
-                if self._save_every.due(result.first_step - 1, result.last_step, now - self._saved_at):
+                self._saves_here = self._save_every.due(result.first_step - 1, result.last_step, now - self._saved_at)
+                if self._saves_here:
                     self._save(asynchronous=self._config.save_checkpoints_asynchronously and not self._listeners)
             self._end()
         except Exception as error:
@@ -191,7 +193,8 @@ class TrainingRun:
     def _write_checkpoint(self, *, asynchronous: bool, announced: bool = False, is_evaluated: bool = False) -> str:
         """Returns when the values are copied or, where it is not asynchronous, when the checkpoint is durable."""
         self.wait_for_checkpoint()  # one at a time
-        snapshot = Snapshot(self._step, self._model.values(), {"input": self._position.as_extra()})
+        extra = {"input": self._position.as_extra(), "evaluate": self._is_evaluated_here()}
+        snapshot = Snapshot(self._step, self._model.values(), extra)
         iterators = {self._config.cluster.worker_index: self._iterator} if self._state_is_exact else {}
         self._announced = announced
         with self._journal.phase("save"):
@@ -221,6 +224,11 @@ class TrainingRun:
             self.wait_for_checkpoint()
         except Exception as other:
             error.add_note(f"and the last checkpoint was not written: {other}")
+
+    def _is_evaluated_here(self) -> bool:
+        """Whether an undisturbed run would come to a checkpoint, and so to evaluations, at this step."""
+        is_end = not self.interrupted or self._step >= self._target or self._position.ended
+        return self._step > self._first_step and (self._saves_here or is_end)
 
     # --- the phases of a run ----------------------------------------------------------------------------------
 

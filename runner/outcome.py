@@ -18,7 +18,8 @@ FINISHED, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 3
 SUMMARY_FILE = "summary.json"
 
 _OF_RESULT = ("built", "result", "error")
-_FACTS = ("global_step", "metrics", "steps_per_sec", "examples", "num_replicas", "checkpoint", "predictions")
+_FACTS = ("global_step", "metrics", "steps_per_sec", "examples", "num_replicas", "checkpoint", "predictions",
+          "stopped_early")  # fmt: skip
 
 
 @dataclass
@@ -74,6 +75,7 @@ def summary_of(outcome: Outcome, config: Config, run_id: str | None, secrets: se
         "command": config.command,
         "status": outcome.status,
         "error": mask_text(outcome.error, secrets) if outcome.error else None,
+        "stopped_early": outcome.facts.get("stopped_early"),
         "global_step": outcome.facts.get("global_step"),
         "metrics": outcome.facts.get("metrics", {}),
         "steps_per_sec": outcome.facts.get("steps_per_sec"),

@@ -286,6 +286,8 @@ def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     rows = [("status", str(summary["status"]))]
     if summary.get("error"):
         rows.append(("error", str(summary["error"])))
+    if summary.get("stopped_early"):
+        rows.append(("stopped early", str(summary["stopped_early"])))
     if summary.get("global_step") is not None:
         rows.append(("global_step", format_number(summary["global_step"])))
     for name, value in summary.get("metrics", {}).items():

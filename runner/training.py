@@ -8,7 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runner import checkpoints
+from runner import checkpoints, metrics
+from runner.early_stopping import EarlyStopping, Watched
 from runner.estimator import Estimator, InputFn
 from runner.hooks import Hook, Interrupted, Run
 from runner.loop import TrainingRun
@@ -23,6 +24,7 @@ class TrainSpec:
       max_steps: train until this global step; None: until the input ends.
       hooks: native and session hooks.
       saving_listeners: `tf.compat.v1.train.CheckpointSaverListener`s.
+      early_stopping: when `train_and_evaluate` ends training before that.
 
     Raises:
       ValueError: max_steps is not positive.
@@ -32,6 +34,7 @@ class TrainSpec:
     max_steps: int | None = None
     hooks: Sequence[Any] = ()
     saving_listeners: Sequence[Any] = ()
+    early_stopping: EarlyStopping = EarlyStopping()
 
     def __post_init__(self) -> None:
         _check("TrainSpec", self.input_fn, max_steps=self.max_steps)
@@ -81,6 +84,7 @@ class TrainingResult:
       examples: trained on by this call; 0 when there was nothing left to train.
       steps_per_sec: of this call's training, evaluations not counted; 0 when no step was taken.
       checkpoint: path of the last checkpoint.
+      stopped_early: why training ended before its last step; None: it did not.
     """
 
     metrics: Mapping[str, Mapping[str, Any]]
@@ -88,6 +92,7 @@ class TrainingResult:
     examples: int
     steps_per_sec: float
     checkpoint: str
+    stopped_early: str | None = None
 
 
 def train_and_evaluate(
@@ -95,25 +100,28 @@ def train_and_evaluate(
 ) -> TrainingResult:
     """Trains, and evaluates each checkpoint as it is saved, the last one always.
 
-    A run that is finished already (its last step is taken, or without `max_steps` its input was read to the end by an
-    earlier process) is evaluated and reported. One that is interrupted ends with its checkpoint.
+    A run that is finished already (its last step is taken, it was stopped early, or without `max_steps` its input was
+    read to the end by an earlier process) is evaluated and reported. One that is interrupted ends with its checkpoint.
 
     Raises:
-      ValueError: two evaluations have the same name.
+      ValueError: two evaluations have the same name, or early stopping watches what is not evaluated.
     """
     eval_specs = [eval_spec] if isinstance(eval_spec, EvalSpec) else list(eval_spec)
     names = [spec.name or "" for spec in eval_specs]
     if len(set(names)) < len(names):
         raise ValueError(f"train_and_evaluate: evaluations must differ in name, and there are {names}.")
-    evaluations = _Evaluations(estimator, eval_specs)
-    run = estimator.train_run(
-        train_spec.input_fn,
-        hooks=[*train_spec.hooks, evaluations],
-        max_steps=train_spec.max_steps,
-        saving_listeners=train_spec.saving_listeners,
-        after_save=[evaluations.after_save],
-        once=True,
-    )
+    _check_watched(train_spec.early_stopping, names)
+    evaluations = _Evaluations(estimator, eval_specs, train_spec.early_stopping)
+    run = None
+    if not evaluations.have_ended(train_spec.max_steps):
+        run = estimator.train_run(
+            train_spec.input_fn,
+            hooks=[*train_spec.hooks, evaluations],
+            max_steps=train_spec.max_steps,
+            saving_listeners=train_spec.saving_listeners,
+            after_save=[evaluations.after_save],
+            once=True,
+        )
     checkpoint = estimator.latest_checkpoint()
     assert checkpoint is not None
     step = checkpoints.checkpoint_step(checkpoint)
@@ -125,19 +133,44 @@ def train_and_evaluate(
         examples=0 if run is None else run.examples,
         steps_per_sec=0.0 if run is None else run.steps_per_sec,
         checkpoint=checkpoint,
+        stopped_early=evaluations.stopped_early,
     )
 
 
 class _Evaluations(Hook):
-    """The evaluations of a run: before its first step, after its checkpoints, at its end."""
+    """The evaluations of a run: before its first step, after its checkpoints, at its end; and what follows from them.
 
-    def __init__(self, estimator: Estimator, specs: Sequence[EvalSpec]) -> None:
+    Attributes:
+      metrics: name of the evaluation -> its last metrics.
+      stopped_early: why training ended; None: it did not.
+    """
+
+    def __init__(self, estimator: Estimator, specs: Sequence[EvalSpec], early_stopping: EarlyStopping) -> None:
         self.metrics: dict[str, Mapping[str, Any]] = {}
+        self.stopped_early: str | None = None
         self._estimator, self._specs = estimator, specs
         self._has_begun = False
         self._started = time.monotonic()
         self._last_start: dict[str, float] = {}
         self._last_step: dict[str, int] = {}
+        self._watched = Watched(early_stopping, estimator.model_dir)
+
+    def have_ended(self, max_steps: int | None) -> bool:
+        """Whether the run was stopped early at its latest checkpoint. To be asked before it goes on from there.
+
+        One that was killed before it had evaluated that checkpoint does so now.
+        """
+        latest = self._estimator.latest_checkpoint()
+        step = -1 if latest is None else checkpoints.checkpoint_step(latest)
+        self._watched.goes_on_from(step)
+        if latest is None or self._watched.rule.metric is None or (max_steps is not None and step >= max_steps):
+            return False
+        if not self._watched.has(step) and checkpoints.Reader(latest).extra().get("evaluate"):
+            for spec in self._specs:
+                if (spec.name or "") == self._watched.rule.evaluation:
+                    self._evaluate(spec, step)
+        self._stop_early(step)
+        return self.stopped_early is not None
 
     def before_step(self, run: Run, step: int) -> None:
         """Before the first loop: a checkpoint of `step` has been written, or the run goes on from it."""
@@ -163,6 +196,8 @@ class _Evaluations(Hook):
         try:
             for spec in specs:
                 self._evaluate(spec, run.global_step)
+                if (spec.name or "") == self._watched.rule.evaluation:
+                    self._stop_early(run.global_step, run)
         except Interrupted as stopped:
             run.interrupt(str(stopped))
 
@@ -181,6 +216,25 @@ class _Evaluations(Hook):
         except Exception as error:
             error.add_note(f"evaluating {name!r} at step {step} from {self._estimator.latest_checkpoint()}")
             raise
+        if name == self._watched.rule.evaluation:
+            prefix = f"eval_{name}" if name else "eval"
+            scalars = metrics.scalars(self.metrics[name])
+            self._watched.note(step, {f"{prefix}/{key}": v for key, v in scalars.items() if key != "global_step"})
+
+    def _stop_early(self, step: int, run: Run | None = None) -> None:
+        reason = self._watched.reason(step)
+        if reason is None or self.stopped_early is not None:
+            return
+        self.stopped_early = reason
+        self._estimator.announce("stopped_early", f"stopped early: {reason}", step=step)
+        if run is not None:
+            run.request_stop(f"stopped early: {reason}")
+
+
+def _check_watched(rule: EarlyStopping, names: Sequence[str]) -> None:
+    if rule.evaluation is not None and rule.evaluation not in names:
+        there = ", ".join(f"eval_{name}/..." if name else "eval/..." for name in names) or "none"
+        raise ValueError(f"train.early_stopping.metric={rule.metric}: there is no such evaluation. There are: {there}.")
 
 
 def _check(what: str, input_fn: Any, **steps: int | None) -> None:

@@ -17,7 +17,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # 0 plain Python
     ("types", "files", "report", "journal", "user_code", "cluster", "masking", "identity", "garbage", "names"),
     ("ranking",),
-    ("config",),  # the schema
+    ("config", "early_stopping"),  # the schema
     ("availability", "checks"),
     ("parsing", "lock", "saved"),  # a tree, checked against the schema
     ("mistakes", "provenance"),

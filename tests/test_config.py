@@ -536,11 +536,6 @@ LATER_VALUES = [
     ("train.warmup_steps", 10, "10", "leave it at 0"),
     ("train.ema_decay", 0.99, "0.99", "leave it at null"),
     ("train.nan", "rollback", "rollback", "use stop or ignore"),
-    ("train.early_stopping.metric", "eval/loss", "eval/loss", "leave it at null"),
-    ("train.early_stopping.mode", "max", "max", "leave it at null"),
-    ("train.early_stopping.patience_evals", 3, "3", "leave it at 1"),
-    ("train.early_stopping.min_delta", 0.1, "0.1", "leave it at 0.0"),
-    ("train.early_stopping.min_steps", 5, "5", "leave it at 0"),
     ("export.exporters", ["final"], "['final']", "leave it at null"),
     ("export.dir", "/x", "/x", "leave it at null"),
 ]

@@ -66,6 +66,7 @@ def test_a_task_that_finishes_is_summarised(
         "command": "train_and_evaluate",
         "status": "finished",
         "error": None,
+        "stopped_early": None,
         "global_step": 7,
         "metrics": {"eval/accuracy": 0.5},
         "steps_per_sec": 3.0,
