@@ -267,6 +267,8 @@ def read_state(model_dir: str | os.PathLike[str]) -> State:
 
 def write_state(model_dir: Path, names: Iterable[str]) -> None:
     """Makes the last of `names` the latest."""
+    for left in model_dir.glob(f".{STATE_FILE}.*"):  # of a process that was killed before it could move it
+        left.unlink(missing_ok=True)
     quoted = [json.dumps(name, ensure_ascii=False) for name in names]
     lines = [f"model_checkpoint_path: {quoted[-1]}", *(f"all_model_checkpoint_paths: {name}" for name in quoted)]
     write_atomically(model_dir / STATE_FILE, "\n".join(lines) + "\n")
