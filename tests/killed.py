@@ -129,7 +129,7 @@ def end_before_move(step: int, name: str) -> None:
             end()
         replace(source, target, **arguments)
 
-    os.replace = watched
+    os.replace = watched  # type: ignore[assignment]
 
 
 def endings(rng: random.Random) -> list[Callable[[], list[Hook]]]:
