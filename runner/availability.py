@@ -19,7 +19,6 @@ AVAILABLE: Mapping[str, tuple[Any, ...]] = {
     "run.debug": (None,),
     "run.profile": (None,),
     "train.max_epochs": (None,),
-    "train.nan": ("stop", "ignore"),
     "export.exporters": (None,),
     "export.dir": (None,),
 }

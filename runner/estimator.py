@@ -183,7 +183,7 @@ class Estimator:
         """Args: stop: called with the reason when a session hook requests to stop."""
         model = self._model(training=True)
         overrides, _, _ = split_hooks(hooks)
-        stop_at_nan = overrides.nan(self._config.nan) == "stop"
+        stop_at_nan = overrides.nan(self._config.nan) != "ignore"
         program = model.train_program(feed, summary_writer=self._writer, stop_at_nan=stop_at_nan)
         spec = program.spec
         hooks += [*spec.training_hooks, *(spec.training_chief_hooks if self._config.is_chief else ())]

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner.checkpoints import CheckpointWriter
+from runner import manifest
+from runner.checkpoints import CheckpointWriter, Reader
 from runner.hooks import Every
 from runner.inputs import Feed
 from runner.journal import Journal, NullJournal
@@ -29,6 +30,9 @@ _log = logging.getLogger(__name__)
 # A loop that takes this long costs little in Python and still answers signals and clocks soon enough.
 _LOOP_SECS = 1.0
 _GROWTH = 10
+
+MAX_ROLLBACKS = 3
+"""How often a run goes back to its last checkpoint because of a loss that is not finite."""
 
 
 class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError):
@@ -104,6 +108,8 @@ class TrainingRun:
         self._summary_every = Every(config.save_summary_steps or None)
         self._writes_loss = "loss" not in program.summary_names  # a model_fn may write its own
         self._saved_step: int | None = None
+        self._latest = preparation.latest  # path of the checkpoint to go back to
+        self._rollbacks = 0 if self._latest is None else int(Reader(self._latest).extra().get("rollbacks") or 0)
         self._saves_here = False  # by its cadence, whether or not somebody asks it to stop
         self._saved_at = time.monotonic()
         self._remaining = _remaining_steps(feed, position)
@@ -154,7 +160,8 @@ class TrainingRun:
                         hook.after_step(self, result)
                 now = time.monotonic()
                 self._tell(self._saver.poll())
-                self._saves_here = self._save_every.due(result.first_step - 1, result.last_step, now - self._saved_at)
+                due = self._save_every.due(result.first_step - 1, result.last_step, now - self._saved_at)
+                self._saves_here = due and self._step == result.last_step  # else it went back
                 if self._saves_here:
                     self._save(asynchronous=self._config.save_checkpoints_asynchronously and not self._listeners)
             self._end()
@@ -193,14 +200,15 @@ class TrainingRun:
     def _write_checkpoint(self, *, asynchronous: bool, announced: bool = False, is_evaluated: bool = False) -> str:
         """Returns when the values are copied or, where it is not asynchronous, when the checkpoint is durable."""
         self.wait_for_checkpoint()  # one at a time
-        extra = {"input": self._position.as_extra(), "evaluate": self._is_evaluated_here()}
+        extra: dict[str, Any] = {"input": self._position.as_extra(), "evaluate": self._is_evaluated_here()}
+        extra["rollbacks"] = self._rollbacks
         snapshot = Snapshot(self._step, self._model.values(), extra)
         iterators = {self._config.cluster.worker_index: self._iterator} if self._state_is_exact else {}
         self._announced = announced
         with self._journal.phase("save"):
             path = self._saver.begin(snapshot, iterators, asynchronous=asynchronous, is_evaluated=is_evaluated)
         self._model.has_values_of(path)
-        self._saved_step, self._saved_at = self._step, time.monotonic()
+        self._saved_step, self._saved_at, self._latest = self._step, time.monotonic(), path
         self._tell(self._saver.poll())
         return path
 
@@ -389,10 +397,10 @@ class TrainingRun:
 
     def _is_whole(self, part: LoopResult, num_steps: int) -> bool:
         """Whether a loop took all its steps, and training goes on after them."""
-        return part.num_steps == num_steps and (self._config.nan != "stop" or math.isfinite(part.losses[-1]))
+        return part.num_steps == num_steps and (self._config.nan == "ignore" or math.isfinite(part.losses[-1]))
 
     def _stop_at_nan(self, result: StepResult) -> None:
-        if self._config.nan != "stop" or not result.num_steps or math.isfinite(result.losses[-1]):
+        if self._config.nan == "ignore" or not result.num_steps or math.isfinite(result.losses[-1]):
             return
         names = self._model.not_finite()
         held = (
@@ -401,6 +409,9 @@ class TrainingRun:
             else ("All variables are still finite.")
         )
         self._journal.event("nan", step=self._step, loss=str(result.losses[-1]), variables=names)
+        if self._config.nan == "rollback" and self._rollbacks < MAX_ROLLBACKS:
+            self._roll_back(result)
+            return
         if not self._fail_at_nan:
             _log.warning("The loss became %s at step %d. %s", result.losses[-1], self._step, held)
             self.request_stop("the loss is not finite")
@@ -408,7 +419,25 @@ class TrainingRun:
         raise NanLossError(
             f"the loss became {result.losses[-1]} at step {self._step}. {held} "
             f"The last checkpoint is of step {self._saved_step}; train.nan=ignore (RunConfig(nan='ignore')) trains on."
+            + (f" It was gone back to {self._rollbacks} times already." if self._rollbacks else "")
         )
+
+    def _roll_back(self, result: StepResult) -> None:
+        """Gives the variables the values of the last checkpoint; the input goes on after the bad batch.
+
+        A run that is resumed does the same: it comes to the bad batch again, and the count is in the checkpoint.
+        """
+        assert self._latest is not None
+        self.wait_for_checkpoint()
+        self._rollbacks += 1
+        self._model.restore(self._latest)
+        self._step = self._model.store.global_step
+        self._journal.event("rollback", step=result.last_step, back_to=self._step, count=self._rollbacks)
+        _log.warning(
+            "The loss became %s at step %d: back to step %d, and on with the batches that follow the bad one "
+            "(rollback %d of at most %d).",
+            result.losses[-1], result.last_step, self._step, self._rollbacks, MAX_ROLLBACKS,
+        )  # fmt: skip
 
 
 def _remaining_steps(feed: Feed, position: Position) -> float | None:

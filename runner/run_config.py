@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 _SAVE_CADENCES = ("save_checkpoints_steps", "save_checkpoints_secs")
 _NOT_GIVEN: Any = object()
 _CHOICES: Mapping[str, tuple[str, ...]] = {
-    "nan": ("stop", "ignore"),
+    "nan": ("stop", "rollback", "ignore"),
     "learning_rate_scaling": ("none", "linear", "sqrt"),
     "precision": ("float32", "mixed_bfloat16", "mixed_float16"),
 }
@@ -94,7 +94,8 @@ class RunConfig:
       steps_per_loop: steps that run in one graph call; None: grows until a call takes about a second, and always
         ends at the next save, summary, evaluation or last step.
       tensorboard: False writes no event files, of training or evaluation.
-      nan: "stop": training ends with an error at the first loss that is not finite; "ignore".
+      nan: "stop": training ends with an error at the first loss that is not finite; "ignore"; "rollback": it goes back
+        to the last checkpoint, while the input goes on after the bad batch, at most three times in a run.
       clip_global_norm: the gradient of the global batch is scaled down to this norm where it is larger; None: not.
       gradient_accumulation: each replica computes its part of a batch in so many parts, one after the other.
       learning_rate_scaling: "none", or by the replicas: "linear", "sqrt" of their number.

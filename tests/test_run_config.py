@@ -70,7 +70,7 @@ def test_cadences_and_loops_must_be_positive(name: str) -> None:
 
 
 def test_unknown_nan_policy_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"RunConfig\(nan='skip'\): allowed are 'stop' and 'ignore'."):
+    with pytest.raises(ValueError, match=r"RunConfig\(nan='skip'\): allowed are 'stop', 'rollback' and 'ignore'."):
         RunConfig(nan="skip")
 
 
