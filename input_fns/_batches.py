@@ -18,7 +18,9 @@ Epoch = Any
 """The number of an epoch of TRAIN, an int64 scalar; None for the one ordered pass of EVAL and PREDICT."""
 
 
-def batched(read_epoch: Callable[[Epoch], tf.data.Dataset], mode: str, params: Mapping[str, Any]) -> tf.data.Dataset:
+def batched(
+    read_epoch: Callable[[Epoch], tf.data.Dataset], mode: str, params: Mapping[str, Any], num_epochs: int | None = None
+) -> tf.data.Dataset:
     """Batches: without end in TRAIN, one pass in EVAL and PREDICT.
 
     Args:
@@ -27,15 +29,18 @@ def batched(read_epoch: Callable[[Epoch], tf.data.Dataset], mode: str, params: M
       params: reads batch_size and batch_across_epochs. False: the last batch of an epoch holds what is left, so that
         an epoch is a whole number of steps. True: it is filled up from the next epoch. Either way every example
         comes exactly once an epoch.
+      num_epochs: TRAIN ends after so many; None: it does not.
     """
     size = _batch_size(params)
     if mode != "train":
         return read_epoch(None).batch(size)
-    epochs = tf.data.Dataset.range(np.iinfo(np.int64).max)
+    epochs = tf.data.Dataset.range(num_epochs or np.iinfo(np.int64).max)
     if params.get("batch_across_epochs"):
         batches = epochs.flat_map(read_epoch).batch(size)
     else:
         batches = epochs.flat_map(lambda epoch: read_epoch(epoch).batch(size))
+    if num_epochs is not None:
+        return batches
     return batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
 
@@ -46,6 +51,7 @@ def batches_of_arrays(
     params: Mapping[str, Any],
     config: Any,
     input_context: tf.distribute.InputContext | None,
+    num_epochs: int | None = None,
 ) -> tf.data.Dataset:
     """Batches of a nest of arrays in memory, each `[num_rows, ...]`, divided by row over the input pipelines."""
     # Row numbers are shuffled and batched, not rows: one gather a batch is faster, and a checkpoint holds two numbers.
@@ -61,7 +67,7 @@ def batches_of_arrays(
     def gather(batch: tf.Tensor) -> Any:
         return tf.nest.map_structure(lambda tensor: tf.gather(tensor, batch), tensors)
 
-    batches = batched(read_epoch, mode, params)
+    batches = batched(read_epoch, mode, params, num_epochs)
     # Two at once halve the time of a small batch, from 100 to 55 us on two cores.
     return batches.map(gather, num_parallel_calls=2, deterministic=True).prefetch(tf.data.AUTOTUNE)
 

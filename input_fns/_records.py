@@ -79,7 +79,13 @@ class Records:
 
 
 def parsed_batches(
-    records: Records, parse: Parse, explain: Explain, mode: str, params: Mapping[str, Any], config: Any
+    records: Records,
+    parse: Parse,
+    explain: Explain,
+    mode: str,
+    params: Mapping[str, Any],
+    config: Any,
+    num_epochs: int | None = None,
 ) -> tf.data.Dataset:
     """Batches of the parsed records.
 
@@ -87,7 +93,7 @@ def parsed_batches(
       records: one epoch of them.
       parse: records `[batch]` -> what the dataset holds. Fails if one of them is bad.
       explain: (place, record), scalars, of the first record that failed -> assertions, one of which says why.
-      mode, params: see `batched`; params.shuffle_buffer is the number of examples to draw from.
+      mode, params, num_epochs: see `batched`; params.shuffle_buffer is the number of examples to draw from.
       config: has the seed where params have none.
     """
     seed, buffer = seed_of(params, config), params.get("shuffle_buffer", DEFAULT_SHUFFLE_BUFFER)
@@ -103,7 +109,7 @@ def parsed_batches(
     # number, which is saved, makes them anew.
     options = tf.data.Options()
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-    batches = batched(read_epoch, mode, params).with_options(options)
+    batches = batched(read_epoch, mode, params, num_epochs).with_options(options)
     return _parsed(batches, records, parse, explain).prefetch(tf.data.AUTOTUNE)
 
 

@@ -40,11 +40,14 @@ def input_fn(
     params: Mapping[str, Any],
     config: Any = None,
     input_context: tf.distribute.InputContext | None = None,
+    num_epochs: int | None = None,
 ) -> tf.data.Dataset:
     """Batches of (dict of features `[batch]`, label `[batch]`).
 
     TRAIN shuffles anew each epoch and never ends; EVAL and PREDICT are one ordered pass. PREDICT has no label, and with
     a header needs no column for it.
+
+    num_epochs: TRAIN ends after so many; None: it does not (train.max_epochs).
 
     Params:
       files: a path or glob, or a list of them; names in .gz are compressed. A quoted field may hold the delimiter and
@@ -91,7 +94,7 @@ def input_fn(
     # Every line has its delimiters and an end.
     most = None if compressed else sum(tf.io.gfile.stat(file).length for file in files) // len(columns) + len(files)
     records = Records(files, read, part, most=most, noun="line", first=1 + skip)
-    return parsed_batches(records, parse, line.explain, mode, params, config)
+    return parsed_batches(records, parse, line.explain, mode, params, config, num_epochs)
 
 
 class Line:

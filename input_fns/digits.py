@@ -18,11 +18,14 @@ def input_fn(
     params: Mapping[str, Any],
     config: Any = None,
     input_context: tf.distribute.InputContext | None = None,
+    num_epochs: int | None = None,
 ) -> tf.data.Dataset:
     """Batches of ({"image": float32 `[batch, 8, 8, 1]` in 0..1, "id": int64 `[batch]`}, labels int64 `[batch]`).
 
     TRAIN shuffles its part anew each epoch and never ends; EVAL and PREDICT are one pass of the held-out part, by id.
     PREDICT has no labels. The split is stratified: both parts have the classes in the same proportions.
+
+    num_epochs: TRAIN ends after so many; None: it does not (train.max_epochs).
 
     Params:
       batch_size: examples a batch.
@@ -42,4 +45,4 @@ def input_fn(
     shape = (-1, 64) if params.get("flat") else (-1, 8, 8, 1)
     features = {"image": images.reshape(shape), "id": rows}
     arrays = features if mode == "infer" else (features, data.target[rows].astype(np.int64))
-    return batches_of_arrays(arrays, len(rows), mode, params, config, input_context)
+    return batches_of_arrays(arrays, len(rows), mode, params, config, input_context, num_epochs)

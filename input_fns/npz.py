@@ -19,10 +19,13 @@ def input_fn(
     params: Mapping[str, Any],
     config: Any = None,
     input_context: tf.distribute.InputContext | None = None,
+    num_epochs: int | None = None,
 ) -> tf.data.Dataset:
     """Batches of (dict of features, label), the rows of all files, in the dtypes that are stored.
 
     TRAIN shuffles all rows anew each epoch and never ends; EVAL and PREDICT are one ordered pass. PREDICT has no label.
+
+    num_epochs: TRAIN ends after so many; None: it does not (train.max_epochs).
 
     Params:
       files: a path or glob, or a list of them. Each holds the same arrays, `[rows, ...]`.
@@ -46,7 +49,9 @@ def input_fn(
     arrays = {key: np.concatenate([file[key][first::each] for file in loaded]) for key in wanted}
     features = {key: arrays[key] for key in keys}
     rows = len(arrays[wanted[0]])
-    return batches_of_arrays(features if label is None else (features, arrays[label]), rows, mode, params, config, None)
+    return batches_of_arrays(
+        features if label is None else (features, arrays[label]), rows, mode, params, config, None, num_epochs
+    )
 
 
 def _keys(file: str, features: Any, label: str | None) -> list[str]:

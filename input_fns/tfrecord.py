@@ -28,10 +28,13 @@ def input_fn(
     params: Mapping[str, Any],
     config: Any = None,
     input_context: tf.distribute.InputContext | None = None,
+    num_epochs: int | None = None,
 ) -> tf.data.Dataset:
     """Batches of (dict of features, label).
 
     TRAIN shuffles anew each epoch and never ends; EVAL and PREDICT are one ordered pass. PREDICT has no label.
+
+    num_epochs: TRAIN ends after so many; None: it does not (train.max_epochs).
 
     Params:
       files: a path or glob, or a list of them; names in .gz are compressed.
@@ -81,7 +84,7 @@ def input_fn(
         values = tf.nest.flatten(parsed, expand_composites=True)
         return [tf.debugging.Assert(False, [tf.strings.join([place, ": cannot be parsed"]), *values])]
 
-    return parsed_batches(Records(files, read, part, counts), parse, explain, mode, params, config)
+    return parsed_batches(Records(files, read, part, counts), parse, explain, mode, params, config, num_epochs)
 
 
 def _feature_spec(features: Any, label: str | None) -> dict[str, Any]:

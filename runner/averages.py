@@ -1,4 +1,4 @@
-"""Exponential moving averages of the trainable weights, kept beside them under tf.train.ExponentialMovingAverage's names."""
+"""Exponential moving averages of the trainable weights, under the names of tf.train.ExponentialMovingAverage."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def update(replica: Replica, decay: float | None) -> Sequence[tf.Operation]:
     pairs = list(zip(kept, trainable.values(), strict=True))
 
     def move(average: Any, variable: Any) -> Any:
-        return average.assign_sub((average - variable) * tf.cast(1 - decay, average.dtype), read_value=False)
+        return average.assign_sub((average - variable) * tf.constant(1 - decay, average.dtype), read_value=False)
 
     def move_all(strategy: tf.distribute.Strategy) -> list[Any]:
         # Each device moves its own copy by its own copy: nothing is sent.

@@ -74,9 +74,15 @@ def build_job(
     eval_specs: tuple[EvalSpec, ...] = ()
     if "input.train.fn" in functions:
         train_input = build_input(config.input.train, functions["input.train.fn"])
+        if config.run.debug == "overfit":
+            train_input = dataclasses.replace(train_input, first_batch_only=True)
         early_stopping = EarlyStopping(**dataclasses.asdict(config.train.early_stopping))
         train_spec = TrainSpec(
-            train_input, max_steps=config.train.max_steps, hooks=hooks, early_stopping=early_stopping
+            train_input,
+            config.train.max_steps,
+            hooks,
+            early_stopping=early_stopping,
+            max_epochs=config.train.max_epochs,
         )
     if config.command in ("train_and_evaluate", "evaluate", "dry_run"):
         eval_specs = tuple(_build_eval_specs(config, functions, hooks))

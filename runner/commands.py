@@ -91,7 +91,9 @@ def _train_and_evaluate(config: Config, job: Job, around: Surroundings) -> dict[
 def _train(config: Config, job: Job, around: Surroundings) -> dict[str, Any]:
     spec = job.train_spec
     assert spec is not None
-    training = job.estimator.train_run(spec.input_fn, hooks=spec.hooks, max_steps=spec.max_steps, once=True)
+    training = job.estimator.train_run(
+        spec.input_fn, hooks=spec.hooks, max_steps=spec.max_steps, once=True, max_epochs=spec.max_epochs
+    )
     return {
         **_checkpoint_of(job),
         "metrics": {},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import logging
@@ -95,6 +96,7 @@ class Estimator:
         steps: int | None = None,
         max_steps: int | None = None,
         saving_listeners: Sequence[Any] | None = None,
+        max_epochs: int | None = None,
     ) -> Estimator:
         """Trains from the latest checkpoint on, and saves one at the end.
 
@@ -103,12 +105,13 @@ class Estimator:
           steps: so many further steps; None: until the input ends.
           max_steps: until the global step is so large; nothing happens when it already is.
           saving_listeners: `tf.compat.v1.train.CheckpointSaverListener`s.
+          max_epochs: until so many passes over the input are made, those before the latest checkpoint included.
 
         Raises:
-          ValueError: both steps and max_steps are given, or one is not positive.
+          ValueError: both steps and max_steps are given, or a number is not positive; max_epochs of data without end.
           tf.compat.v1.train.NanLossDuringTrainingError: a loss was not finite; it names the step.
         """
-        self.train_run(input_fn, hooks, steps, max_steps, saving_listeners)
+        self.train_run(input_fn, hooks, steps, max_steps, saving_listeners, max_epochs=max_epochs)
         return self
 
     def train_run(
@@ -120,6 +123,7 @@ class Estimator:
         saving_listeners: Sequence[Any] | None = None,
         after_save: Sequence[Callable[[TrainingRun], None]] = (),
         once: bool = False,
+        max_epochs: int | None = None,
     ) -> TrainingRun | None:
         """As `train`. Returns what the run came to; None when there was nothing to do.
 
@@ -127,14 +131,16 @@ class Estimator:
           after_save: called with the run after each checkpoint, unless the run was interrupted.
           once: without an end in steps, an input that an earlier process read to its end is not read again.
         """
-        _check_end(steps, max_steps)
+        _check_end(steps, max_steps, max_epochs)
         latest = self.latest_checkpoint()
         if latest is not None and max_steps is not None and checkpoints.checkpoint_step(latest) >= max_steps:
             _log.info("Nothing to train: %s is at step %d.", latest, checkpoints.checkpoint_step(latest))
             return None
-        feed = self._training_feed(input_fn, latest)
-        if once and steps is None and max_steps is None and self._is_at_its_end(input_fn, feed, latest):
-            _log.info("Nothing to train: %s is where the training input ended. train.max_steps trains on.", latest)
+        feed = self._training_feed(input_fn, latest, max_epochs)
+        to_its_end = steps is None and (max_steps is None or max_epochs is not None)
+        if once and to_its_end and self._is_at_its_end(input_fn, feed, latest):
+            more = "train.max_steps" if max_epochs is None else "A larger train.max_epochs"
+            _log.info("Nothing to train: %s is where the training input ended. %s trains on.", latest, more)
             return None
         preparation = self._prepare(feed, input_fn, list(hooks or ()), latest, lambda reason: run.request_stop(reason))
         listeners = preparation.session_hooks.listeners([*(saving_listeners or ()), *preparation.overrides.listeners])
@@ -156,21 +162,23 @@ class Estimator:
             self._progress.stop()
         return run
 
-    def prepare(self, input_fn: InputFn, hooks: Sequence[Any] | None = None) -> Preparation:
+    def prepare(
+        self, input_fn: InputFn, hooks: Sequence[Any] | None = None, max_epochs: int | None = None
+    ) -> Preparation:
         """Training up to its first step: the model traced, restored from the latest checkpoint, at its place in the
         input. No step is taken and no checkpoint written."""
         latest = self.latest_checkpoint()
-        return self._prepare(self._training_feed(input_fn, latest), input_fn, list(hooks or ()), latest)
+        return self._prepare(self._training_feed(input_fn, latest, max_epochs), input_fn, list(hooks or ()), latest)
 
     def _is_at_its_end(self, input_fn: InputFn, feed: Feed, latest: str | None) -> bool:
         """Whether an earlier process, not a call on this object, has read the input to its end."""
-        return self._trained_on is None and was_read_to_its_end(source_of(input_fn, feed), latest)
+        return self._trained_on is None and was_read_to_its_end(source_of(input_fn, feed), latest, feed.num_epochs)
 
-    def _training_feed(self, input_fn: InputFn, latest: str | None) -> Feed:
+    def _training_feed(self, input_fn: InputFn, latest: str | None, max_epochs: int | None) -> Feed:
         if latest is None:
             self._models.clear()  # what is in memory is of a model_dir that somebody has emptied
         with self._journal.phase("build"):
-            return self._feed(input_fn, ModeKeys.TRAIN, self._model(training=True))
+            return self._feed(input_fn, ModeKeys.TRAIN, self._model(training=True), max_epochs)
 
     def _prepare(
         self,
@@ -221,7 +229,7 @@ class Estimator:
         goes_on = not is_further_call or (fn is last and feed.remaining_steps() == math.inf)
         source = source_of(input_fn, feed)
         if not goes_on:
-            return iter(feed.dataset), Position(source)
+            return iter(feed.dataset), Position(source, num_epochs=feed.num_epochs)
         return continued(feed, source, latest, self._config.cluster.worker_index)
 
     # --- evaluation and prediction ----------------------------------------------------------------------------
@@ -258,7 +266,16 @@ class Estimator:
     ) -> dict[str, Any]:
         started = time.monotonic()
         model, feed, program = self.prepare_evaluation(input_fn)
-        model.restore(path)
+        with self._restored(model, path):
+            step, results, one_pass, examples = self._evaluated(model, feed, program, steps, hooks, name)
+        self._report_evaluation(results, step, name, path, examples, time.monotonic() - started)
+        one_pass.end()
+        return {**results, "global_step": step}
+
+    def _evaluated(
+        self, model: Model, feed: Feed, program: inference.EvalProgram, steps: float, hooks: list[Any], name: str | None
+    ) -> tuple[int, dict[str, Any], Pass, int]:
+        """(global step, metrics, the pass, examples) of an evaluation of what `model` holds."""
         step = model.store.global_step
         one_pass = self._pass([*hooks, *program.spec.evaluation_hooks], program, step, _prefix(name))
         one_pass.begin()
@@ -268,13 +285,11 @@ class Estimator:
             counted = evaluation.run(program, iter(feed.dataset), steps, one_pass)
             if not counted.examples:
                 raise ValueError(f"evaluate({name or ''}): the input has no examples.")
-            results = {**counted.means()}
+            results: dict[str, Any] = {**counted.means()}
             results.update(tf.nest.map_structure(metrics.plain, program.values()))
         finally:
             model.assign(kept)
-        self._report_evaluation(results, step, name, path, counted.examples, time.monotonic() - started)
-        one_pass.end()
-        return {**results, "global_step": step}
+        return step, results, one_pass, counted.examples
 
     def prepare_evaluation(self, input_fn: InputFn) -> tuple[Model, Feed, inference.EvalProgram]:
         """An evaluation up to its first batch, but for what the checkpoint holds."""
@@ -311,25 +326,39 @@ class Estimator:
         model = self._model(training=False)
         feed = self._feed(input_fn, ModeKeys.PREDICT, model)
         program = model.predict_program(feed)
+        with self._restored(model, path):
+            one_pass = self._pass([*hooks, *program.spec.prediction_hooks], program, model.store.global_step, "predict")
+            one_pass.begin()
+            program.reset()
+            if program.trace.may_write_in_branches:
+                model.has_new_values()  # what runs next reads the checkpoint again
+            seen = 0
+            for count, batch in program.batches(iter(feed.dataset), one_pass.session):
+                if model.is_stale(path) and not program.trace.may_write_in_branches:
+                    raise RuntimeError(
+                        "the model was trained or restored while predict was under way: call predict again."
+                    )
+                batch = inference.chosen(batch, predict_keys)
+                seen += count
+                one_pass.after_batches(seen)
+                yield from _single_examples(batch) if single else [batch]
+                self._show_averages(model, path)  # whoever used the model meanwhile has put the weights back
+            one_pass.end()
+
+    @contextlib.contextmanager
+    def _restored(self, model: Model, path: str) -> Iterator[None]:
+        """The model with what is evaluated of the checkpoint `path`: its values, or the averages of its weights."""
         model.restore(path)
-        one_pass = self._pass([*hooks, *program.spec.prediction_hooks], program, model.store.global_step, "predict")
-        one_pass.begin()
-        program.reset()
-        if program.trace.may_write_in_branches:
-            model.has_new_values()  # what runs next reads the checkpoint again
-        seen = 0
-        for count, batch in program.batches(iter(feed.dataset), one_pass.session):
-            if model.is_stale(path) and not program.trace.may_write_in_branches:
-                raise RuntimeError("the model was trained or restored while predict was under way: call predict again.")
-            batch = inference.chosen(batch, predict_keys)
-            seen += count
-            one_pass.after_batches(seen)
-            if not single:
-                yield batch
-                continue
-            for example in range(inference.num_examples(batch)):
-                yield tf.nest.map_structure(lambda values, example=example: values[example], batch)
-        one_pass.end()
+        try:
+            self._show_averages(model, path)
+            yield
+        finally:
+            model.show_weights()
+
+    def _show_averages(self, model: Model, path: str) -> None:
+        if self._config.ema_decay is not None:
+            self._say_once(f"Evaluation uses the moving averages of the weights (ema_decay={self._config.ema_decay}).")
+            model.show_averages(path)
 
     # --- what is there ----------------------------------------------------------------------------------------
 
@@ -374,7 +403,7 @@ class Estimator:
             self._models[other] = Model(self._model_fn, strategy, config=self._config, journal=self._journal)
         return self._models[other]
 
-    def _feed(self, input_fn: InputFn, mode: str, model: Model) -> Feed:
+    def _feed(self, input_fn: InputFn, mode: str, model: Model, num_epochs: int | None = None) -> Feed:
         # As tf.estimator seeded the graph before input_fn was called: what shuffles in it, shuffles the same way.
         with seeded(self._config.seed):
             feed = build_feed(
@@ -384,12 +413,16 @@ class Estimator:
                 config=self._config,
                 num_replicas=model.num_replicas(training=mode == ModeKeys.TRAIN),
                 num_parts=self._config.gradient_accumulation if mode == ModeKeys.TRAIN else 1,
+                num_epochs=num_epochs,
             )
-        how = f"Input ({mode}): sharding {feed.shard}: {feed.reason}"
-        if how not in self._said:  # each evaluation builds its input anew
-            self._said.add(how)
-            _log.info("%s", how)
+        self._say_once(f"Input ({mode}): sharding {feed.shard}: {feed.reason}")
         return feed
+
+    def _say_once(self, text: str) -> None:
+        """Logs what would be the same for each evaluation."""
+        if text not in self._said:
+            self._said.add(text)
+            _log.info("%s", text)
 
     def _checkpoint(self, path: str | None, command: str) -> str:
         path = path or self.latest_checkpoint()
@@ -436,13 +469,18 @@ def keep_of(config: RunConfig) -> Keep:
     return Keep(config.keep_checkpoint_max, config.keep_best, config.keep_checkpoint_every_n_hours)
 
 
+def _single_examples(batch: Any) -> Iterator[Any]:
+    for example in range(inference.num_examples(batch)):
+        yield tf.nest.map_structure(lambda values: values[example], batch)  # noqa: B023
+
+
 def _prefix(name: str | None) -> str:
     """Of an evaluation's metrics, and its folder."""
     return f"eval_{name}" if name else "eval"
 
 
-def _check_end(steps: int | None, max_steps: int | None) -> None:
-    _check_positive(steps=steps, max_steps=max_steps)
+def _check_end(steps: int | None, max_steps: int | None, max_epochs: int | None) -> None:
+    _check_positive(steps=steps, max_steps=max_steps, max_epochs=max_epochs)
     if steps is not None and max_steps is not None:
         raise ValueError(f"train(steps={steps}, max_steps={max_steps}): give one of them.")
 

@@ -18,7 +18,7 @@ from runner.types import Params
 __all__ = ["Feed", "Input", "InputContext", "Share", "build_feed"]
 
 SHARD_CHOICES = ("auto", "files", "examples", "input_fn", "off")
-ARGUMENTS = ("mode", "params", "config", "input_context")
+ARGUMENTS = ("mode", "params", "config", "input_context", "num_epochs")
 _BLOCKS = {"train": "input.train", "eval": "input.eval", "infer": "input.predict"}
 
 
@@ -28,7 +28,8 @@ class Input:
 
     Attributes:
       fn: called with those of mode, params, config, input_context that it declares. Returns a tf.data.Dataset of
-        (features, labels) or of features, or these as tensors.
+        (features, labels) or of features, or these as tensors. One that declares num_epochs ends after so many
+        passes where training is limited to them (train.max_epochs), and is not given it elsewhere.
       params: what `fn` gets as params; None: the Estimator's (tf.estimator's rule).
       batch_size: examples of one step over all replicas; in TRAIN it divides evenly by their number. None: the
         function's own batches are per replica and taken in turn, as in tf.estimator.
@@ -38,6 +39,7 @@ class Input:
           divides, every worker trains on all of it. auto: input_fn where the function reads
           `input_context.input_pipeline_id` or `num_input_pipelines`, else examples.
       shuffle_seed: given to `fn` as params["shuffle_seed"]; None: not given.
+      first_batch_only: the batch of the first step comes again and again, without end.
 
     Raises:
       ValueError: a batch_size that is not a positive int, or an unknown shard.
@@ -48,6 +50,7 @@ class Input:
     batch_size: int | None = None
     shard: str = "auto"
     shuffle_seed: int | None = None
+    first_batch_only: bool = False
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
@@ -100,6 +103,7 @@ class Feed:
       reason: why, for the log.
       division: does the dividing.
       num_parts: a replica computes its share in so many parts, one after the other.
+      num_epochs: the dataset is so many passes over the examples; None: nobody counts.
     """
 
     dataset: tf.data.Dataset
@@ -109,6 +113,7 @@ class Feed:
     reason: str
     division: Division
     num_parts: int = 1
+    num_epochs: int | None = None
 
     @property
     def replica_spec(self) -> tuple[Any, Any]:
@@ -121,7 +126,7 @@ class Feed:
         return spec[0], (spec[1] if len(spec) > 1 else None)
 
     def remaining_steps(self) -> float | None:
-        """Steps in one pass from the start: an int; math.inf for data without end; None where nobody knows."""
+        """Steps from the start to the end of `dataset`: an int; math.inf for data without end; None where nobody knows."""
         cardinality = int(self.dataset.cardinality())
         if cardinality == tf.data.INFINITE_CARDINALITY:
             return math.inf
@@ -190,6 +195,7 @@ def build_feed(
     worker_index: int = 0,
     num_workers: int = 1,
     num_parts: int = 1,
+    num_epochs: int | None = None,
 ) -> Feed:
     """Calls the input function and makes its result this process's Feed.
 
@@ -201,6 +207,7 @@ def build_feed(
       num_replicas: of this process.
       worker_index, num_workers: this process among those that train together; all call this with the same input.
       num_parts: in which a replica computes its share (`train.gradient_accumulation`).
+      num_epochs: passes over the examples; None: as many as the function makes.
 
     Raises:
       ValueError: the batch size does not divide (TRAIN), the function cannot be called or returned something else
@@ -211,7 +218,7 @@ def build_feed(
     _check_batch_size(source, mode, place, num_parts)
 
     def call(plan: _Plan) -> Any:
-        return _call(source, plan, mode, params, config)
+        return _call(source, plan, mode, params, config, num_epochs)
 
     shard, reason, plan, result = _call_sharded(source, place, call)
     name = _describe(source.fn)
@@ -220,15 +227,17 @@ def build_feed(
             f"{_BLOCKS[mode]}.shard={shard} leaves it to {name} to take its part of the data, but that reads neither "
             "input_context.input_pipeline_id nor num_input_pipelines. Read them, or use shard=examples."
         )
-    dataset = as_dataset(result, name, mode)
+    dataset = _passes(as_dataset(result, name, mode), source.fn, num_epochs)
     if source.batch_size is not None:
         # EVAL may hold any batches: all are counted right. In TRAIN the size is part of what is trained.
         expected = plan.batch_size if mode == "train" and isinstance(result, tf.data.Dataset) else None
         check_batches(dataset.element_spec, name, f"{_BLOCKS[mode]}.batch_size={source.batch_size}", expected)
     division = plan.division
+    if source.first_batch_only:
+        dataset = dataset.take(division.elements_per_step).cache().repeat()
     if isinstance(division, InTurn):
         division = dataclasses.replace(division, endless=int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY)
-    return Feed(dataset, num_replicas, source.batch_size, shard, reason, division, num_parts)
+    return Feed(dataset, num_replicas, source.batch_size, shard, reason, division, num_parts, num_epochs)
 
 
 def _call_sharded(source: Input, place: _Place, call: Callable[[_Plan], Any]) -> tuple[str, str, _Plan, Any]:
@@ -267,7 +276,24 @@ def _division(place: _Place, batch_size: int | None) -> Division:
     return kind(place.first, place.num_replicas, place.total)
 
 
-def _call(source: Input, plan: _Plan, mode: str, params: Mapping[str, Any], config: Any) -> Any:
+def _passes(dataset: tf.data.Dataset, fn: Any, num_epochs: int | None) -> tf.data.Dataset:
+    """`num_epochs` passes over what one call of `fn` gave; as it is where nobody counts, or `fn` has done it."""
+    if num_epochs is None:
+        return dataset
+    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(
+            f"train.max_epochs={num_epochs}: {_describe(fn)} gives data without end, of which nobody can count the "
+            "passes. Leave out its repeat(); or let it take an argument num_epochs and end after so many; or set "
+            "train.max_steps, and train.max_epochs=null."
+        )
+    return dataset if _takes_epochs(fn) else dataset.repeat(num_epochs)
+
+
+def _takes_epochs(fn: Callable[..., Any]) -> bool:
+    return "num_epochs" in _declared(fn)
+
+
+def _call(source: Input, plan: _Plan, mode: str, params: Mapping[str, Any], config: Any, num_epochs: int | None) -> Any:
     """Calls the function with those of ARGUMENTS that it declares."""
     given: dict[str, Any] = {}
     if plan.batch_size is not None:
@@ -276,7 +302,9 @@ def _call(source: Input, plan: _Plan, mode: str, params: Mapping[str, Any], conf
         given["shuffle_seed"] = source.shuffle_seed
     values = Params(params if source.params is None else source.params).merged(**given)
     offered = {"mode": mode, "params": values, "config": config, "input_context": plan.context}
-    arguments = {name: offered[name] for name in _declared(source.fn)}
+    if num_epochs is not None:
+        offered["num_epochs"] = num_epochs
+    arguments = {name: offered[name] for name in _declared(source.fn) if name in offered}
     try:
         return source.fn(**arguments)
     except Exception as error:
@@ -311,8 +339,9 @@ def _declared(fn: Callable[..., Any]) -> list[str]:
             f"{_describe(fn)} needs {', '.join(map(repr, required))}. An input function is given, by name: "
             f"{', '.join(ARGUMENTS)}. Bind the rest with functools.partial, or take it from params."
         )
+    # To one that takes anything, num_epochs may mean nothing: it is for those who say that they end.
     takes_all = inspect.Parameter.VAR_KEYWORD in kinds
-    return [name for name in ARGUMENTS if name in by_name or (takes_all and name not in bound)]
+    return [name for name in ARGUMENTS if name in by_name or (takes_all and name not in bound and name != "num_epochs")]
 
 
 def _check_batch_size(source: Input, mode: str, place: _Place, num_parts: int) -> None:

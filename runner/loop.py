@@ -18,6 +18,7 @@ from runner.hooks import Every
 from runner.inputs import Feed
 from runner.journal import Journal, NullJournal
 from runner.position import Position, state_is_exact
+from runner.precision import LossScale
 from runner.preparation import Preparation
 from runner.report import Progress, format_bytes
 from runner.saving import Saved, Saver
@@ -255,6 +256,8 @@ class TrainingRun:
             hook.begin(self)
         for listener in self._listeners:
             listener.begin()
+        if self._remaining is not None and self._remaining <= 0:  # fewer passes are asked for than were made
+            self.request_stop("the training input ended")
         if save_first:
             self._write_checkpoint(asynchronous=self._config.save_checkpoints_asynchronously)
         self._saved_step, self._saved_at = self._step, time.monotonic()
@@ -324,7 +327,8 @@ class TrainingRun:
         if self._remaining is not None:
             self._remaining -= result.num_steps
             self._position.ended = self._remaining <= 0
-        if result.data_ended and not result.num_steps and self._resumed:
+        counts_passes = self._position.num_epochs is not None
+        if result.data_ended and not result.num_steps and self._resumed and not counts_passes:
             # It was read to its end, which nobody could know before: from its beginning, as a new call would.
             self._iterator, self._position = iter(self._feed.dataset), Position(self._position.source)
         elif result.data_ended or self._position.ended:
@@ -338,7 +342,10 @@ class TrainingRun:
         if not taken:
             return
         self._advance = max(1, (self._step - before) // taken)
-        if self._step == before:
+        scale = self._program.loss_scale
+        if self._step == before and scale is not None:
+            self._stop_without_scale(scale)
+        elif self._step == before:
             raise ValueError(
                 f"{taken} steps left global_step at {self._step}. train_op must advance it: "
                 "optimizer.minimize(loss, global_step=tf.compat.v1.train.get_global_step())."
@@ -398,6 +405,14 @@ class TrainingRun:
     def _is_whole(self, part: LoopResult, num_steps: int) -> bool:
         """Whether a loop took all its steps, and training goes on after them."""
         return part.num_steps == num_steps and (self._config.nan == "ignore" or math.isfinite(part.losses[-1]))
+
+    def _stop_without_scale(self, scale: LossScale) -> None:
+        """After steps that were all left out, as their gradients were not finite."""
+        if scale.is_exhausted:
+            raise NanLossError(
+                f"no loss scale makes the gradients finite at step {self._step + 1} (train.precision=mixed_float16): "
+                f"they are not finite by themselves. The last checkpoint is of step {self._saved_step}."
+            )
 
     def _stop_at_nan(self, result: StepResult) -> None:
         if self._config.nan == "ignore" or not result.num_steps or math.isfinite(result.losses[-1]):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from runner.averages import average_name
 from runner.checkpoints import Reader
 from runner.inference import EvalProgram, PredictProgram
 from runner.inputs import Feed
@@ -48,6 +49,7 @@ class Model:
         self._journal = journal
         self._programs: dict[Any, Any] = {}
         self._values_of: str | None = None
+        self._weights: dict[str, tf.Tensor] = {}
 
     def num_replicas(self, *, training: bool) -> int:
         """Replicas of this process that a step of training, or of evaluation, runs on."""
@@ -101,6 +103,7 @@ class Model:
         Raises:
           ValueError: the checkpoint lacks a variable, or has it in another shape.
         """
+        self.show_weights()
         if path == self._values_of:
             return
         with self._journal.phase("restore"):
@@ -111,6 +114,32 @@ class Model:
             self._warn_of_learning_rates(values, path)
             self.assign(values)
         self._values_of = path
+
+    def show_averages(self, path: str) -> None:
+        """Gives the weights the values of their averages in the checkpoint `path`, whose values the model has.
+
+        Raises: ValueError: there are none in it.
+        """
+        if self._weights:
+            return
+        reader = Reader(path)
+        names = [name for name in self.store.saved if reader.has(average_name(name))]
+        if not names:
+            raise ValueError(
+                f"train.ema_decay={self._config.ema_decay}: {path} has no moving averages of the weights to evaluate. It "
+                "was trained without; set train.ema_decay=null."
+            )
+        self._weights = {name: self.store[name].read_value() for name in names}
+        self.assign({name: self._average(name, reader) for name in names})
+
+    def show_weights(self) -> None:
+        """Takes back `show_averages`."""
+        weights, self._weights = self._weights, {}
+        self.assign(weights)
+
+    def _average(self, name: str, reader: Reader) -> Any:
+        there = average_name(name)
+        return self.store[there].read_value() if there in self.store else reader.get(there)
 
     def assign(self, values: Mapping[str, Any]) -> None:
         """Gives variables these values, by name, on all replicas."""

@@ -26,11 +26,13 @@ class Position:
       source: what tells this input from another one.
       ended: it was read to its end; who continues starts from its beginning.
       elements: elements of the dataset read since its beginning.
+      num_epochs: passes over the examples that it was opened for; None: nobody counts.
     """
 
     source: str
     ended: bool = False
     elements: int = 0
+    num_epochs: int | None = None
 
     def as_extra(self) -> dict[str, Any]:
         """For the checkpoint; `continued` reads it."""
@@ -51,10 +53,10 @@ def source_of(input_fn: Any, feed: Feed) -> str:
     return f"{name} {zlib.crc32(details.encode()):08x}"
 
 
-def was_read_to_its_end(source: str, latest: str | None) -> bool:
-    """Whether the checkpoint `latest` was written at the end of this input."""
+def was_read_to_its_end(source: str, latest: str | None, num_epochs: int | None = None) -> bool:
+    """Whether the checkpoint `latest` was written at the end of this input, after at least `num_epochs` passes."""
     saved: Mapping[str, Any] = {} if latest is None else checkpoints.Reader(latest).extra().get("input") or {}
-    return bool(saved) and saved["ended"] and saved["source"] == source
+    return bool(saved) and saved["ended"] and saved["source"] == source and not _has_more(saved, num_epochs)
 
 
 def continued(feed: Feed, source: str, latest: str | None, worker: int) -> tuple[Any, Position]:
@@ -68,19 +70,29 @@ def continued(feed: Feed, source: str, latest: str | None, worker: int) -> tuple
       worker: index of this process.
     """
     saved: Mapping[str, Any] = {} if latest is None else checkpoints.Reader(latest).extra().get("input") or {}
-    if latest is None or not saved or saved["ended"]:
-        return iter(feed.dataset), Position(source)
+    start = Position(source, num_epochs=feed.num_epochs)
+    if latest is None or not saved:
+        return iter(feed.dataset), start
     if saved["source"] != source:
-        _log.info("The training input is another one than that of %s: it starts from its beginning.", latest)
-        return iter(feed.dataset), Position(source)
-    position = Position(**saved)
-    if checkpoints.has_iterator(latest, worker):
+        if not saved["ended"]:
+            _log.info("The training input is another one than that of %s: it starts from its beginning.", latest)
+        return iter(feed.dataset), start
+    if saved["ended"] and not _has_more(saved, feed.num_epochs):
+        return iter(feed.dataset), start
+    position = dataclasses.replace(start, elements=saved["elements"])
+    same_passes = saved.get("num_epochs") == feed.num_epochs
+    if same_passes and checkpoints.has_iterator(latest, worker):
         iterator = iter(feed.dataset)
         checkpoints.restore_iterator(latest, worker, iterator)
         return iterator, position
     # One iterator of a dataset and no more: they share the state of its shuffle.
     _log.warning("Reading %d batches again, to continue where %s stopped.", position.elements, latest)
     return iter(feed.dataset.skip(position.elements)), position
+
+
+def _has_more(saved: Mapping[str, Any], num_epochs: int | None) -> bool:
+    """Whether an input that was read to its end has further passes now."""
+    return (num_epochs or 1) > (saved.get("num_epochs") or 1)
 
 
 def state_is_exact(dataset: tf.data.Dataset) -> bool:

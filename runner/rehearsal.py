@@ -51,7 +51,7 @@ def rehearse(config: Config, job: Job, stream: IO[str] | None = None) -> None:
     """
     assert job.train_spec is not None
     stream = stream or sys.stdout
-    training = job.estimator.prepare(job.train_spec.input_fn, job.train_spec.hooks)
+    training = job.estimator.prepare(job.train_spec.input_fn, job.train_spec.hooks, job.train_spec.max_epochs)
     training.program.loop().trace(training.iterator)
     trained = set(training.model.store.saved)
     evaluations = [Evaluation(spec, *job.estimator.prepare_evaluation(spec.input_fn)) for spec in job.eval_specs]
@@ -138,7 +138,7 @@ def _steps(training: Preparation, max_steps: int | None) -> str:
     start, target = training.model.store.global_step, training.target(max_steps=max_steps)
     if start >= target:
         return f"none: step {start} of {int(target)} is reached"
-    if math.isinf(target) and was_read_to_its_end(training.position.source, training.latest):
+    if math.isinf(target) and was_read_to_its_end(training.position.source, training.latest, training.feed.num_epochs):
         return "none: the training input was read to its end"
     epoch = training.feed.remaining_steps()
     if epoch is None:
@@ -146,7 +146,8 @@ def _steps(training: Preparation, max_steps: int | None) -> str:
     elif math.isinf(epoch):
         known = "the input has no end"
     else:
-        known = f"{int(epoch):,} steps per epoch"
+        passes = training.feed.num_epochs
+        known = f"{int(epoch):,} steps " + ("per epoch" if passes is None else f"in {passes} epochs")
         target = min(target, start + epoch - training.position.elements // training.feed.elements_per_step)
     if math.isinf(target):
         return f"from {start} on; {known}"

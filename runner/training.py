@@ -25,9 +25,10 @@ class TrainSpec:
       hooks: native and session hooks.
       saving_listeners: `tf.compat.v1.train.CheckpointSaverListener`s.
       early_stopping: when `train_and_evaluate` ends training before that.
+      max_epochs: train until so many passes over the input are made, if `max_steps` is not reached before.
 
     Raises:
-      ValueError: max_steps is not positive.
+      ValueError: max_steps or max_epochs is not positive.
     """
 
     input_fn: InputFn
@@ -35,9 +36,10 @@ class TrainSpec:
     hooks: Sequence[Any] = ()
     saving_listeners: Sequence[Any] = ()
     early_stopping: EarlyStopping = EarlyStopping()
+    max_epochs: int | None = None
 
     def __post_init__(self) -> None:
-        _check("TrainSpec", self.input_fn, max_steps=self.max_steps)
+        _check("TrainSpec", self.input_fn, max_steps=self.max_steps, max_epochs=self.max_epochs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +123,7 @@ def train_and_evaluate(
             saving_listeners=train_spec.saving_listeners,
             after_save=[evaluations.after_save],
             once=True,
+            max_epochs=train_spec.max_epochs,
         )
     checkpoint = estimator.latest_checkpoint()
     assert checkpoint is not None

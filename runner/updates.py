@@ -97,8 +97,9 @@ def apply_update(
 
 
 def clipped(gradients: Sequence[Any], norm: float) -> list[Any]:
-    """`gradients` scaled down together to the global norm `norm` where theirs is larger. A norm that is not finite makes
-    all of them NaN, as in tf.clip_by_global_norm.
+    """`gradients` scaled down together to the global norm `norm` where theirs is larger.
+
+    A norm that is not finite makes all of them NaN, as in tf.clip_by_global_norm.
 
     Rows of IndexedSlices that are the same row of the variable are added first: two replicas, or a batch, that look
     an embedding up twice have one gradient for it, and its norm is that of the sum.

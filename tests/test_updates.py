@@ -23,7 +23,7 @@ SEVERAL = ("mirrored", "central_storage")
 
 
 def model(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
-    """An embedding (sparse gradients, rows that several examples share) under a dense layer. params: `loss`, `optimizer`."""
+    """An embedding (sparse gradients, rows that examples share) and a dense layer. params: `loss`, `optimizer`."""
     buckets = tf.cast(tf.abs(features[:, 0]) * 3, tf.int32) % 7
     embedded = keras.layers.Embedding(7, 3, dtype="float64")(buckets)
     predictions = keras.layers.Dense(1, dtype="float64")(tf.concat([embedded, features], 1))
