@@ -17,7 +17,6 @@ AVAILABLE: Mapping[str, tuple[Any, ...]] = {
     "cluster.max_restarts": (0,),
     "cluster.start_timeout_secs": (120,),
     "run.profile": (None,),
-    "train.max_epochs": (None,),
     "export.exporters": (None,),
     "export.dir": (None,),
 }

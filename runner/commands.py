@@ -155,6 +155,7 @@ def _headline(config: Config, replicas: int) -> str:
     if config.command in ("train_and_evaluate", "train"):
         size = config.input.train.batch_size
         facts.append(f"global batch {size}" if size else f"batches of {config.input.train.fn} per replica")
+        facts += [f"run.debug={config.run.debug}"] if config.run.debug else []
     return ", ".join(facts)
 
 

@@ -126,7 +126,7 @@ class Feed:
         return spec[0], (spec[1] if len(spec) > 1 else None)
 
     def remaining_steps(self) -> float | None:
-        """Steps from the start to the end of `dataset`: an int; math.inf for data without end; None where nobody knows."""
+        """Steps from the start to the end of the dataset: an int; math.inf if it has none; None if nobody knows."""
         cardinality = int(self.dataset.cardinality())
         if cardinality == tf.data.INFINITE_CARDINALITY:
             return math.inf

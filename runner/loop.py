@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner import manifest
 from runner.checkpoints import CheckpointWriter, Reader
 from runner.hooks import Every
 from runner.inputs import Feed

@@ -126,8 +126,8 @@ class Model:
         names = [name for name in self.store.saved if reader.has(average_name(name))]
         if not names:
             raise ValueError(
-                f"train.ema_decay={self._config.ema_decay}: {path} has no moving averages of the weights to evaluate. It "
-                "was trained without; set train.ema_decay=null."
+                f"train.ema_decay={self._config.ema_decay}: {path} has no moving averages of the weights to evaluate. "
+                "It was trained without; set train.ema_decay=null."
             )
         self._weights = {name: self.store[name].read_value() for name in names}
         self.assign({name: self._average(name, reader) for name in names})

@@ -17,6 +17,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from runner.availability import available, check_available
 from runner.checks import check
 from runner.config import Config, ConfigError, InputBlock, InputConfig, eval_key, schema, thawed
+from runner.debugging import debugged
 from runner.masking import masked_override
 
 
@@ -34,7 +35,7 @@ def parse(tree: Mapping[str, Any]) -> Config:
         _check_limits(block, eval_key(name))
     check_available(config)
     check(config)
-    return config
+    return debugged(config)
 
 
 def load(path: Path) -> Config:

@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("types", "files", "report", "journal", "user_code", "cluster", "masking", "identity", "garbage", "names"),
     ("ranking",),
     ("config", "early_stopping"),  # the schema
-    ("availability", "checks"),
+    ("availability", "checks", "debugging"),
     ("parsing", "lock", "saved"),  # a tree, checked against the schema
     ("mistakes", "provenance"),
     # 1 one mechanism each
@@ -62,7 +62,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 WITHOUT_TENSORFLOW = (
     "types", "files", "report", "journal", "user_code", "cluster", "config", "parsing", "launcher", "tracking",
     "shipping", "sweep", "supervisor", "app", "masking", "garbage", "identity", "lock", "saved", "mistakes",
-    "provenance", "outcome", "stopping", "composing", "multirun", "availability", "checks",
+    "provenance", "outcome", "stopping", "composing", "multirun", "availability", "checks", "debugging",
     "names", "curves", "predictions", "errors", "task", "ranking",
     "manifest", "retention",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Moving averages of the weights: their values, their names, who evaluates them, and what a checkpoint holds of them."""
+"""Moving averages of the weights: their values, who evaluates them, and what a checkpoint holds of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from runner import EvalSpec, Estimator, RunConfig, TrainSpec, train_and_evaluate
+from runner import Estimator, EvalSpec, RunConfig, TrainSpec, train_and_evaluate
 from tests.models import STYLES, eval_input, strategies, train_input
 
 STRATEGIES = strategies()

@@ -150,7 +150,7 @@ def test_parts_run_one_after_the_other(tmp_path: Path) -> None:
     order: list[str] = []
 
     def note(what: str, value: tf.Tensor) -> tf.Tensor:
-        noted = tf.py_function(lambda x: order.append(what) or x, [value], value.dtype)
+        noted = tf.py_function(lambda x: order.append(what) or x, [value], value.dtype)  # type: ignore[func-returns-value]
         noted.set_shape(value.shape)
         return noted
 
@@ -175,7 +175,7 @@ def test_steps_are_updates_and_hooks_and_summaries_see_the_last_part(tmp_path: P
         size = tf.shape(features)[0]
         tf.summary.scalar("rows", size)
 
-        class Look(v1.train.SessionRunHook):  # type: ignore[misc]
+        class Look(v1.train.SessionRunHook):  # type: ignore[name-defined]
             def before_run(self, context: Any) -> Any:
                 return v1.train.SessionRunArgs(size)
 
