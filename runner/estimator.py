@@ -148,7 +148,7 @@ class Estimator:
             preparation,
             target=preparation.target(steps, max_steps),
             checkpoints=checkpoints.CheckpointWriter(
-                self.model_dir, keep_of(preparation.config), written=self._checkpoints.trust
+                self.model_dir, Keep.of(preparation.config), written=self._checkpoints.trust
             ),
             summary_writer=self._writer,
             journal=self._journal,
@@ -442,31 +442,16 @@ class Estimator:
     ) -> None:
         scalars = metrics.scalars(results)
         prefix = _prefix(name)
-        self._journal.metrics(step, {f"{prefix}/{key}": value for key, value in scalars.items()})
-        self._note_for_retention(path, {f"{prefix}/{key}": value for key, value in scalars.items()})
+        found = {f"{prefix}/{key}": value for key, value in scalars.items()}
+        self._journal.metrics(step, found)
+        if self._config.keep_best is not None:
+            retention.note_evaluation(path, self._config.keep_best, found)
         self._journal.event("evaluated", name=name or "", step=step, checkpoint=path, examples=examples, secs=secs)
         shown = ", ".join(f"{key} = {value:.6g}" for key, value in sorted(scalars.items()))
         self._progress.message(f"{prefix} at step {step}: {shown} ({examples} examples, {secs:.1f} s)")
         writer = metrics.build_writer(self.eval_dir(name), is_on=self._config.tensorboard)
         metrics.write_events(writer, step, results)
         writer.close()
-
-    def _note_for_retention(self, path: str, found: Mapping[str, float]) -> None:
-        """Raises: ValueError: the metric by which the best are kept is not among those of its evaluation."""
-        best = self._config.keep_best
-        if best is None:
-            return
-        retention.note_metrics(path, found)
-        prefixes = {name.rpartition("/")[0] for name in found}
-        if best.metric not in found and best.metric.rpartition("/")[0] in prefixes:
-            raise ValueError(
-                f"checkpoint.keep_best.metric={best.metric}: there is no such metric. There are: {', '.join(found)}."
-            )
-
-
-def keep_of(config: RunConfig) -> Keep:
-    """Which checkpoints stay."""
-    return Keep(config.keep_checkpoint_max, config.keep_best, config.keep_checkpoint_every_n_hours)
 
 
 def _single_examples(batch: Any) -> Iterator[Any]:

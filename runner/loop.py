@@ -163,7 +163,7 @@ class TrainingRun:
                 due = self._save_every.due(result.first_step - 1, result.last_step, now - self._saved_at)
                 self._saves_here = due and self._step == result.last_step  # else it went back
                 if self._saves_here:
-                    self._save(asynchronous=self._config.save_checkpoints_asynchronously and not self._listeners)
+                    self._save(asynchronous=self._may_write_beside)
             self._end()
         except Exception as error:
             self._wait_quietly(error)
@@ -184,6 +184,12 @@ class TrainingRun:
             with self._journal.phase("save"):
                 saved = self._saver.wait()
             self._tell(saved)
+
+    @property
+    def _may_write_beside(self) -> bool:
+        """Whether training goes on after this step, and nobody waits for its checkpoint."""
+        goes_on = self._step < self._target and self.stop_reason is None
+        return goes_on and not self._listeners and self._config.save_checkpoints_asynchronously
 
     def _save(self, *, asynchronous: bool) -> str:
         session = self._session_hooks.session

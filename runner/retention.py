@@ -15,7 +15,7 @@ from pathlib import Path
 from runner import manifest
 from runner.files import read_json, write_json
 from runner.ranking import mode_of
-from runner.run_config import KeepBest
+from runner.run_config import KeepBest, RunConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +31,20 @@ class Keep:
     newest: int | None = 5
     best: KeepBest | None = None
     every_hours: float | None = None
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Keep:
+        return cls(config.keep_checkpoint_max, config.keep_best, config.keep_checkpoint_every_n_hours)
+
+
+def note_evaluation(path: str | os.PathLike[str], best: KeepBest, metrics: Mapping[str, float]) -> None:
+    """As `note_metrics`, where the best by `best` stay. Raises: ValueError: this evaluation has no such metric."""
+    note_metrics(path, metrics)
+    evaluation = best.metric.rpartition("/")[0]
+    if best.metric not in metrics and evaluation in {name.rpartition("/")[0] for name in metrics}:
+        raise ValueError(
+            f"checkpoint.keep_best.metric={best.metric}: there is no such metric. There are: {', '.join(metrics)}."
+        )
 
 
 def note_metrics(path: str | os.PathLike[str], metrics: Mapping[str, float]) -> None:

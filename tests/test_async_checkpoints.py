@@ -20,6 +20,7 @@ from runner.journal import Journal, read_journal
 from runner.manifest import SCRATCH, latest_checkpoint, list_checkpoints
 from runner.saving import Saver
 from runner.snapshots import Snapshot, SnapshotMemory
+from tests import jobs
 from tests.line import line, points
 
 v1 = tf.compat.v1
@@ -216,11 +217,28 @@ def test_what_a_checkpoint_cost_is_in_the_journal(tmp_path: Path) -> None:
     Estimator(line, tmp_path / "run", config(), journal=journal).train(points(repeat=True), max_steps=4)
     events = [one for one in read_journal(tmp_path / "journal")[0] if one.get("event") == "checkpoint"]
     assert [(one["step"], one["path"], one["asynchronous"]) for one in events] == [
-        (2, f"{tmp_path}/run/model.ckpt-2", True), (4, f"{tmp_path}/run/model.ckpt-4", True),
+        (2, f"{tmp_path}/run/model.ckpt-2", True), (4, f"{tmp_path}/run/model.ckpt-4", False),
     ]  # fmt: skip
     for one in events:
         assert one["bytes"] > 0 and one["write_secs"] > 0
         assert all(one[name] >= 0 for name in ("copy_secs", "input_secs", "waited_secs"))
+
+
+def test_a_stop_waits_for_the_checkpoint_under_way_and_saves_its_own(
+    tmp_path: Path, gate_at: Callable[[int], Gate]
+) -> None:
+    gate = gate_at(2)
+
+    def stop(run: Any, step: int) -> None:
+        if step == 3:
+            threading.Timer(0.2, gate.opened.set).start()
+            run.interrupt("SIGTERM")
+
+    Estimator(line, tmp_path, config()).train(points(repeat=True), hooks=[Calls(stop)], max_steps=9)
+    assert [(info.step, find_damage(info.path)) for info in list_checkpoints(tmp_path)] == [
+        (0, None), (2, None), (3, None),
+    ]  # fmt: skip
+    assert latest_checkpoint(tmp_path) == f"{tmp_path}/model.ckpt-3"
 
 
 # --- what a failed write leaves ---------------------------------------------------------------------------------
@@ -253,6 +271,25 @@ def test_a_full_disk_is_said_with_sizes_and_the_run_can_go_on(
     ]
     resumed = Estimator(line, tmp_path / "run", config()).train(points(repeat=True), max_steps=8)
     assert resumed.get_variable_value("weight") == expected.get_variable_value("weight")
+
+
+def test_a_run_that_finds_no_space_fails_and_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = bundles.write_bundle
+
+    def full(path: Path, tensors: Any) -> None:
+        if path.name == "model.ckpt-2":
+            raise OSError(28, "No space left on device")
+        original(path, tensors)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bundles, "write_bundle", full)
+        assert jobs.run(tmp_path, "checkpoint.save_steps=2") == 1
+    assert "no space left for the checkpoint" in capsys.readouterr().err
+    assert [info.step for info in list_checkpoints(tmp_path / "run")] == [0]
+    assert jobs.run(tmp_path, "checkpoint.save_steps=2") == 0
+    assert [info.step for info in list_checkpoints(tmp_path / "run")] == [0, 2, 4]
 
 
 @pytest.fixture
