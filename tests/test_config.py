@@ -375,7 +375,7 @@ BAD = [
     (["train.clip_global_norm=abc"], "train.clip_global_norm=abc is neither a number nor null."),
     (
         ["train.precision=float16"],
-        "train.precision=float16 is not allowed. Did you mean 'float32'? Allowed: float32.",
+        "train.precision=float16 is not allowed. Did you mean 'float32'? Allowed: float32, mixed_bfloat16, mixed_float16.",
     ),
     (
         ["train.early_stopping.mode=mx"],
@@ -397,7 +397,11 @@ BAD = [
         ["eval_strategy.name=tpu"],
         "eval_strategy=tpu: this version of the runner cannot do that yet; use default, one_de",
     ),
-    (["train.gradient_accumulation=4"], "train.gradient_accumulation=4: this version of the runner cannot do that yet"),
+    (
+        ["train.gradient_accumulation=3"],
+        "input.train.batch_size=64 does not divide over 1 x 3 parts (train.gradient_accumulation=3). Use 63 or 66.",
+    ),
+    (["run.debug=overfit", "train.max_steps=null"], "train.max_steps=null does not end it. Set train.max_steps."),
     (["strategy=multi_worker"], "strategy=multi_worker: this version of the runner cannot do that yet; use default,"),
     (["strategy=parameter_server", "cluster.num_ps=2"], "strategy=parameter_server: this version of the runner cannot"),
     (["strategy=tpu"], "strategy=tpu: this version of the runner cannot do that yet; use default, one_device, mirrore"),

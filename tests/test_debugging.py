@@ -93,4 +93,4 @@ def test_overfit_of_a_config_trains_on_one_batch(tmp_path: Path) -> None:
     recorder = LossRecorder()
     job.estimator.train(job.train_spec.input_fn, hooks=[recorder], max_steps=60)
     losses = np.concatenate(recorder.losses)
-    assert losses[-1] < 0.2 * losses[0]
+    assert losses[-1] < 0.4 * losses[0]

@@ -35,11 +35,11 @@ class Seen:
         return Counter(example for batch in self.batches for example in batch)
 
     def model_fn(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
-        noted = tf.py_function(
-            lambda x: self.batches.append(x.numpy().astype(int).tolist()) or x,
-            [features],
-            tf.float64,  # type: ignore[func-returns-value]
-        )
+        def note(batch: tf.Tensor) -> tf.Tensor:
+            self.batches.append(batch.numpy().astype(int).tolist())
+            return batch
+
+        noted = tf.py_function(note, [features], tf.float64)
         noted.set_shape([None])
         predictions = keras.layers.Dense(1, dtype="float64")(noted[:, None])
         optimizer = keras.optimizers.SGD(0.001, momentum=0.5)

@@ -150,7 +150,11 @@ def test_parts_run_one_after_the_other(tmp_path: Path) -> None:
     order: list[str] = []
 
     def note(what: str, value: tf.Tensor) -> tf.Tensor:
-        noted = tf.py_function(lambda x: order.append(what) or x, [value], value.dtype)  # type: ignore[func-returns-value]
+        def append(x: tf.Tensor) -> tf.Tensor:
+            order.append(what)
+            return x
+
+        noted = tf.py_function(append, [value], value.dtype)
         noted.set_shape(value.shape)
         return noted
 
@@ -175,7 +179,7 @@ def test_steps_are_updates_and_hooks_and_summaries_see_the_last_part(tmp_path: P
         size = tf.shape(features)[0]
         tf.summary.scalar("rows", size)
 
-        class Look(v1.train.SessionRunHook):  # type: ignore[name-defined]
+        class Look(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             def before_run(self, context: Any) -> Any:
                 return v1.train.SessionRunArgs(size)
 
@@ -226,3 +230,44 @@ def test_a_batch_that_does_not_divide_into_parts_is_refused_at_config_time() -> 
     with pytest.raises(ConfigError, match=r"batch_size=20 does not divide over 2 x 4 parts .*=4\). Use 16 or 24."):
         parsing.parse(composed([*overrides, "input.train.batch_size=20"]))
     assert parsing.parse(composed([*overrides, "input.train.batch_size=16"])).train.gradient_accumulation == 4
+
+
+# --- all of them --------------------------------------------------------------------------------------------------
+
+TOGETHER = {"clip_global_norm": 0.3, "warmup_steps": 5, "ema_decay": 0.9, "precision": "mixed_float16"}
+"""But for learning_rate_scaling, which is there to make a difference between numbers of replicas."""
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "v1"])
+def test_all_options_together_are_equal_on_every_strategy(optimizer: str, tmp_path: Path) -> None:
+    params = {"optimizer": optimizer}
+    expected = trained(tmp_path / "whole", batch_size=12, examples=25, params=params, **TOGETHER)
+    for strategy in ("default", *SEVERAL):
+        found = trained(
+            tmp_path / strategy,
+            strategy,
+            batch_size=12,
+            examples=25,
+            params=params,
+            gradient_accumulation=3,
+            **TOGETHER,
+        )
+        assert_equal(found, expected, strategy)
+
+
+@pytest.mark.parametrize("strategy", ["default", *SEVERAL])
+def test_a_resumed_run_with_all_options_is_bitwise_the_undisturbed_one(strategy: str, tmp_path: Path) -> None:
+    config = RunConfig(
+        train_distribute=STRATEGIES[strategy],
+        gradient_accumulation=3,
+        learning_rate_scaling="sqrt",
+        **TOGETHER,  # type: ignore[arg-type]
+    )
+    found = {}
+    for folder, stops in (("whole", [8]), ("parts", [3, 8])):
+        for stop in stops:
+            trainer = Estimator(model, tmp_path / folder, config, {"optimizer": "adam"})
+            trainer.train(train_input(12, num_examples=25, dtype="float64"), max_steps=stop)
+        found[folder] = {name: trainer.get_variable_value(name) for name in trainer.get_variable_names()}
+    for name, value in found["whole"].items():
+        np.testing.assert_array_equal(found["parts"][name], value, err_msg=name)
