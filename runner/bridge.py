@@ -334,19 +334,15 @@ def _with_one_round(executor_type: str | None, serialized: bytes) -> Any:
 def scale_rate_of_v1(optimizer: Any, factor: tf.Tensor) -> bool:
     """Makes a `tf.compat.v1.train` optimizer multiply its learning rate; False where that is not found.
 
-    Private: `_learning_rate` (`_lr` in Adam), a number, tensor or function, of which `_prepare` makes a tensor in each
-    `apply_gradients`; unchanged since TF 1.
+    Private: `_learning_rate` (`_lr` in Adam), a number, tensor or function, of which `_prepare` makes a tensor in
+    `apply_gradients`; unchanged since TF 1. The optimizer is good for this one trace afterwards.
     """
     name = next((name for name in ("_learning_rate", "_lr") if hasattr(optimizer, name)), None)
     if name is None:
         return False
     rate = getattr(optimizer, name)
-
-    def scaled() -> tf.Tensor:
-        value = tf.convert_to_tensor(rate() if callable(rate) else rate)
-        return value * tf.cast(factor, value.dtype)
-
-    setattr(optimizer, name, scaled)
+    value = tf.convert_to_tensor(rate() if callable(rate) else rate)
+    setattr(optimizer, name, value * tf.cast(factor, value.dtype))
     return True
 
 

@@ -16,7 +16,7 @@ from runner.inference import EvalProgram, PredictProgram
 from runner.inputs import Feed
 from runner.journal import Journal, NullJournal
 from runner.model_fn import ModelFn
-from runner.precision import with_precision
+from runner.precision import LossScale, with_precision
 from runner.run_config import RunConfig
 from runner.steps import TrainProgram
 from runner.variables import VariableStore
@@ -108,9 +108,11 @@ class Model:
             return
         with self._journal.phase("restore"):
             reader = Reader(path)
-            self._check(reader)
+            new = self._beginnings(reader)
+            self._check(reader, new)
             self._values_of = None
-            values = reader.get_many(self.store.saved)
+            values = reader.get_many(name for name in self.store.saved if name not in new)
+            values |= {name: values[start] if isinstance(start, str) else start for name, start in new.items()}
             self._warn_of_learning_rates(values, path)
             self.assign(values)
         self._values_of = path
@@ -175,9 +177,21 @@ class Model:
             if value.dtype.is_floating and not np.all(np.isfinite(value.numpy()))
         ]
 
-    def _check(self, reader: Reader) -> None:
+    def _beginnings(self, reader: Reader) -> dict[str, Any]:
+        """State that the run which wrote the checkpoint had no option for -> its value, or the name of whose it takes."""
+        averages = {average_name(name): name for name in self.store.saved} if self._config.ema_decay else {}
+        starts = {
+            **averages,
+            **{name: self.store.initial_value(name) for name in LossScale.NAMES if name in self.store},
+        }
+        new = {name: start for name, start in starts.items() if name in self.store and not reader.has(name)}
+        if new:
+            _log.info("%s has no %s: they begin here.", reader.path, ", ".join(new))
+        return new
+
+    def _check(self, reader: Reader, new: Mapping[str, Any]) -> None:
         there = reader.names()
-        missing = [name for name in self.store.saved if name not in there]
+        missing = [name for name in self.store.saved if name not in there and name not in new]
         if missing:
             raise ValueError(
                 f"checkpoint {reader.path} has no variable {', '.join(map(repr, missing))}. "
@@ -186,7 +200,7 @@ class Model:
                 "a changed model needs a model_dir of its own."
             )
         for name, variable in self.store.saved.items():
-            shape = there[name][0]
+            shape = there[name][0] if name in there else variable.shape
             if not variable.shape.is_compatible_with(shape):
                 raise ValueError(
                     f"variable {name!r} is {list(shape)} in checkpoint {reader.path} and was requested as "

@@ -61,7 +61,7 @@ class LossScale:
     """
 
     INITIAL, GROWTH_STEPS, SMALLEST = 2.0**15, 2000, 2.0**-40
-    SCALE, COUNTER = "loss_scale/dynamic_scale", "loss_scale/step_counter"
+    NAMES = SCALE, COUNTER = "loss_scale/dynamic_scale", "loss_scale/step_counter"
 
     def __init__(self, store: VariableStore) -> None:
         self._store = store

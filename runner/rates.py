@@ -39,6 +39,19 @@ def factor(config: RunConfig, global_step: tf.Variable) -> tf.Tensor | None:
     return 1 + (target - 1) * tf.minimum(step / steps, 1)
 
 
+def in_words(config: RunConfig) -> str | None:
+    """What becomes of the learning rate; None where it is left alone, as nobody asked for anything else."""
+    way, steps, target = config.learning_rate_scaling, config.warmup_steps, scaling(config)
+    if way == "none":
+        return f"The learning rate rises from zero over the first {steps} steps." if steps else None
+    setting = f"train.learning_rate_scaling={way}"
+    if target == 1.0:
+        also = f", and train.warmup_steps={steps} has no effect" if steps else ""
+        return f"{setting} on one replica: the learning rate stays as it is{also}."
+    over = f", over the first {steps} steps" if steps else ""
+    return f"{setting} on {config.num_replicas_in_sync} replicas: the learning rate is multiplied by {target:g}{over}."
+
+
 @contextlib.contextmanager
 def scaled(optimizer: Any, by: tf.Tensor | None) -> Iterator[None]:
     """While entered, `optimizer` applies gradients with its learning rate multiplied.

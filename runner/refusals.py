@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
+from runner import rates
 from runner.model_fn import EstimatorSpec
 from runner.precision import computes_in_half
 from runner.run_config import RunConfig
@@ -31,6 +32,9 @@ def check_training(spec: EstimatorSpec, config: RunConfig, num_replicas: int, gr
             "train.gradient_accumulation and train.precision=mixed_float16 do not work with several workers yet."
         )
     if spec.optimizer is not None:
+        rate = rates.in_words(config)
+        if rate is not None:
+            _log.info("%s", rate)
         return
     for setting, reason in _needs_optimizer(config):
         raise ValueError(

@@ -182,3 +182,20 @@ def test_the_object_graph_of_a_checkpoint_names_its_keys(tmp_path: Path) -> None
     names = bridge.names_in_object_graph(reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
     assert {"net/hidden/kernel", "net/hidden/bias", "step"} <= set(names)
     assert reader.get_tensor(names["net/hidden/kernel"]).shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [v1.train.GradientDescentOptimizer, v1.train.AdamOptimizer, v1.train.FtrlOptimizer]
+)
+def test_v1_optimizers_keep_their_rate_where_it_can_be_scaled(optimizer: Any) -> None:
+    with tf.Graph().as_default():
+        one = optimizer(0.1)
+        assert bridge.scale_rate_of_v1(one, tf.constant(3.0, tf.float64))
+        one._prepare()
+        rate = getattr(one, "_lr_t", None)
+        rate = getattr(one, "_learning_rate_tensor", None) if rate is None else rate
+        assert v1.Session().run(rate) == pytest.approx(0.3)
+
+
+def test_an_optimizer_of_ones_own_may_keep_it_elsewhere() -> None:
+    assert not bridge.scale_rate_of_v1(object(), tf.constant(3.0))

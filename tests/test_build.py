@@ -109,3 +109,18 @@ def test_evaluation_may_have_a_strategy_of_its_own(tmp_path: Path) -> None:
         )
     assert losses["default"] == pytest.approx(losses["same"], rel=1e-6)
     assert losses["one_device"] == pytest.approx(losses["same"], rel=1e-6)
+
+
+def test_the_options_of_an_update_reach_the_run(tmp_path: Path) -> None:
+    options = {
+        "clip_global_norm": 0.5,
+        "gradient_accumulation": 4,
+        "learning_rate_scaling": "sqrt",
+        "warmup_steps": 7,
+        "precision": "mixed_bfloat16",
+        "ema_decay": 0.99,
+    }
+    built = job(f"model_dir={tmp_path}", "input=digits", "train.max_epochs=3",
+                *(f"train.{name}={value}" for name, value in options.items()))  # fmt: skip
+    assert {name: getattr(built.estimator.config, name) for name in options} == options
+    assert built.train_spec is not None and built.train_spec.max_epochs == 3

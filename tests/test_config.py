@@ -375,7 +375,7 @@ BAD = [
     (["train.clip_global_norm=abc"], "train.clip_global_norm=abc is neither a number nor null."),
     (
         ["train.precision=float16"],
-        "train.precision=float16 is not allowed. Did you mean 'float32'? Allowed: float32, mixed_bfloat16, mixed_float16.",
+        "train.precision=float16 is not allowed. Did you mean 'float32'? Allowed: float32, mixed_bfloat16, mixed_",
     ),
     (
         ["train.early_stopping.mode=mx"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, RunConfig
+from runner.rates import in_words
 from tests.models import strategies, train_input
 
 tf_keras = pytest.importorskip("tf_keras", reason="the extra 'classic' brings it")
@@ -84,9 +86,21 @@ def test_what_a_schedule_says_is_multiplied(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_one_replica_has_nothing_to_scale(tmp_path: Path) -> None:
+def test_one_replica_has_nothing_to_scale_which_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "runner")
     found = rates(FLAT["keras"], tmp_path, learning_rate_scaling="linear", warmup_steps=4)
     np.testing.assert_allclose(found, [0.1] * STEPS, rtol=1e-6)
+    assert "linear on one replica: the learning rate stays as it is, and train.warmup_steps=4 has no" in caplog.text
+
+
+def test_what_becomes_of_the_rate_is_said() -> None:
+    on_two = RunConfig(train_distribute=STRATEGIES["mirrored"], learning_rate_scaling="sqrt", warmup_steps=100)
+    assert in_words(on_two) == (
+        "train.learning_rate_scaling=sqrt on 2 replicas: the learning rate is multiplied by 1.41421, over the first "
+        "100 steps."
+    )
+    assert in_words(RunConfig(warmup_steps=100)) == "The learning rate rises from zero over the first 100 steps."
+    assert in_words(RunConfig()) is None
 
 
 def test_an_optimizer_without_a_rate_to_scale_is_refused_with_the_reason(tmp_path: Path) -> None:

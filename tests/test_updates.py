@@ -179,7 +179,7 @@ def test_steps_are_updates_and_hooks_and_summaries_see_the_last_part(tmp_path: P
         size = tf.shape(features)[0]
         tf.summary.scalar("rows", size)
 
-        class Look(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+        class Look(tf.compat.v1.train.SessionRunHook):
             def before_run(self, context: Any) -> Any:
                 return v1.train.SessionRunArgs(size)
 
@@ -234,7 +234,7 @@ def test_a_batch_that_does_not_divide_into_parts_is_refused_at_config_time() -> 
 
 # --- all of them --------------------------------------------------------------------------------------------------
 
-TOGETHER = {"clip_global_norm": 0.3, "warmup_steps": 5, "ema_decay": 0.9, "precision": "mixed_float16"}
+TOGETHER: dict[str, Any] = {"clip_global_norm": 0.3, "warmup_steps": 5, "ema_decay": 0.9, "precision": "mixed_float16"}
 """But for learning_rate_scaling, which is there to make a difference between numbers of replicas."""
 
 
@@ -261,7 +261,7 @@ def test_a_resumed_run_with_all_options_is_bitwise_the_undisturbed_one(strategy:
         train_distribute=STRATEGIES[strategy],
         gradient_accumulation=3,
         learning_rate_scaling="sqrt",
-        **TOGETHER,  # type: ignore[arg-type]
+        **TOGETHER,
     )
     found = {}
     for folder, stops in (("whole", [8]), ("parts", [3, 8])):
