@@ -291,7 +291,7 @@ def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     if summary.get("global_step") is not None:
         rows.append(("global_step", format_number(summary["global_step"])))
     for name, value in summary.get("metrics", {}).items():
-        rows.append((name, format_number(value)))
+        rows.append((name, format_number(float(value))))  # JSON has no word for NaN: it is the text "nan"
     if summary.get("steps_per_sec"):
         rows.append(("steps_per_sec", format_number(summary["steps_per_sec"])))
     phases = {name: secs for name, secs in (summary.get("phases") or {}).items() if secs >= 0.05}

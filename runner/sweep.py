@@ -37,7 +37,7 @@ class JobResult:
     Attributes:
       name: what varied: `learning_rate=0.1, strategy=mirrored`.
       status: finished, failed or interrupted.
-      value: of the sweep's metric; None when the job has none.
+      value: of the sweep's metric; None when the job has none, or none that is finite.
       metrics, global_step, error: as in its summary.json.
     """
 
@@ -45,7 +45,7 @@ class JobResult:
     folder: str
     status: str
     value: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
     global_step: int | None = None
     error: str | None = None
 
@@ -120,7 +120,7 @@ class Sweep:
         """The jobs, the best first; those without the metric last, in the order in which they ended."""
         results = self.results
         sign = 1 if self._mode(results) == "min" else -1
-        return sorted(results, key=lambda job: math.inf if _is_nothing(job.value) else sign * float(job.value or 0))
+        return sorted(results, key=lambda job: math.inf if job.value is None else sign * job.value)
 
     def end(self, *, interrupted: bool, failed: bool) -> None:
         """Says the ranking and closes the sweep's run in MLflow: FAILED where a job failed, or the sweep itself."""
@@ -138,11 +138,14 @@ class Sweep:
     def _close_parent(self, ranked: Sequence[JobResult], status: str) -> None:
         if self.parent_run_id is None or not self._parent.join(self.parent_run_id):
             return
-        best = ranked[0] if ranked and not _is_nothing(ranked[0].value) else None
+        best = ranked[0] if ranked and ranked[0].value is not None else None
         if best is not None:
             now = time.time()
             self._parent.log_points(
-                [Point(f"best/{name}", value, best.global_step or 0, now) for name, value in best.metrics.items()]
+                [
+                    Point(f"best/{name}", float(value), best.global_step or 0, now)
+                    for name, value in best.metrics.items()
+                ]
             )
             self._parent.set_tags({"best": best.name})
         self._parent.log_file(self.directory / SWEEP_FILE)
@@ -193,7 +196,7 @@ class Sweep:
                 str(rank),
                 job.name,
                 job.status,
-                "-" if _is_nothing(job.value) else report.format_number(float(job.value or 0)),
+                "-" if job.value is None else report.format_number(job.value),
                 "-" if job.global_step is None else report.format_number(job.global_step),
                 f"{where}/{job.folder}",
             )
@@ -214,12 +217,8 @@ def _tracker_of(config: Config, env: Mapping[str, str]) -> Tracker:
 
 
 def _value_of(metrics: Mapping[str, Any], name: str | None) -> float | None:
-    value = metrics.get(name or "")
-    return None if value is None else float(value)
-
-
-def _is_nothing(value: float | None) -> bool:
-    return value is None or math.isnan(value)
+    value = float(metrics.get(name or "", math.nan))
+    return value if math.isfinite(value) else None
 
 
 def _warn(error: Exception) -> None:

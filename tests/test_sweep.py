@@ -227,3 +227,16 @@ def test_a_job_has_the_name_of_what_it_computes_wherever_it_lives() -> None:
     assert identity.job_id({**tree, "model": {"params": {"a": 2}}}) != name
     evaluations = {identity.job_id({**tree, "model_dir": where}, reads_a_run=True) for where in ("x", "y")}
     assert len(evaluations) == 2
+
+
+def test_a_job_whose_metric_is_not_a_number_comes_last_and_ends_nothing(sweep: Callable[..., Outcome]) -> None:
+    code = """
+value = float("nan") if rate == 0.3 else float("inf") if rate == 0.2 else rate
+journal.event("result", global_step=7, metrics={"eval/loss": value, "eval/auc": float("nan")}, checkpoint="c")
+"""
+    result = sweep(code, RATES, tracking="mlflow")
+    assert result.code == 0, result.err
+    assert "Traceback" not in result.err
+    assert [job["value"] for job in result.jobs] == [0.1, None, None]
+    assert {job["metrics"]["eval/loss"] for job in result.jobs[1:]} == {"nan", "inf"}
+    assert "eval/loss: nan\n" in result.out
