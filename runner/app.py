@@ -25,7 +25,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from runner import composing, mistakes, parsing, saved, user_code
 from runner.config import TRAINING_COMMANDS, TRAINING_RUNS, Config, ConfigError
-from runner.masking import mask_text, secrets_of_overrides
+from runner.masking import mask_text, secrets_of, secrets_of_overrides
+from runner.output import keep_saying
 from runner.stopping import StopRequests
 from runner.user_code import UserCodeError
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from runner.multirun import Multirun
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
-FINISHED, USER_ERROR = 0, 2
+FINISHED, FAILED, USER_ERROR = 0, 1, 2
 
 MULTIRUN = ("-m", "--multirun")
 
@@ -43,13 +44,17 @@ MISTAKES = (ConfigError, UserCodeError, OmegaConfBaseException)
 
 def main() -> None:
     """Runs the command line and exits with its code."""
+    keep_saying()
     sys.exit(run_command_line())
 
 
 def run_command_line() -> int:
     """Runs what sys.argv says. The exit code: the worst of the runs it started, 2 when there was nothing to start."""
-    user_code.add_to_path(Path.cwd())
     env = dict(os.environ)
+    try:
+        user_code.add_to_path(Path.cwd())
+    except FileNotFoundError:
+        return _refuse("the current directory does not exist any more. Change to another one.")
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in MULTIRUN)  # Hydra wants it before the overrides
     # Hydra otherwise prints what went wrong in its own words and exits with 1; so it raises, and we say it.
     os.environ[FULL_ERROR] = "1"
@@ -59,6 +64,9 @@ def run_command_line() -> int:
     except (HydraException, *MISTAKES) as error:
         _say(error, env)
         return USER_ERROR
+    except OSError as error:  # a full disk under the folder of a sweep
+        _say(error, env)
+        return FAILED
     finally:
         if FULL_ERROR not in env:
             del os.environ[FULL_ERROR]
@@ -110,6 +118,7 @@ class CommandLine:
         directory = Path(hydra_config.runtime.output_dir)
         is_sweep = hydra_config.mode == RunMode.MULTIRUN
         overrides: Any = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)
+        _hide_notes(composed, directory / ".hydra", Path(hydra_config.sweep.dir) / "multirun.yaml")
         try:
             config = _checked(composed, directory, overrides, is_sweep=is_sweep)
             if is_sweep and config.command in TRAINING_RUNS:
@@ -190,6 +199,20 @@ def _checked(composed: DictConfig, directory: Path, overrides: Sequence[str], *,
     if config.command in TRAINING_RUNS:
         return dataclasses.replace(config, model_dir=str(Path(config.model_dir or directory).absolute()))
     return dataclasses.replace(config, model_dir=config.model_dir and str(Path(config.model_dir).absolute()))
+
+
+def _refuse(reason: str) -> int:
+    print(f"runner: {reason}", file=sys.stderr)
+    return USER_ERROR
+
+
+def _hide_notes(composed: DictConfig, job_notes: Path, sweep_notes: Path) -> None:
+    """Leaves what Hydra has written down of a job to its owner alone, where a secret is in it."""
+    if not secrets_of(OmegaConf.to_container(composed, resolve=False)):
+        return
+    for path, mode in ((job_notes, 0o700), (sweep_notes, 0o600)):
+        if path.exists():
+            path.chmod(mode)
 
 
 def _say(error: Exception, env: Mapping[str, str]) -> str:

@@ -40,12 +40,15 @@ class RunRecord:
       generation: how often the run was started, the first time included.
       offsets: journal file name -> bytes of it that are shipped.
       last_steps: metric -> last global step that is shipped; a resumed run repeats steps, its curve does not.
+      training: the status that its training has: running, finished, failed or interrupted. The summary may be that of
+        a later evaluation.
     """
 
     mlflow_run_id: str | None = None
     generation: int = 0
     offsets: dict[str, int] = field(default_factory=dict)
     last_steps: dict[str, int] = field(default_factory=dict)
+    training: str | None = None
 
     @classmethod
     def read(cls, model_dir: Path) -> RunRecord:
@@ -82,7 +85,8 @@ class Shipper:
         tags: Mapping[str, str], warn: Callable[[str], None], is_reader: bool = False,
         patience_secs: float = 0.0,
     ) -> None:  # fmt: skip
-        self._model_dir, self._tracker, self._record = model_dir, tracker, record
+        self.record = record
+        self._model_dir, self._tracker = model_dir, tracker
         self._name, self._params, self._tags = name, params, tags
         self._warn, self._is_reader, self._patience_secs = warn, is_reader, patience_secs
         self._run_id = record.mlflow_run_id
@@ -95,16 +99,22 @@ class Shipper:
     def start(self) -> None:
         self._thread.start()
 
-    def drain(self) -> str | None:
-        """Ships what is left and ends the thread. The MLflow run's id; None when there is none."""
+    def drain(self, is_enough: Callable[[], bool] = lambda: False) -> str | None:
+        """Ships what is left and ends the thread. The MLflow run's id; None when there is none.
+
+        Args:
+          is_enough: whether somebody will not wait for a tracker that does not answer.
+        """
         self._ending.set()
-        self._thread.join(CLOSING_TIMEOUT_SECS)
+        until = time.monotonic() + CLOSING_TIMEOUT_SECS
+        while self._thread.is_alive() and time.monotonic() < until and not is_enough():
+            self._thread.join(GLANCE_SECS)
         return self._run_id
 
     def close(self, status: str, tags: Mapping[str, str], files: Sequence[Path]) -> None:
         """After `drain`: adds tags, files and learning curves, and closes the run as FINISHED, FAILED or KILLED."""
         if self._thread.is_alive():
-            self._say(TimeoutError(f"no answer for {CLOSING_TIMEOUT_SECS:.0f} s"))
+            self._say(TimeoutError("it does not answer"))
             return
         if not self._opened or self._run_id is None:
             return
@@ -159,7 +169,7 @@ class Shipper:
         if self._run_id is not None:
             for path in sorted(self._model_dir.glob("events.*.jsonl")):
                 self._ship_journal(path)
-            if self._record.last_steps:
+            if self.record.last_steps:
                 import_matplotlib()  # 0.4 s while the task trains, for which the end of the run need not wait
 
     def _has_begun(self) -> bool:
@@ -171,7 +181,7 @@ class Shipper:
         )
 
     def _open(self) -> None:
-        known = self._record.mlflow_run_id
+        known = self.record.mlflow_run_id
         if self._is_reader and known is not None:
             self._is_guest = self._tracker.join(known)
             known = None  # it is not there: a new one is made
@@ -181,10 +191,10 @@ class Shipper:
             self._tracker.settle(self._run_id, "KILLED", {"status": "interrupted"}, _last_sign(self._model_dir))
         else:
             self._run_id = self._tracker.start(known, self._name, self._params, self._tags)
+        self._opened = True  # also where the disk is full: a run that was opened is closed
         if self._run_id is not None:  # an untracked start leaves the record of tracked ones as it is
-            self._record.belongs_to(self._run_id)
-            self._record.save(self._model_dir)
-        self._opened = True
+            self.record.belongs_to(self._run_id)
+            self.record.save(self._model_dir)
 
     def _close_abandoned(self) -> None:
         if self._run_id is None or not self._tags.get("host"):
@@ -195,16 +205,16 @@ class Shipper:
             self._warn(f"tracking: cannot look for runs that were killed: {describe(error)}")
 
     def _ship_journal(self, path: Path) -> None:
-        lines, offset = read_journal(path, self._record.offsets.get(path.name, 0))
-        last_steps = dict(self._record.last_steps)
+        lines, offset = read_journal(path, self.record.offsets.get(path.name, 0))
+        last_steps = dict(self.record.last_steps)
         points = [point for line in lines for point in points_of(line) if self._is_new(point, last_steps)]
         if points:
             self._tracker.log_points(points)
-        self._record.last_steps = last_steps
-        if offset != self._record.offsets.get(path.name, 0):
+        self.record.last_steps = last_steps
+        if offset != self.record.offsets.get(path.name, 0):
             # After log_points: a crash in between ships points twice; MLflow stores them once (same time and step).
-            self._record.offsets[path.name] = offset
-            self._record.save(self._model_dir)
+            self.record.offsets[path.name] = offset
+            self.record.save(self._model_dir)
 
     def _is_new(self, point: Point, last_steps: dict[str, int]) -> bool:
         last = last_steps.get(point.name, -1)

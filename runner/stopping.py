@@ -1,9 +1,11 @@
-"""SIGTERM and Ctrl-C on their way to the tasks that run: the first asks them to save, the second ends them."""
+"""What asks a run to stop, on its way to the tasks: SIGTERM, Ctrl-C, a closed terminal.
+
+The first request asks them to save, the second ends them.
+"""
 
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,13 +13,15 @@ from types import FrameType
 from typing import Any
 
 from runner.launcher import Process
+from runner.output import say_at_once
 
 GRACE_SECS = 60.0
 """How long a task may take to save after it was asked to stop."""
 
 
 class StopRequests:
-    """While it is entered, SIGTERM and Ctrl-C ask every watched task to stop; a second one, or a minute, kills them.
+    """While it is entered, SIGTERM, Ctrl-C and SIGHUP ask every watched task to stop; a second one, or a minute, kills
+    them.
 
     One object serves all runs of a command: after a request no further run begins.
 
@@ -33,7 +37,9 @@ class StopRequests:
 
     def __enter__(self) -> StopRequests:
         if threading.current_thread() is threading.main_thread():  # only the main thread may handle signals
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
+                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                    continue  # nohup: the run is meant to outlive the terminal
                 self._before[number] = signal.signal(number, self._handle)
         return self
 
@@ -62,12 +68,13 @@ class StopRequests:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.came.append(number)
-        if number == signal.SIGALRM or len(self.came) > 1:
+        # A terminal that is closed says so twice: the kernel and the shell do.
+        if number == signal.SIGALRM or (len(self.came) > 1 and number != signal.SIGHUP):
             for process in self._watched:
                 process.kill()
             return
         if self._watched:
-            print(f"\nStopping: {self._answer}. Once more to stop at once.", file=sys.stderr, flush=True)
+            say_at_once(f"\nStopping: {self._answer}. Once more to stop at once.\n")
         for process in self._watched:
             process.ask_to_stop()
         signal.setitimer(signal.ITIMER_REAL, GRACE_SECS)

@@ -12,6 +12,7 @@ import shlex
 import signal
 import sys
 import tempfile
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ from runner.provenance import tags_of_this_process
 from runner.shipping import RunRecord, Shipper
 from runner.stopping import StopRequests
 from runner.tracking import build_tracker
+
+WAKE_SECS = 1.0
 
 PATIENCE_SECS = 30.0
 """How long a run that trains may take to its first step before it shows up in MLflow."""
@@ -80,9 +83,13 @@ def run(
     """
     member = member or Member()
     with StopRequests() if stops is None else nullcontext(stops) as requests:
-        if config.command in ("dry_run", "inspect"):
-            return _run_unrecorded(config, env, requests, member)
-        return _run_recorded(config, env, argv, requests, member)
+        try:
+            if config.command in ("dry_run", "inspect"):
+                return _run_unrecorded(config, env, requests, member)
+            return _run_recorded(config, env, argv, requests, member)
+        except OSError as error:
+            _say_lost(config, env, error)
+            return FAILED
 
 
 def _run_unrecorded(config: Config, env: Mapping[str, str], stops: StopRequests, member: Member) -> int:
@@ -108,6 +115,7 @@ def _run_recorded(
         record = RunRecord.read(model_dir)
         if trains:
             record.generation += 1
+            record.training = STILL_RUNNING.status
         record.save(model_dir)
         configs.save(config, file)
         secrets = secrets_of(configs.to_tree(config))
@@ -121,9 +129,11 @@ def _run_recorded(
         shipper.start()
         code = _run_task(config, file, env, stops, member)
         outcome = read_outcome(code, bool(stops.came), read_journal(journal_path(model_dir), offset)[0])
-        if not trains:
+        if trains:
+            record.training = outcome.status
+        else:
             _keep_of_training(outcome, earlier)
-        return _finish(outcome, config, file, shipper, argv, member)
+        return _finish(outcome, config, file, shipper, env, argv, member, stops)
 
 
 def _run_task(config: Config, file: Path, env: Mapping[str, str], stops: StopRequests, member: Member) -> int:
@@ -135,7 +145,10 @@ def _run_task(config: Config, file: Path, env: Mapping[str, str], stops: StopReq
     process = start_process(task_argv(file), task_env(env), member.prefix)
     saves = config.command in configs.TRAINING_RUNS
     with stops.watch(process, "the task saves a checkpoint" if saves else "nothing is saved"):
-        process.wait()
+        # A signal that comes while we are stopped (Ctrl-Z, then `kill %1`) may reach another of our threads; Python
+        # handles it in this one, which has to wake up for it.
+        while process.wait(WAKE_SECS) is None:
+            pass
     process.kill()  # what the task may have left running
     return process.close()
 
@@ -191,17 +204,26 @@ def _say_changes(config: Config, file: Path) -> None:
 
 def _keep_of_training(outcome: Outcome, earlier: Mapping[str, Any]) -> None:
     """What an evaluation or prediction does not know stays as training left it."""
-    for name in ("metrics", "steps_per_sec"):
+    for name in ("metrics", "steps_per_sec", "global_step", "checkpoint"):
         if outcome.facts.get(name) is None and earlier.get(name):
             outcome.facts[name] = earlier[name]
 
 
-def _finish(outcome: Outcome, config: Config, file: Path, shipper: Shipper, argv: Sequence[str], member: Member) -> int:
-    run_id = shipper.drain()
+def _finish(
+    outcome: Outcome, config: Config, file: Path, shipper: Shipper, env: Mapping[str, str], argv: Sequence[str],
+    member: Member, stops: StopRequests,
+) -> int:  # fmt: skip
+    already = len(stops.came)
+    run_id = shipper.drain(lambda: len(stops.came) > already)
     model_dir = Path(str(config.model_dir))
     tree = configs.to_tree(config)
+    try:
+        shipper.record.save(model_dir)
+        write_summary(model_dir, summary_of(outcome, config, run_id, secrets_of(tree)))
+    except OSError as error:  # MLflow is told all the same
+        _say_lost(config, env, error)
+        outcome = Outcome(FAILED, "failed", "FAILED", _lost(config, error), outcome.facts)
     summary = summary_of(outcome, config, run_id, secrets_of(tree))
-    write_summary(model_dir, summary)
     tags = {name: str(summary[name]) for name in ("status", "strategy", "num_replicas") if summary[name] is not None}
     with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
         copy = Path(scratch) / file.name
@@ -212,6 +234,17 @@ def _finish(outcome: Outcome, config: Config, file: Path, shipper: Shipper, argv
         shown[name] = summary[name] and report.relative(Path(summary[name]))
     report.print_summary(shown, report.relative(model_dir), prefix=member.prefix)
     return outcome.code
+
+
+def _lost(config: Config, error: OSError) -> str:
+    """A full disk, or a folder that was deleted under its run."""
+    return f"model_dir={config.model_dir} cannot be written: {error}"
+
+
+def _say_lost(config: Config, env: Mapping[str, str], error: OSError) -> None:
+    if env.get("HYDRA_FULL_ERROR") == "1":
+        traceback.print_exception(error)
+    print(f"runner: {_lost(config, error)}", file=sys.stderr, flush=True)
 
 
 def _resume_command(argv: Sequence[str], model_dir: Path) -> str:

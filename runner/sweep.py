@@ -25,6 +25,7 @@ from runner.masking import masked
 from runner.outcome import SUMMARY_FILE
 from runner.provenance import tags_of_this_process
 from runner.ranking import mode_of
+from runner.shipping import RunRecord
 from runner.tracking import Point, Tracker, build_tracker, describe
 
 SWEEP_FILE = "sweep.json"
@@ -96,6 +97,8 @@ class Sweep:
         """
         summary = {} if error else read_json(folder / SUMMARY_FILE) or {}
         metrics = summary.get("metrics") or {}
+        if summary.get("status") == "running":  # it ended, and could not say how
+            summary["status"] = "failed"
         result = JobResult(
             name,
             folder.name,
@@ -113,8 +116,7 @@ class Sweep:
     @staticmethod
     def is_finished(folder: Path) -> bool:
         """Whether the job in `folder` has nothing left to do."""
-        summary = read_json(folder / SUMMARY_FILE) or {}
-        return summary.get("status") == "finished" and summary.get("command") in ("train_and_evaluate", "train")
+        return RunRecord.read(folder).training == "finished"
 
     def ranked(self) -> list[JobResult]:
         """The jobs, the best first; those without the metric last, in the order in which they ended."""

@@ -27,6 +27,7 @@ from runner.journal import Journal, NullJournal, journal_path
 from runner.launcher import end_with_parent
 from runner.lock import only_task_in
 from runner.masking import secrets_of
+from runner.output import keep_saying, say_at_once
 from runner.types import StepResult
 
 FINISHED, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 3
@@ -87,7 +88,7 @@ class StopRequest(Hook):
         self._came = signal.Signals(number).name
         if not self._is_under_way:  # nothing is lost, and tracing can take minutes
             raise Interrupted(self._came)
-        os.write(2, self._answer.encode())  # print is not safe inside a print that it interrupts
+        say_at_once(self._answer)
 
 
 def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
@@ -221,4 +222,5 @@ def quiet_import(env: Mapping[str, str]) -> Iterator[None]:
 
 
 if __name__ == "__main__":
+    keep_saying()
     sys.exit(main())

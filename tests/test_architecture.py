@@ -16,7 +16,7 @@ RUNNER = ROOT / "runner"
 LAYERS: tuple[tuple[str, ...], ...] = (
     # 0 plain Python
     ("types", "files", "report", "journal", "user_code", "cluster", "masking", "identity", "garbage", "names"),
-    ("ranking",),
+    ("ranking", "output"),
     ("config", "early_stopping"),  # the schema
     ("availability", "checks", "debugging"),
     ("parsing", "lock", "saved"),  # a tree, checked against the schema
@@ -63,7 +63,7 @@ WITHOUT_TENSORFLOW = (
     "types", "files", "report", "journal", "user_code", "cluster", "config", "parsing", "launcher", "tracking",
     "shipping", "sweep", "supervisor", "app", "masking", "garbage", "identity", "lock", "saved", "mistakes",
     "provenance", "outcome", "stopping", "composing", "multirun", "availability", "checks", "debugging",
-    "names", "curves", "predictions", "errors", "task", "ranking",
+    "names", "curves", "predictions", "errors", "task", "ranking", "output",
     "manifest", "retention",
 )  # fmt: skip
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}

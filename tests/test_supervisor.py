@@ -28,6 +28,7 @@ model_dir = Path(sys.argv[1]).parent
 journal = Journal(journal_path(model_dir))
 journal.event("built", num_replicas=2)
 """
+PREDICTS = InputConfig(predict=InputBlock(fn="my.input_fn"))
 RESULT = "journal.event('result', global_step=7, metrics={'eval/accuracy': 0.5}, checkpoint='c', steps_per_sec=3.0)\n"
 
 
@@ -49,8 +50,12 @@ def config_of(model_dir: Path, **settings: Any) -> Config:
     block = InputBlock(fn="my.input_fn")
     return Config(
         model_dir=str(model_dir),
-        input=InputConfig(train=block, eval={"": block}),
-        **{"model": ModelConfig(fn="my.model_fn"), "tracking": TrackingConfig(backend="none"), **settings},
+        **{
+            "input": InputConfig(train=block, eval={"": block}),
+            "model": ModelConfig(fn="my.model_fn"),
+            "tracking": TrackingConfig(backend="none"),
+            **settings,
+        },
     )
 
 
@@ -165,17 +170,23 @@ from pathlib import Path
 sys.path[:0] = [{root!r}, {tests!r}]
 from runner import supervisor
 from test_supervisor import config_of
+from runner.config import TrackingConfig
 supervisor.task_argv = lambda file: [sys.executable, {script!r}, str(file)]
-sys.exit(supervisor.run(config_of(Path({model_dir!r})), {{**os.environ, "PYTHONPATH": {root!r}}}))
+tracking = TrackingConfig(backend="mlflow" if {uri!r} else "none", uri={uri!r})
+sys.exit(supervisor.run(config_of(Path({model_dir!r}), tracking=tracking), {{**os.environ, "PYTHONPATH": {root!r}}}))
 """
 
 
-def supervised(tmp_path: Path, code: str) -> subprocess.Popen[str]:
+def supervised(tmp_path: Path, code: str, tracking_uri: str | None = None) -> subprocess.Popen[str]:
     """A supervisor in a process of its own, whose task has made the file `ready`."""
     script = tmp_path / "task.py"
     script.write_text(TASK + code)
     supervise = SUPERVISE.format(
-        root=str(ROOT), tests=str(ROOT / "tests"), script=str(script), model_dir=str(tmp_path / "run")
+        root=str(ROOT),
+        tests=str(ROOT / "tests"),
+        script=str(script),
+        model_dir=str(tmp_path / "run"),
+        uri=tracking_uri,
     )
     process = subprocess.Popen([sys.executable, "-c", supervise], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 30
@@ -314,3 +325,80 @@ def test_an_interrupted_run_says_how_to_go_on(
 ) -> None:
     run("journal.event('result', global_step=3, checkpoint='c'); sys.exit(3)", argv=["runner", "train.max_steps=9"])
     assert "resume: python -m runner train.max_steps=9 model_dir=run\n" in capsys.readouterr().out
+
+
+def test_a_closed_terminal_lets_the_task_save_though_it_says_so_twice(tmp_path: Path) -> None:
+    slow = SAVES.replace("def save(*a):\n", "def save(*a):\n    time.sleep(0.5)\n")
+    process = supervised(tmp_path, slow)
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=30)
+    assert process.returncode == 3
+    assert summary_in(tmp_path / "run")["status"] == "interrupted"
+
+
+def test_a_run_under_nohup_outlives_the_terminal(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what nohup does
+    try:
+        process = supervised(
+            tmp_path, "Path('ready').touch()\nwhile not Path('go').exists(): time.sleep(0.02)\n" + RESULT
+        )
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    process.send_signal(signal.SIGHUP)
+    (tmp_path / "go").touch()
+    process.communicate(timeout=30)
+    assert (process.returncode, summary_in(tmp_path / "run")["status"]) == (0, "finished")
+
+
+def test_a_stop_that_comes_while_the_command_is_suspended_is_heeded(tmp_path: Path) -> None:
+    process = supervised(tmp_path, SAVES)
+    for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT):  # Ctrl-Z, kill %1
+        process.send_signal(number)
+    process.communicate(timeout=30)
+    assert process.returncode == 3
+
+
+def test_a_folder_that_is_deleted_under_its_run_is_one_message_and_a_failed_run(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mlflow import MlflowClient
+
+    gone = "import shutil; shutil.rmtree(model_dir)\n" + RESULT
+    assert run(gone, tracking=TrackingConfig(backend="mlflow")) == 1
+    said = capsys.readouterr()
+    assert f"runner: model_dir={tmp_path / 'run'} cannot be written: [Errno 2]" in said.err
+    assert "Traceback" not in said.err
+    assert "status: failed" in said.out
+    (recorded,) = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}").search_runs(["1"])
+    assert recorded.info.status == "FAILED"
+
+
+def test_a_reader_that_fails_leaves_what_training_came_to(run: Callable[..., int], tmp_path: Path) -> None:
+    assert run(RESULT) == 0
+    assert run("raise SystemExit(1)", command="predict", input=PREDICTS) == 1
+    summary = summary_in(tmp_path / "run")
+    assert (summary["command"], summary["status"]) == ("predict", "failed")
+    assert (summary["global_step"], summary["checkpoint"]) == (7, "c")
+    assert RunRecord.read(tmp_path / "run").training == "finished"
+
+
+def test_ctrl_c_does_not_wait_for_a_server_that_never_answers(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as server:  # takes connections and says nothing
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+        process = supervised(tmp_path, RESULT + "Path('ready').touch()", tracking_uri=uri)
+        journal = tmp_path / "run" / "events.chief-0.jsonl"
+        deadline = time.monotonic() + 30
+        while "result" not in journal.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        time.sleep(3.0)  # the task has ended and the supervisor waits for the server; if not, the test is no test
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "it does not answer" in said
+    assert summary_in(tmp_path / "run")["status"] == "finished"

@@ -240,3 +240,28 @@ journal.event("result", global_step=7, metrics={"eval/loss": value, "eval/auc": 
     assert [job["value"] for job in result.jobs] == [0.1, None, None]
     assert {job["metrics"]["eval/loss"] for job in result.jobs[1:]} == {"nan", "inf"}
     assert "eval/loss: nan\n" in result.out
+
+
+def test_a_finished_job_that_was_evaluated_since_is_still_finished(
+    sweep: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    first = sweep("finish()", RATES)
+    best = first.directory / first.jobs[0]["folder"]
+    called = [word for word in command(tmp_path, "sys.exit(1)", "tracking=none", "command=evaluate") if word != "-m"]
+    (best / "checkpoint").touch()
+    assert subprocess.run([*called, f"model_dir={best}"], cwd=tmp_path, env=ENV, capture_output=True).returncode == 1
+    again = sweep("finish()", RATES)
+    assert again.err.count("is finished already") == 3
+    assert again.generations() == {"learning_rate=0.3": 1, "learning_rate=0.2": 1, "learning_rate=0.1": 1}
+
+
+def test_secrets_of_a_sweep_are_its_owners(sweep: Callable[..., Outcome]) -> None:
+    result = sweep("finish()", RATES, "model.params.db_password=hunter22")
+    holding = {
+        path
+        for path in result.directory.rglob("*")
+        if path.is_file() and "hunter22" in path.read_text(errors="replace")
+    }
+    assert {path.name for path in holding} >= {"config.yaml", "multirun.yaml", "overrides.yaml"}
+    for path in holding:
+        assert path.stat().st_mode & 0o077 == 0 or path.parent.stat().st_mode & 0o077 == 0
