@@ -22,6 +22,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from runner import composing, mistakes, parsing, saved, user_code
 from runner.config import TRAINING_COMMANDS, TRAINING_RUNS, Config, ConfigError
@@ -38,7 +39,7 @@ FINISHED, FAILED, USER_ERROR = 0, 1, 2
 
 MULTIRUN = ("-m", "--multirun")
 
-MISTAKES = (ConfigError, UserCodeError, OmegaConfBaseException)
+MISTAKES = (ConfigError, UserCodeError, OmegaConfBaseException, YAMLError)
 """What is said in one message, without a traceback."""
 
 
@@ -118,8 +119,15 @@ class CommandLine:
         directory = Path(hydra_config.runtime.output_dir)
         is_sweep = hydra_config.mode == RunMode.MULTIRUN
         overrides: Any = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)
-        _hide_notes(composed, directory / ".hydra", Path(hydra_config.sweep.dir) / "multirun.yaml")
+        notes = [directory / ".hydra", *([Path(hydra_config.sweep.dir) / "multirun.yaml"] if is_sweep else [])]
+        _hide_notes(composed, notes)
+        if is_sweep:  # also where it was given as hydra.sweep.dir
+            self._sweep_dir = str(hydra_config.sweep.dir)
         try:
+            if hydra_config.job.chdir:
+                raise ConfigError(
+                    "hydra.job.chdir=true: a run stays in the directory where it was started. Leave it out."
+                )
             config = _checked(composed, directory, overrides, is_sweep=is_sweep)
             if is_sweep and config.command in TRAINING_RUNS:
                 return self._run_in_sweep(config, hydra_config, overrides)
@@ -129,13 +137,13 @@ class CommandLine:
             self._code = max(self._code, code)
         except MISTAKES as error:
             # Said here, not raised: Hydra would add a line of its own, and end a sweep whose other jobs are fine.
-            _remove_if_unused(directory)
+            _remove_if_unused(directory, Path(hydra_config.runtime.cwd))
             reason = _say(error, self._env)
             self._code = USER_ERROR
             if is_sweep:
                 from runner.multirun import name_of_job
 
-                self._multirun.refuse(directory, name_of_job(self._argv, overrides), reason)
+                self._multirun.refuse(directory, name_of_job(self._argv, overrides, _swept(hydra_config)), reason)
         return None
 
     @functools.cached_property
@@ -150,7 +158,7 @@ class CommandLine:
     def _run_in_sweep(self, config: Config, hydra_config: Any, overrides: Sequence[str]) -> float | None:
         from runner.multirun import Job, name_of_job
 
-        name = name_of_job(self._argv, overrides)
+        name = name_of_job(self._argv, overrides, _swept(hydra_config))
         job = Job(hydra_config.job.num, name, config, ["runner", *overrides])
         return self._multirun.run(job, Path(hydra_config.sweep.dir).absolute(), hydra_config.runtime.choices)
 
@@ -187,7 +195,13 @@ def _checked(composed: DictConfig, directory: Path, overrides: Sequence[str], *,
     tree: Any = OmegaConf.to_container(composed, resolve=True)
     command, model_dir = tree.get("command"), tree.get("model_dir")
     left = saved.read_saved(Path(model_dir)) if model_dir and command not in TRAINING_COMMANDS else None
-    config = parsing.parse(tree if left is None else saved.changed_by(left, tree, overrides))
+    if left is None:
+        config = parsing.parse(tree)
+    else:
+        try:
+            config = parsing.parse(saved.changed_by(left, tree, overrides))
+        except ConfigError as error:
+            raise ConfigError(f"{error} (the config that {model_dir} left, changed by the command line)") from error
     if is_sweep and config.run.inline:
         raise ConfigError("run.inline=true with --multirun: TensorFlow is configured once a process. Leave it out.")
     if config.model_dir and is_sweep and config.command in TRAINING_RUNS:
@@ -201,18 +215,21 @@ def _checked(composed: DictConfig, directory: Path, overrides: Sequence[str], *,
     return dataclasses.replace(config, model_dir=config.model_dir and str(Path(config.model_dir).absolute()))
 
 
+def _swept(hydra_config: Any) -> list[str]:
+    """The keys that `hydra.sweeper.params` of a config file makes vary."""
+    return list(hydra_config.sweeper.get("params") or ())
+
+
 def _refuse(reason: str) -> int:
     print(f"runner: {reason}", file=sys.stderr)
     return USER_ERROR
 
 
-def _hide_notes(composed: DictConfig, job_notes: Path, sweep_notes: Path) -> None:
+def _hide_notes(composed: DictConfig, notes: Sequence[Path]) -> None:
     """Leaves what Hydra has written down of a job to its owner alone, where a secret is in it."""
-    if not secrets_of(OmegaConf.to_container(composed, resolve=False)):
-        return
-    for path, mode in ((job_notes, 0o700), (sweep_notes, 0o600)):
-        if path.exists():
-            path.chmod(mode)
+    if secrets_of(OmegaConf.to_container(composed, resolve=False)):
+        for path in filter(Path.exists, notes):
+            path.chmod(0o700 if path.is_dir() else 0o600)
 
 
 def _say(error: Exception, env: Mapping[str, str]) -> str:
@@ -224,7 +241,7 @@ def _say(error: Exception, env: Mapping[str, str]) -> str:
     return words
 
 
-def _remove_if_unused(directory: Path) -> None:
-    """Takes away the output directory that Hydra made for a run that never started."""
-    if directory.is_dir() and directory != Path.cwd() and {entry.name for entry in directory.iterdir()} <= {".hydra"}:
+def _remove_if_unused(directory: Path, cwd: Path) -> None:
+    """Takes away the output directory that Hydra made for a run that never started in `cwd`."""
+    if directory.is_dir() and directory != cwd and {entry.name for entry in directory.iterdir()} <= {".hydra"}:
         shutil.rmtree(directory)

@@ -281,11 +281,15 @@ def _check_metric(key: str, metric: str, config: Config) -> None:
 
 
 def _check_tracking(uri: str | None) -> None:
-    """Refuses the two URIs that people write and MLflow cannot open."""
+    """Refuses the URIs that people write and MLflow cannot open."""
     if uri is None:
         return
     shown = masked_value("tracking.uri", uri)
     if uri.startswith("sqlite:") and not uri.startswith("sqlite:///"):
         raise ConfigError(f"tracking.uri={shown}: a database file is sqlite:///relative.db or sqlite:////absolute.db.")
+    if "://" not in uri and uri.endswith((".db", ".sqlite", ".sqlite3")):
+        raise ConfigError(
+            f"tracking.uri={shown} is a path. A database file is sqlite:///{shown.removeprefix('file:')}."
+        )
     if re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri):
         raise ConfigError(f"tracking.uri={shown} has no scheme. Use http://{shown}.")

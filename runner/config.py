@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import Container, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from runner.files import write_atomically
 from runner.masking import secrets_of
@@ -329,6 +331,21 @@ def save(config: Config, path: Path) -> None:
     """
     tree = to_tree(config)
     write_atomically(path, as_yaml(tree), mode=0o600 if secrets_of(tree) else 0o644)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The tree in a config file that `save` wrote, not checked.
+
+    Raises:
+      ConfigError: it is damaged.
+    """
+    try:
+        tree: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} holds no config.")
+    return tree
 
 
 def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,9 @@ def report_error(error: Exception, journal: Journal | NullJournal, env: Mapping[
     else:
         lines = [trace.rstrip("\n")]  # it ends with the message
     frame = user_frame(error)
-    if frame is not None:
+    if isinstance(error, SyntaxError) and error.text:  # of a file that never ran: no frame is in it
+        lines.append(f"  in {error.filename}, line {error.lineno}: {error.text.strip()}")
+    elif frame is not None:
         lines.append(f"  in {frame.filename}, line {frame.lineno}, in {frame.name}: {frame.line}")
     print(*lines, sep="\n", file=sys.stderr, flush=True)
 

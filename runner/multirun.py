@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,16 +153,17 @@ class Multirun:
         self.code = max(self.code, code)
 
 
-def name_of_job(argv: Sequence[str], overrides: Sequence[str]) -> str:
+def name_of_job(argv: Sequence[str], overrides: Sequence[str], swept: Iterable[str] = ()) -> str:
     """What varies between the jobs of a sweep: `learning_rate=0.1, strategy=mirrored`. No secret is in it.
 
     Args:
       argv: the command line of the sweep.
       overrides: those of the job.
+      swept: keys that a config file makes vary (`hydra.sweeper.params`).
     """
     typed = [text for text in argv if "=" in text and not text.startswith("-")]
     parsed: list[Any] = OverridesParser.create().parse_overrides(typed)
-    varying = {override.key_or_group for override in parsed if override.is_sweep_override()}
+    varying = {override.key_or_group for override in parsed if override.is_sweep_override()} | set(swept)
     last_words = [key.rpartition(".")[2] for key in varying]
     words = []
     for text in overrides:

@@ -16,7 +16,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from runner.availability import available, check_available
 from runner.checks import check
-from runner.config import Config, ConfigError, InputBlock, InputConfig, eval_key, schema, thawed
+from runner.config import Config, ConfigError, InputBlock, InputConfig, eval_key, read, schema, thawed
 from runner.debugging import debugged
 from runner.masking import masked_override
 
@@ -40,7 +40,7 @@ def parse(tree: Mapping[str, Any]) -> Config:
 
 def load(path: Path) -> Config:
     """The config in a `config.yaml` that `save` wrote."""
-    return parse(OmegaConf.to_container(OmegaConf.load(path), resolve=True))  # type: ignore[arg-type]
+    return parse(read(path))
 
 
 def unknown_key(key: str, value: Any = None) -> ConfigError:
@@ -119,6 +119,8 @@ def _translate(error: OmegaConfBaseException, tree: Mapping[str, Any], at: str) 
     value = _value_at(tree, key)
     if isinstance(error, ConfigKeyError):
         raise unknown_key(full_key, value) from error
+    if value == "???":
+        raise ConfigError(f"{full_key} is not set: a config file leaves it open (???). Give {full_key}=...") from error
     if key:
         raise wrong_type(full_key, value) from error
     for name, child in tree.items():  # a scalar where a group belongs: OmegaConf does not say which

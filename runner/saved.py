@@ -11,16 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
+
+from runner.config import read
+
+FILE = "config.yaml"
 
 _OF_THIS_COMMAND = ("command", "model_dir", "run.progress", "run.inline", "sweep")
 """What always comes from the command line, also where it leaves the default."""
 
 
 def read_saved(model_dir: Path) -> dict[str, Any] | None:
-    """The tree in `model_dir/config.yaml`; None when there is none."""
-    path = model_dir / "config.yaml"
-    return OmegaConf.to_container(OmegaConf.load(path), resolve=True) if path.exists() else None  # type: ignore[return-value]
+    """The tree in `model_dir/config.yaml`; None when there is none.
+
+    Raises:
+      ConfigError: it is damaged.
+    """
+    path = model_dir / FILE
+    return read(path) if path.exists() else None
 
 
 def changed_by(saved: Mapping[str, Any], composed: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -130,6 +130,8 @@ class Sweep:
         with self._lock:
             self._save((read_json(self.directory / SWEEP_FILE) or {}).get("start"), ranked)
         self._print(ranked)
+        if interrupted:
+            print("The same command goes on with this sweep.", flush=True)
         failed = failed or any(job.status == "failed" for job in ranked)
         try:
             self._close_parent(ranked, "KILLED" if interrupted else "FAILED" if failed else "FINISHED")
@@ -192,7 +194,8 @@ class Sweep:
     def _print(self, ranked: Sequence[JobResult]) -> None:
         metric = self._shown_metric(ranked)
         where = report.relative(self.directory)
-        title = f"sweep {where}: {len(ranked)} jobs, best first by {metric} ({self._mode(ranked)})"
+        jobs = f"{len(ranked)} job{'' if len(ranked) == 1 else 's'}"
+        title = f"sweep {where}: {jobs}, best first by {metric} ({self._mode(ranked)})"
         rows = [
             (
                 str(rank),

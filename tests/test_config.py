@@ -420,7 +420,6 @@ BAD = [
     # functions that are missing
     (["model=custom"], "model.fn is not set. Give package.module or package.module.function"),
     (["input=custom"], "input.train.fn is not set, and command=train_and_evaluate trains."),
-    (["~train.max_steps"], "Error merging override ~train.max_steps ("),
     (["model.fn=null"], "model.fn is not set. Give package.module or package.module.function"),
     (["input.train.fn=null"], "input.train.fn is not set, and command=train_and_evaluate trains."),
     (["input.eval.fn=null"], "input.eval.fn is not set. Set it, or go without evaluation: input.eval=null."),
@@ -440,6 +439,20 @@ BAD = [
     (["model_dir=/proc/nope"], "cannot make the output directory: "),
     (["-m", "model_dir=x", "train.max_steps=1,2"], "model_dir=x with --multirun: the runs would overwrite each other."),
 ]
+
+# What Hydra's grammar does not take, and its ways to take away.
+BAD += [
+    (["train.max_steps"], "cannot read 'train.max_steps': write key=value, without spaces around the equals sign."),
+    (["model.params.x=a=b"], """goes in quotes, and these in those of the shell: 'model.params.x="a=b"'."""),
+    (["model_dir=\u00fcn\u00ef"], """goes in quotes, and these in those of the shell: 'model_dir="\u00fcn\u00ef"'."""),
+    (["model.params.db_password=hunter2=x"], "cannot read 'model.params.db_password=***'"),
+    (["model.params.x=[1,2"], "cannot read 'model.params.x=[1,2': "),
+    (["~train.max_steps"], "train.max_steps is a key of every run, and cannot be taken away. Set it: train.max_ste"),
+    (["model.params.path='???'"], "model.params.path is not set: a config file leaves it open (???). Give model.para"),
+    (["hydra.job.chdir=true"], "hydra.job.chdir=true: a run stays in the directory where it was started."),
+    (["hydra/launcher=joblib"], "It is a plugin of Hydra: pip install hydra-joblib-launcher. Available: basic."),
+    (["tracking.uri=mlflow.db"], "tracking.uri=mlflow.db is a path. A database file is sqlite:///mlflow.db."),
+]  # fmt: skip
 
 # One for each group, with Hydra's way round its own schema.
 BAD += [
@@ -653,3 +666,39 @@ def test_questions_about_the_config_are_answered(flags: list[str], tmp_path: Pat
     assert result.returncode == 0, result.stderr
     assert "strategy" in result.stdout
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fn: [a\n", "/conf/model/mine.yaml, line 2: expected ',' or ']', but got '<stream end>'."),
+        ("fn:\tx\n", "/conf/model/mine.yaml, line 1: found character '\\t' that cannot start any token."),
+        ("- a\n", "conf/model/mine.yaml holds no keys with values."),
+    ],
+)
+def test_a_damaged_file_of_the_users_is_named_with_its_line(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "conf" / "model").mkdir(parents=True)
+    (tmp_path / "conf" / "model" / "mine.yaml").write_text(text)
+    result = run_module("model=mine", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("runner: ") and result.stderr.endswith(f"{message}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: [a", "config.yaml cannot be read: while parsing a flow sequence"),
+        ("- a", "config.yaml holds no config."),
+        ("model: {fn: line}\nnewer: 1", "there is no key 'newer'."),
+        ("\udc80", "config.yaml cannot be read: 'utf-8' codec can't decode"),
+    ],
+)
+def test_a_damaged_config_of_a_run_is_named(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoint").touch()
+    (tmp_path / "run" / "config.yaml").write_bytes(text.encode(errors="surrogateescape"))
+    result = run_module("command=evaluate", "model_dir=run", cwd=tmp_path)
+    assert result.returncode == 2
+    assert message in result.stderr and "Traceback" not in result.stderr
+    if "newer" in text:
+        assert result.stderr.endswith("(the config that run left, changed by the command line)\n")

@@ -265,3 +265,20 @@ def test_secrets_of_a_sweep_are_its_owners(sweep: Callable[..., Outcome]) -> Non
     assert {path.name for path in holding} >= {"config.yaml", "multirun.yaml", "overrides.yaml"}
     for path in holding:
         assert path.stat().st_mode & 0o077 == 0 or path.parent.stat().st_mode & 0o077 == 0
+
+
+def test_a_sweep_that_a_config_file_describes_names_its_jobs_by_what_varies(
+    sweep: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    (tmp_path / "conf" / "experiment" / "rates.yaml").write_text(
+        "# @package _global_\nhydra:\n  sweeper:\n    params:\n      model.params.learning_rate: 0.1,0.2\n"
+    )
+    result = sweep("finish()", "experiment=rates")
+    assert [job["name"] for job in result.jobs] == ["learning_rate=0.2", "learning_rate=0.1"]
+
+
+def test_a_sweep_in_hydras_own_directory_is_ranked_and_has_its_code(sweep: Callable[..., Outcome]) -> None:
+    result = sweep("sys.exit(1) if rate == 0.3 else finish()", RATES, "hydra.sweep.dir=outputs/sweeps/mine")
+    assert result.code == 1
+    assert "sweep outputs/sweeps/mine: 3 jobs, best first by eval/loss (min)" in result.out

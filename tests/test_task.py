@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from runner import task
+from runner import errors, task
+from runner.journal import NullJournal
 from tests.jobs import config_file, noted, results, run
 
 INTERRUPTING = ("input.train.fn=tests.jobs.interrupting", "train.max_steps=100000", "train.steps_per_loop=2")
@@ -179,3 +180,13 @@ def test_a_file_that_is_no_config_is_refused(tmp_path: Path, capsys: pytest.Capt
     path.write_text(path.read_text().replace("max_steps: 4", "max_step: 4"))
     assert task.main([str(path)], inline=True) == 2
     assert "train.max_step" in capsys.readouterr().err
+
+
+def test_a_syntax_error_names_its_file_and_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    try:
+        compile("x = 1\ndef model_fn(features labels): pass\n", str(tmp_path / "net.py"), "exec")
+    except SyntaxError as error:
+        errors.report_error(error, NullJournal(), {}, set())
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("runner: SyntaxError: invalid syntax")
+    assert said[1] == f"  in {tmp_path / 'net.py'}, line 2: def model_fn(features labels): pass"
