@@ -178,7 +178,7 @@ class Model:
         ]
 
     def _beginnings(self, reader: Reader) -> dict[str, Any]:
-        """State that the run which wrote the checkpoint had no option for -> its value, or whose it takes."""
+        """State that the run of the checkpoint had no option for -> its value, or the name of whose it takes."""
         averages = {average_name(name): name for name in self.store.saved} if self._config.ema_decay else {}
         starts = {
             **averages,

@@ -88,11 +88,10 @@ def _scaled(pairs: Sequence[Pair], fed: Sequence[tf.Tensor], factor: tf.Tensor) 
     tensors = iter(fed)
     result: list[Pair] = []
     for gradient, variable, owner in pairs:
+        new: Any = next(tensors)
         if isinstance(gradient, tf.IndexedSlices):
-            new: Any = tf.IndexedSlices(next(tensors), next(tensors), gradient.dense_shape)
-            new = tf.IndexedSlices(new.values, new.indices, tf.constant(variable.shape.as_list(), new.indices.dtype))
-        else:
-            new = next(tensors)
+            indices = next(tensors)
+            new = tf.IndexedSlices(new, indices, tf.constant(variable.shape.as_list(), indices.dtype))
         result.append((scale(new, tf.cast(factor, new.dtype)), variable, owner))
     return result
 
@@ -129,6 +128,7 @@ class PartedStep:
         self._cuts, self._part, self._last, self._update, self._flat = cuts, part, last, update, flat
         self._num_parts, self._loss_scale, self._context = num_parts, loss_scale, context
         self._is_sparse = [one for cut in cuts for one in cut.is_sparse]
+        self._width = len(cuts[0].sums)
 
     def __call__(self, shares: Sequence[Share], global_count: tf.Tensor) -> list[tf.Tensor]:
         """[the loss, what was fetched]. In graph."""
@@ -141,7 +141,8 @@ class PartedStep:
         if self._loss_scale is None:
             losses = self._update(*totals)
             return [tf.add_n(losses), *extra]
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(one)) for one in totals if one.dtype.is_floating])
+        gradients = [one for number, one in enumerate(totals) if number % self._width > 1 and one.dtype.is_floating]
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(one)) for one in gradients])
         loss = tf.cond(finite, lambda: self._updated(totals, scales), lambda: self._skipped(totals))
         return [loss, *extra]
 
@@ -189,5 +190,4 @@ class PartedStep:
         assert self._loss_scale is not None
         with self._context():
             self._loss_scale.shrink()
-        width = len(self._is_sparse) // len(self._cuts)
-        return tf.math.divide_no_nan(tf.add_n(totals[::width]), tf.add_n(totals[1::width]))
+        return tf.math.divide_no_nan(tf.add_n(totals[:: self._width]), tf.add_n(totals[1 :: self._width]))
