@@ -302,7 +302,7 @@ def _call(source: Input, plan: _Plan, mode: str, params: Mapping[str, Any], conf
         given["shuffle_seed"] = source.shuffle_seed
     values = Params(params if source.params is None else source.params).merged(**given)
     offered = {"mode": mode, "params": values, "config": config, "input_context": plan.context}
-    if num_epochs is not None:
+    if num_epochs is not None or _must_be_given(source.fn, "num_epochs"):  # else its own default holds
         offered["num_epochs"] = num_epochs
     arguments = {name: offered[name] for name in _declared(source.fn) if name in offered}
     try:
@@ -311,6 +311,10 @@ def _call(source: Input, plan: _Plan, mode: str, params: Mapping[str, Any], conf
         with_what = ", ".join(arguments) or "nothing"
         error.add_note(f"in {_describe(source.fn)}, called for {_BLOCKS[mode]} with {with_what}")
         raise
+
+
+def _must_be_given(fn: Callable[..., Any], name: str) -> bool:
+    return name in _declared(fn) and inspect.signature(fn).parameters[name].default is inspect.Parameter.empty
 
 
 def _declared(fn: Callable[..., Any]) -> list[str]:

@@ -157,3 +157,19 @@ def test_the_shipped_inputs_end_after_the_epochs_of_the_config(tmp_path: Path) -
     assert job.train_spec is not None
     run = job.estimator.train_run(job.train_spec.input_fn, max_steps=1000, max_epochs=job.train_spec.max_epochs)
     assert run is not None and (run.global_step, run.examples) == (6, 2 * 1437)
+
+
+def test_a_function_that_ends_by_itself_is_told_when_and_else_keeps_its_default(tmp_path: Path) -> None:
+    given: list[Any] = []
+
+    def required(num_epochs: int | None) -> tf.data.Dataset:
+        given.append(num_epochs)
+        return points({"batch_size": 4})
+
+    def optional(num_epochs: int | None = 7) -> tf.data.Dataset:
+        return required(num_epochs)
+
+    for function in (required, optional):
+        for epochs in (None, 1):
+            estimator(Seen(), tmp_path / f"{len(given)}").train(function, max_epochs=epochs)
+    assert given == [None, 1, 7, 1]

@@ -278,7 +278,8 @@ def test_a_missing_batch_size_is_refused(source: str, tmp_path: Path) -> None:
 
 @every_source
 def test_they_declare_what_they_need(source: str) -> None:
-    assert list(inspect.signature(SOURCES[source][0]).parameters) == ["mode", "params", "config", "input_context"]
+    declared = ["mode", "params", "config", "input_context", "num_epochs"]
+    assert list(inspect.signature(SOURCES[source][0]).parameters) == declared
 
 
 # Files.

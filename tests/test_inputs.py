@@ -631,8 +631,8 @@ def test_an_argument_that_the_runner_does_not_give_is_refused() -> None:
     with pytest.raises(ValueError) as error:
         feed_of(some_input_fn)
     assert str(error.value) == (
-        f"{NAME} needs 'result'. An input function is given, by name: mode, params, config, input_context. Bind the "
-        "rest with functools.partial, or take it from params."
+        f"{NAME} needs 'result'. An input function is given, by name: mode, params, config, input_context, num_epochs. "
+        "Bind the rest with functools.partial, or take it from params."
     )
 
 
