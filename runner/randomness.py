@@ -24,8 +24,8 @@ from runner import random_bridge
 v1 = tf.compat.v1
 
 _PHILOX = 1
-_ITERATIONS = 1_000_003
-"""More than a loop is expected to have: the time inside it is step * this + iteration."""
+_PARTS = 1_000_003
+"""More than a loop is expected to have iterations, or an update parts."""
 
 
 class Stream:
@@ -79,7 +79,12 @@ class Stream:
             return around
         with _outside_of_branches(graph):
             identity, time = tf.unstack(around[0])
-            return tf.stack([identity, time * _ITERATIONS + tf.cast(iteration, tf.int64) + 1]), around[1]
+            return tf.stack([identity, moment(time, tf.cast(iteration, tf.int64) + 1)]), around[1]
+
+
+def moment(time: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+    """The time of the part of that number of whatever takes place at `time`."""
+    return time * _PARTS + number
 
 
 # By Stream for the graph of its trace, by graph for those inside it. The functions of a module outlive a trace.

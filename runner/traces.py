@@ -30,7 +30,7 @@ from runner.operations import (
     operations,
     program_order,
 )
-from runner.randomness import Stream, drawing_from, stateless_random_ops
+from runner.randomness import Stream, drawing_from, moment, stateless_random_ops
 from runner.seeds import seeded
 from runner.variables import GLOBAL_STEP, Served, VariableSpec, VariableStore
 
@@ -82,6 +82,8 @@ class Trace:
       served: the variables it uses.
       keras_writes: what Keras optimizers wrote; they return nothing to fetch.
       batch_counts: by local replica, what counts its batches for random operations of EVAL and PREDICT, if any.
+      parts: by local replica, the int64 placeholder for the number of the part of an update that is being computed, for
+        random operations of TRAIN, if any; 0 where it is not fed.
       table_initializers: fill the lookup tables that model_fn made; run at once.
     """
 
@@ -93,6 +95,7 @@ class Trace:
     keras_writes: Sequence[tf.Operation]
     call_time_values: Sequence[bridge.CallTimeValue] = ()
     batch_counts: Sequence[tf.Operation | None] = ()
+    parts: Sequence[tf.Tensor | None] = ()
     table_initializers: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
@@ -265,7 +268,7 @@ def _discover(
             clock = _Clock(replica.global_step, training=training)
             with drawing_from(clock.stream(store.seed)):
                 outputs.append(replica_fn(replica))
-            found.update(new=new, collections=_all_collections(), keras=keras, counts=[clock.count])
+            found.update(new=new, collections=_all_collections(), keras=keras, clocks=[clock])
 
     with seeded(store.seed):
         wrapped = v1.wrap_function(traced, list(signature))
@@ -285,7 +288,8 @@ def _discover(
         found["collections"],
         served,
         found["keras"].written,
-        batch_counts=found["counts"],
+        batch_counts=[clock.count for clock in found["clocks"]],
+        parts=[clock.part for clock in found["clocks"]],
         table_initializers=_table_initializers([found["collections"]]),
     )
     return trace, found["new"]
@@ -325,12 +329,12 @@ def _serve(
                     clock = _Clock(replica.global_step, training=training)
                     with drawing_from(clock.stream(store.seed)):
                         output = replica_fn(replica)
-                    return _Box((output, _all_collections(), clock.count))
+                    return _Box((output, _all_collections(), clock))
 
             with serving(), _explaining_merge_call():
                 boxes = strategy.experimental_local_results(strategy.run(run))
         outputs.extend(box.value[0] for box in boxes)
-        found.update(collections=[box.value[1] for box in boxes], counts=[box.value[2] for box in boxes], keras=keras)
+        found.update(collections=[box.value[1] for box in boxes], clocks=[box.value[2] for box in boxes], keras=keras)
 
     with seeded(store.seed):
         wrapped = v1.wrap_function(traced, list(signature))
@@ -342,7 +346,8 @@ def _serve(
         served,
         found["keras"].written,
         found["late"],
-        found["counts"],
+        [clock.count for clock in found["clocks"]],
+        [clock.part for clock in found["clocks"]],
         _table_initializers(found["collections"]),
     )
 
@@ -362,10 +367,12 @@ class _Clock:
 
     Attributes:
       count: counts this batch; None when nobody asked for the time, or it is the global step.
+      part: placeholder for the number of the part of the update, with 0 by default; None when nobody asked.
     """
 
     def __init__(self, global_step: tf.Variable, *, training: bool) -> None:
         self.count: tf.Operation | None = None
+        self.part: tf.Tensor | None = None
         self._global_step, self._training = global_step, training
 
     def stream(self, seed: int) -> Stream:
@@ -376,7 +383,8 @@ class _Clock:
 
     def _read(self) -> tf.Tensor:
         if self._training:
-            return self._global_step.read_value()
+            self.part = v1.placeholder_with_default(tf.constant(0, tf.int64), [], "part")
+            return moment(self._global_step.read_value(), self.part)
         batches = v1.Variable(
             tf.constant(0, tf.int64),
             name="batches",

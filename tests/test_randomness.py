@@ -259,6 +259,17 @@ def test_a_function_that_was_traced_before_draws_the_same(tmp_path: Path) -> Non
         of_a_module = before
 
 
+def test_the_parts_of_an_update_may_draw_their_own(tmp_path: Path) -> None:
+    trace = estimator(DRAWS["loop"], tmp_path, mirrored()).prepare(rows()).program.trace
+    parts = list(trace.parts)
+    assert len(parts) == 2
+    draw = trace.wrapped.prune([*trace.inputs, *parts], [output.loss for output in trace.outputs])
+    batch = [tf.zeros(one.shape, one.dtype) for one in trace.inputs[:-2]] + [tf.constant([2, 2], tf.int64)]
+    drawn = [draw(*batch, tf.constant(4, tf.int64), *[tf.constant(n, tf.int64)] * 2) for n in (0, 1, 0)]
+    found = [[float(loss) for loss in losses] for losses in drawn]
+    assert found[0] == found[2] and len({*found[0], *found[1]}) == 4
+
+
 def test_outside_of_a_run_nothing_changes(tmp_path: Path) -> None:
     losses(DRAWS["function"], tmp_path, 1)
     drawn = np.concatenate([of_a_module().numpy() for _ in range(3)])

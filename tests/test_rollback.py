@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,9 +15,14 @@ import tensorflow as tf
 from runner import Estimator, Every, Hook, RunConfig
 from runner.journal import Journal, journal_path, read_journal
 from tests import jobs
+from tests.killed import ASYNCHRONOUS
 from tests.line import line, mirrored
 
 NUMBERS = np.random.RandomState(0).rand(60, 2).astype(np.float32)
+
+SAVING: dict[str, dict[str, Any]] = {"at once": {}}
+if ASYNCHRONOUS in {field.name for field in dataclasses.fields(RunConfig)}:
+    SAVING["asynchronous"] = {ASYNCHRONOUS: True}
 
 
 def batches(*bad: int, without: Sequence[int] = ()) -> Callable[[], tf.data.Dataset]:
@@ -56,16 +62,17 @@ def rollbacks(folder: Path) -> list[tuple[int, int]]:
     return [(line["step"], line["back_to"]) for line in lines if line.get("event") == "rollback"]
 
 
+@pytest.mark.parametrize("saving", list(SAVING))
 @pytest.mark.parametrize("strategy", [None, mirrored()], ids=["default", "mirrored"])
 def test_it_goes_on_from_the_checkpoint_with_the_batches_after_the_bad_one(
-    strategy: Any, tmp_path: Path, caplog: Any
+    strategy: Any, saving: str, tmp_path: Path, caplog: Any
 ) -> None:
     # A replica takes a batch of the function's own: of two, a step has two batches.
     bad, expected, skipped = [7, 15], [(7, 5), (13, 10)], [6, 7, 13, 14, 15]
     if strategy is not None:
         bad, expected, skipped = [13], [(7, 5)], [11, 12, 13, 14]
     with caplog.at_level(logging.WARNING, "runner"):
-        found = train(tmp_path / "a", batches(*bad), train_distribute=strategy)
+        found = train(tmp_path / "a", batches(*bad), train_distribute=strategy, **SAVING[saving])
     assert rollbacks(tmp_path / "a") == expected
     assert "The loss became nan at step 7: back to step 5" in caplog.text and "rollback 1 of at most 3" in caplog.text
     assert found == train(tmp_path / "b", batches(without=skipped), train_distribute=strategy)
