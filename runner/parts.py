@@ -97,7 +97,8 @@ def _scaled(pairs: Sequence[Pair], fed: Sequence[tf.Tensor], factor: tf.Tensor) 
 
 
 Part = Callable[..., tuple[Sequence[Sequence[tf.Tensor]], Sequence[tf.Tensor]]]
-"""(flat inputs, loss scale if any) -> (what the part of each replica adds up to, what was fetched with it)."""
+"""(flat inputs, loss scale if any, number of the part) -> (what the part of each replica adds up to, what was fetched
+with it)."""
 
 
 class PartedStep:
@@ -134,7 +135,7 @@ class PartedStep:
         """[the loss, what was fetched]. In graph."""
         scales = [] if self._loss_scale is None else [self._loss_scale.value()]
         if self._num_parts == 1:
-            sums, extra = self._last(*self._flat(shares, global_count), *scales)
+            sums, extra = self._last(*self._flat(shares, global_count), *scales, tf.constant(0, tf.int64))
             totals = [tensor for each in sums for tensor in each]
         else:
             totals, extra = self._accumulated(shares, scales)
@@ -153,7 +154,7 @@ class PartedStep:
 
         def run(program: Part, index: tf.Tensor, before: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Any]:
             parts = [part_of(share, index, self._num_parts) for share in shares]
-            sums, extra = program(*self._flat(parts, tf.add_n([part.count for part in parts])), *scales)
+            sums, extra = program(*self._flat(parts, tf.add_n([part.count for part in parts])), *scales, index)
             return self._added(before, [tensor for each in sums for tensor in each]), extra
 
         zeros = [

@@ -212,8 +212,10 @@ class TrainProgram:
         updates = set(self.trace.graph.get_operations()[cuts[0].first_of_update :])
         sums = [list(cut.sums) for cut in cuts]
         plain = [op for op in self._effects(summaries=False) if op not in updates]
-        part = self.trace.function([sums, []], plain, feeds=scales)
-        last = self.trace.function([sums, list(extra)], [op for op in effects if op not in updates], feeds=scales)
+        numbers = [part for part in self.trace.parts if part is not None]
+        fed = [*scales, *numbers]
+        part = self.trace.function([sums, []], plain, feeds=fed)
+        last = self.trace.function([sums, list(extra)], [op for op in effects if op not in updates], feeds=fed)
         update = self.trace.function(
             [cut.loss for cut in cuts],
             [op for op in self.trace.all_effects() if op in updates],
@@ -227,11 +229,15 @@ class TrainProgram:
                 return program
             return lambda *inputs: program(*inputs[:-1], *[inputs[-1]] * len(scales))
 
+        def of_part(program: Callable[..., Any]) -> Callable[..., Any]:
+            """As `with_scales`, and one number of the part for the random operations of all replicas."""
+            return lambda *inputs: with_scales(lambda *rest: program(*rest, *[inputs[-1]] * len(numbers)))(*inputs[:-1])
+
         strategy = self._store.strategy
         return PartedStep(
             cuts,
-            with_scales(part),
-            with_scales(last),
+            of_part(part),
+            of_part(last),
             with_scales(update),
             step_inputs,
             num_parts=self._feed.num_parts,

@@ -276,3 +276,15 @@ def test_outside_of_a_run_nothing_changes(tmp_path: Path) -> None:
     assert len(np.unique(drawn)) == 9
     traced = tf.function(lambda: tf.random.uniform([])).get_concrete_function()
     assert "RandomUniform" in {operation.type for operation in traced.graph.get_operations()}
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
+def test_each_part_of_an_update_draws_its_own(precision: str, tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        weight = v1.get_variable("weight", [200], initializer=v1.zeros_initializer())
+        loss = tf.reduce_sum(tf.nn.dropout(weight + 1.0, 0.5)) * tf.ones_like(labels)
+        return EstimatorSpec(mode, loss=loss, optimizer=v1.train.GradientDescentOptimizer(1.0))
+
+    trained = Estimator(model_fn, tmp_path, RunConfig(gradient_accumulation=2, precision=precision))
+    trained.train(rows(), steps=1)
+    assert set(np.unique(-trained.get_variable_value("weight"))) == {0.0, 1.0, 2.0}
