@@ -16,7 +16,6 @@ AVAILABLE: Mapping[str, tuple[Any, ...]] = {
     "cluster.evaluator": (False,),
     "cluster.max_restarts": (0,),
     "cluster.start_timeout_secs": (120,),
-    "run.profile": (None,),
     "export.exporters": (None,),
     "export.dir": (None,),
 }

@@ -19,6 +19,7 @@ from runner.model_fn import declared_arguments
 from runner.report import NullProgress, Progress
 from runner.retention import Keep
 from runner.run_config import KeepBest, RunConfig, WarmStart
+from runner.step_range import parse_step_range
 from runner.strategy import build_strategy, split_cpu
 from runner.training import EvalSpec, TrainSpec
 
@@ -119,6 +120,7 @@ def build_run_config(config: Config) -> RunConfig:
         warmup_steps=config.train.warmup_steps,
         precision=config.train.precision,
         ema_decay=config.train.ema_decay,
+        profile_steps=None if config.run.profile is None else parse_step_range(config.run.profile),
     )
 
 

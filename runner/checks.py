@@ -18,6 +18,7 @@ from runner.config import (
     eval_key,
 )
 from runner.masking import masked_value
+from runner.step_range import parse_step_range
 
 SHOWN_RUNS = 3
 """How many of the newest runs are named to somebody who has to choose one."""
@@ -45,6 +46,7 @@ def check(config: Config) -> None:
     _check_prediction(config)
     _check_sweep(config)
     _check_tracking(config.tracking.uri)
+    _check_profile(config)
 
 
 def newest_runs(outputs: Path) -> list[Path]:
@@ -293,3 +295,18 @@ def _check_tracking(uri: str | None) -> None:
         )
     if re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri):
         raise ConfigError(f"tracking.uri={shown} has no scheme. Use http://{shown}.")
+
+
+def _check_profile(config: Config) -> None:
+    """Refuses steps that cannot be, and those after the last one of training."""
+    if config.run.profile is None:
+        return
+    try:
+        steps = parse_step_range(config.run.profile)
+    except ValueError as error:
+        raise ConfigError(f"run.profile={config.run.profile}: {error}.") from error
+    max_steps = config.train.max_steps
+    if config.command in TRAINING_COMMANDS and max_steps is not None and steps.last > max_steps:
+        raise ConfigError(
+            f"run.profile={config.run.profile} goes beyond train.max_steps={max_steps}. Profile earlier steps."
+        )

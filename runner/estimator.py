@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import logging
 import math
@@ -17,15 +18,17 @@ import tensorflow as tf
 
 from runner import checkpoints, evaluation, inference, metrics, retention, warm_start
 from runner.damage import WholeCheckpoints
-from runner.hooks import PassRun
+from runner.hooks import Hook, PassRun
 from runner.inputs import Feed, Input, build_feed
 from runner.journal import Journal, NullJournal
 from runner.loop import TrainingRun
 from runner.model import Model
 from runner.model_fn import ModeKeys, ModelFn
+from runner.model_summary import ModelSummary
 from runner.passes import Pass
 from runner.position import Position, continued, source_of, was_read_to_its_end
 from runner.preparation import Preparation
+from runner.profiling import Profiling
 from runner.report import NullProgress, Progress, format_table
 from runner.retention import Keep
 from runner.run_config import RunConfig, config_in
@@ -71,6 +74,7 @@ class Estimator:
         self._models: dict[bool, Model] = {}
         self._checkpoints = WholeCheckpoints(self.model_dir)
         self._trained_on: Any = None
+        self._summarised: Any = None
         self._said: set[str] = set()
 
     @property
@@ -143,6 +147,7 @@ class Estimator:
             _log.info("Nothing to train: %s is where the training input ended. %s trains on.", latest, more)
             return None
         preparation = self._prepare(feed, input_fn, list(hooks or ()), latest, lambda reason: run.request_stop(reason))
+        preparation = dataclasses.replace(preparation, hooks=[*preparation.hooks, *self._own_hooks(preparation)])
         listeners = preparation.session_hooks.listeners([*(saving_listeners or ()), *preparation.overrides.listeners])
         run = TrainingRun(
             preparation,
@@ -169,6 +174,16 @@ class Estimator:
         input. No step is taken and no checkpoint written."""
         latest = self.latest_checkpoint()
         return self._prepare(self._training_feed(input_fn, latest, max_epochs), input_fn, list(hooks or ()), latest)
+
+    def _own_hooks(self, preparation: Preparation) -> list[Hook]:
+        """Those of the process that writes; after all others."""
+        if not self._config.is_chief:
+            return []
+        steps, hooks = self._config.profile_steps, list[Hook]()
+        if self._summarised is not preparation.program:
+            self._summarised = preparation.program
+            hooks.append(ModelSummary(preparation))
+        return hooks if steps is None else [*hooks, Profiling(steps, self.announce)]
 
     def _is_at_its_end(self, input_fn: InputFn, feed: Feed, latest: str | None) -> bool:
         """Whether an earlier process, not a call on this object, has read the input to its end."""

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+MODEL_SUMMARY_FILE = "model_summary.txt"
+"""In model_dir: the variables of the model and the FLOPs of a step, for a person."""
+
 
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
     """Replaces `path` in one move; a reader sees the old text or the new one, also after a crash."""

@@ -91,3 +91,6 @@ class Hook:
 
     def end(self, run: Run) -> None:
         """After the last checkpoint, or after the evaluation or prediction; not called when that failed."""
+
+    def close(self, run: Run) -> None:
+        """After training, however it ended: the place to give back what would outlive it. It does not raise."""

@@ -170,6 +170,9 @@ class TrainingRun:
             raise
         finally:
             self._journal.took("train", self.secs)
+            for hook in self._hooks:
+                if hasattr(hook, "close"):
+                    hook.close(self)
 
     def save(self) -> str:
         """Writes a checkpoint of this step, the latest when this returns. Its path."""

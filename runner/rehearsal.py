@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO
 
 import tensorflow as tf
 
@@ -17,15 +17,13 @@ from runner.elements import tensors
 from runner.inference import EvalProgram
 from runner.inputs import Feed
 from runner.model import Model
+from runner.model_summary import flops_of_step, print_variables, shape_text
 from runner.position import was_read_to_its_end
 from runner.predictions import ONLY_KEY, leaves
 from runner.preparation import Preparation
-from runner.report import format_bytes, print_table
+from runner.report import print_table
 from runner.run_config import RunConfig
 from runner.training import EvalSpec
-
-MAX_ROWS = 40
-"""Of a table of variables; what is more is summed up."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,8 @@ def rehearse(config: Config, job: Job, stream: IO[str] | None = None) -> None:
             evaluation.model.restore(training.latest)
     _print_run(config, job, training, evaluations, stream)
     _print_inputs(config, training, evaluations, stream)
-    _print_variables(training, stream)
+    print_variables(training, stream)
+    print(f"\n{flops_of_step(training)}", file=stream)
     _print_outputs(training, evaluations, stream)
     print("\nNo step was taken and nothing was written.", file=stream, flush=True)
 
@@ -204,7 +203,7 @@ def _print_inputs(config: Config, training: Preparation, evaluations: Sequence[E
     print_table("inputs", ["input", "function", "batch", "sharding"], rows, stream)
     print(file=stream)
     rows = [
-        [label, name, spec.dtype.name if hasattr(spec, "dtype") else type(spec).__name__, _shape(spec)]
+        [label, name, spec.dtype.name if hasattr(spec, "dtype") else type(spec).__name__, shape_text(spec)]
         for label, _, _, feed in feeds
         for name, spec in tensors(feed.dataset.element_spec)
     ]
@@ -215,83 +214,10 @@ def _print_outputs(training: Preparation, evaluations: Sequence[Evaluation], str
     spec = evaluations[0].program.spec if evaluations else training.program.spec
     given = spec.predictions
     named = {} if given is None else given if isinstance(given, dict) else {ONLY_KEY: given}
-    rows = [["prediction", name, value.dtype.name, _shape(value)] for name, value in leaves("", named)]
+    rows = [["prediction", name, value.dtype.name, shape_text(value)] for name, value in leaves("", named)]
     for evaluation in evaluations:
         names = ["loss", *sorted(evaluation.program.spec.eval_metric_ops or {})]
         rows += [["metric", f"{evaluation.name}/{name}", "", ""] for name in names]
     if rows:
         print(file=stream)
         print_table("outputs", ["", "name", "dtype", "shape"], rows, stream)
-
-
-def _shape(spec: Any) -> str:
-    shape = getattr(spec, "shape", None)
-    if shape is None or shape.rank is None:
-        return "unknown"
-    return "[" + ", ".join("batch" if i == 0 and size is None else str(size) for i, size in enumerate(shape)) + "]"
-
-
-# --- variables --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Variable:
-    name: str
-    shape: tf.TensorShape
-    dtype: tf.DType
-    trainable: bool
-
-    @property
-    def parameters(self) -> int:
-        return int(self.shape.num_elements() or 0)
-
-
-def _print_variables(training: Preparation, stream: IO[str]) -> None:
-    trainable = training.program.trace.served.trainable
-    specs = training.model.store.specs
-    variables = [
-        _Variable(name, specs[name].shape, specs[name].dtype, name in trainable) for name in training.model.store.saved
-    ]
-    rows = [
-        [one.name, _shape(one), one.dtype.name, "yes" if one.trainable else "", f"{one.parameters:,}"]
-        for one in variables[:MAX_ROWS]
-    ]
-    print(file=stream)
-    print_table("variables", ["name", "shape", "dtype", "trainable", "parameters"], rows, stream)
-    rest = variables[MAX_ROWS:]
-    if rest:
-        print(
-            f"... and {len(rest)} more variables with {sum(one.parameters for one in rest):,} parameters", file=stream
-        )
-    learned = sum(one.parameters for one in variables if one.trainable)
-    others = sum(one.parameters for one in variables) - learned
-    size = sum(one.parameters * one.dtype.size for one in variables)
-    print(
-        f"total: {learned:,} trainable parameters, {others:,} others (optimizer, moving averages, counters), "
-        f"{format_bytes(size)} on each replica",
-        file=stream,
-    )
-    if rest:
-        _print_layers(variables, stream)
-
-
-def _print_layers(variables: Sequence[_Variable], stream: IO[str]) -> None:
-    """Sums by the first part of the names that tells them apart."""
-    common = os.path.commonpath([one.name for one in variables if one.trainable] or [""])
-    depth = 1 + len([part for part in common.split("/") if part])
-    layers: dict[str, list[_Variable]] = {}
-    for one in variables:
-        layers.setdefault("/".join(one.name.split("/")[:-1][:depth]) or one.name, []).append(one)
-    rows = [
-        [
-            name,
-            str(len(members)),
-            f"{sum(one.parameters for one in members if one.trainable):,}",
-            f"{sum(one.parameters for one in members):,}",
-        ]
-        for name, members in layers.items()
-    ]
-    print(file=stream)
-    print_table("layers", ["name", "variables", "trainable", "parameters"], rows[:MAX_ROWS], stream)
-    if rows[MAX_ROWS:]:
-        print(f"... and {len(rows) - MAX_ROWS} more layers", file=stream)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runner.cluster import Cluster
+from runner.step_range import StepRange
 
 _log = logging.getLogger(__name__)
 
@@ -102,6 +103,7 @@ class RunConfig:
       warmup_steps: updates until the learning rate is what it is to be.
       precision: what Keras 3 layers compute in: "float32" leaves it to them, "mixed_bfloat16", "mixed_float16".
       ema_decay: moving averages of the weights are kept with this decay, and evaluated; None: none.
+      profile_steps: global steps whose profile is written for TensorBoard; None: none.
       train_distribute: strategy of training; None: TensorFlow's default.
       eval_distribute: strategy of evaluation and prediction; None: that of training; "default": TensorFlow's own.
       cluster: who this process is.
@@ -130,6 +132,7 @@ class RunConfig:
     warmup_steps: int = 0
     precision: str = "float32"
     ema_decay: float | None = None
+    profile_steps: StepRange | None = None
     train_distribute: Any = None
     eval_distribute: Any = None
     cluster: Cluster = dataclasses.field(default_factory=Cluster)

@@ -23,7 +23,7 @@ import runner
 from runner import config as configs
 from runner import report
 from runner.config import Config
-from runner.files import read_json
+from runner.files import MODEL_SUMMARY_FILE, read_json
 from runner.journal import journal_path, read_journal
 from runner.launcher import start_process
 from runner.lock import alone_in, only_task_in
@@ -228,7 +228,7 @@ def _finish(
     with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
         copy = Path(scratch) / file.name
         copy.write_text(configs.as_yaml(masked(tree)))
-        shipper.close(outcome.mlflow_status, tags, [copy, model_dir / SUMMARY_FILE])
+        shipper.close(outcome.mlflow_status, tags, [copy, model_dir / SUMMARY_FILE, model_dir / MODEL_SUMMARY_FILE])
     shown = {**summary, "resume": _resume_command(argv, model_dir) if outcome.code == INTERRUPTED else None}
     for name in ("checkpoint", "predictions"):
         shown[name] = summary[name] and report.relative(Path(summary[name]))

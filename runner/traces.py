@@ -122,6 +122,14 @@ class Trace:
         mine = {id(handle) for variable in variables for handle in _handles(variable, replica)}
         return {internal.name for external, internal in self.graph.captures if id(external) in mine}
 
+    def captured_variables(self) -> dict[str, tf.TensorSpec]:
+        """Name of the placeholder of a variable's handle -> shape and dtype of the variable."""
+        found: dict[str, tf.TensorSpec] = {}
+        for variable in [*(asked for asked, _ in self.served.requests.values()), *self.served.keras_variables()]:
+            spec = tf.TensorSpec(variable.shape, variable.dtype)
+            found |= {name.partition(":")[0]: spec for name in self._captured([variable])}
+        return found
+
     def _calls_with(self, variables: Sequence[Any]) -> list[tf.Operation]:
         names = self._captured(variables)
         return [

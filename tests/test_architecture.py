@@ -16,7 +16,7 @@ RUNNER = ROOT / "runner"
 LAYERS: tuple[tuple[str, ...], ...] = (
     # 0 plain Python
     ("types", "files", "report", "journal", "user_code", "cluster", "masking", "identity", "garbage", "names"),
-    ("ranking", "output"),
+    ("ranking", "output", "step_range"),
     ("config", "early_stopping"),  # the schema
     ("availability", "checks", "debugging"),
     ("parsing", "lock", "saved"),  # a tree, checked against the schema
@@ -32,17 +32,17 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # 2
     ("hooks",),
     # 3 the contract
-    ("model_fn",),
+    ("model_fn", "profiling"),
     # 4
     ("traces", "export", "precision", "rates"),
-    ("averages", "refusals"),
+    ("averages", "refusals", "flops"),
     ("updates",),
     ("parts",),
     ("session_hooks", "steps", "warm_start"),
     ("inference", "passes"),
     ("model",),
     ("preparation", "inspection"),
-    ("loop",),
+    ("loop", "model_summary"),
     ("evaluation",),
     # 5
     ("estimator",),
@@ -63,7 +63,7 @@ WITHOUT_TENSORFLOW = (
     "types", "files", "report", "journal", "user_code", "cluster", "config", "parsing", "launcher", "tracking",
     "shipping", "sweep", "supervisor", "app", "masking", "garbage", "identity", "lock", "saved", "mistakes",
     "provenance", "outcome", "stopping", "composing", "multirun", "availability", "checks", "debugging",
-    "names", "curves", "predictions", "errors", "task", "ranking", "output",
+    "names", "curves", "predictions", "errors", "task", "ranking", "output", "step_range",
     "manifest", "retention",
 )  # fmt: skip
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}

@@ -221,6 +221,11 @@ def test_flattens_to_dotted_names() -> None:
 
 
 BAD = [
+    (["run.profile=10-5"], "run.profile=10-5: step 5 comes before step 10."),
+    (["run.profile=0-5"], "run.profile=0-5: the first step is 1."),
+    (["run.profile=a-b"], "run.profile=a-b: steps are written as 100-110, or 100 for one."),
+    (["run.profile=990-1001"], "run.profile=990-1001 goes beyond train.max_steps=1000. Profile earlier steps."),
+    (["run.profile=3", "run.debug=fast_dev"], "run.profile=3: run.debug=fast_dev takes no more than 2 steps."),
     # misspelt keys, with and without Hydra's ways round the schema
     (["train.max_stps=5"], "train.max_stps=5: there is no key 'train.max_stps'. Did you mean 'train.max_steps'?"),
     (["+train.max_stps=5"], "train.max_stps=5: there is no key 'train.max_stps'. Did you mean 'train.max_steps'?"),
@@ -542,7 +547,6 @@ LATER_VALUES = [
     ("cluster.evaluator", True, "true", "leave it at false"),
     ("cluster.max_restarts", 1, "1", "leave it at 0"),
     ("cluster.start_timeout_secs", 60, "60", "leave it at 120"),
-    ("run.profile", "100-110", "100-110", "leave it at null"),
     ("export.exporters", ["final"], "['final']", "leave it at null"),
     ("export.dir", "/x", "/x", "leave it at null"),
 ]
