@@ -66,12 +66,13 @@ def flops_of_step(training: Preparation) -> str:
     except (ValueError, TypeError, tf.errors.OpError):  # a graph that cannot be copied: nobody needs the number so much
         flops = Flops(None, None)
     left_out = f"; without {', '.join(flops.not_counted)}, which TensorFlow does not count" if flops.not_counted else ""
+    at_least = "at least " if left_out and flops.step is not None else ""
     of = "a step" if feed.num_parts == 1 else f"one of the {feed.num_parts} parts of a step"
     batch = "a batch" if size is None else f"{size:,} example{'' if size == 1 else 's'}"
     replicas = f"{feed.num_replicas} replica{'' if feed.num_replicas == 1 else 's'}"
     return (
-        f"FLOPs of {of}: {_number(flops.forward)} forward, for {batch} on a replica; "
-        f"{_number(flops.step)} in all, on {replicas} (a multiplication and its addition are 2){left_out}"
+        f"FLOPs of {of}: {at_least}{_number(flops.forward)} forward, for {batch} on a replica; "
+        f"{at_least}{_number(flops.step)} in all, on {replicas} (a multiplication and its addition are 2){left_out}"
     )
 
 

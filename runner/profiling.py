@@ -56,6 +56,7 @@ class Profiling(Hook):
         self._began_at = 0
         self._is_running = self._was_tried = False
         self._profiled: StepRange | None = None
+        self._older: set[Path] = set()
 
     def begin(self, run: Run) -> None:
         self._began_at = run.global_step
@@ -64,6 +65,7 @@ class Profiling(Hook):
         if self._was_tried or not self._steps.first <= step + 1 <= self._steps.last:
             return
         self._was_tried = True
+        self._older = _profiles(run.model_dir)
         try:
             self._profiler.start(run.model_dir)
             self._is_running = True
@@ -98,7 +100,7 @@ class Profiling(Hook):
         except (tf.errors.OpError, OSError, RuntimeError) as error:
             _log.warning("run.profile=%s: the profile was not written: %s", self._steps, error)
             return
-        folder = newest_profile(run.model_dir)
+        folder = max(_profiles(run.model_dir) - self._older, default=None)
         if self._profiled is None or folder is None:  # the first loop failed
             return
         of = "" if self._profiled == self._steps else f" (of run.profile={self._steps})"
@@ -116,7 +118,6 @@ class Profiling(Hook):
         self._announce("profile", f"run.profile={self._steps}: this run took none of these steps; {reason}.", path=None)
 
 
-def newest_profile(model_dir: str) -> Path | None:
-    """Folder of the profile that was written last in `model_dir`; None when there is none."""
-    profiles = Path(model_dir, "plugins", "profile").glob("*/")
-    return max(profiles, key=lambda path: (path.stat().st_mtime, path.name), default=None)
+def _profiles(model_dir: str) -> set[Path]:
+    """The folders of profiles in `model_dir`; their names are times."""
+    return set(Path(model_dir, "plugins", "profile").glob("*/"))

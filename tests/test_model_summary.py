@@ -56,9 +56,8 @@ def test_shapes_that_nobody_knows_are_said(tmp_path: Path) -> None:
 
 
 def test_what_is_not_counted_is_named(tmp_path: Path) -> None:
-    assert "without While, which TensorFlow does not count" in flops_of_step(
-        Estimator(looped, tmp_path).prepare(train_input(8))
-    )
+    said = flops_of_step(Estimator(looped, tmp_path).prepare(train_input(8)))
+    assert "at least 0 forward" in said and "without StatelessWhile, While, which TensorFlow does not count" in said
 
 
 def test_training_leaves_a_summary_of_its_model(tmp_path: Path) -> None:
@@ -68,7 +67,7 @@ def test_training_leaves_a_summary_of_its_model(tmp_path: Path) -> None:
     rows = {line.split("  ")[0]: line.split() for line in text.splitlines() if line}
     assert rows["dense/kernel"] == ["dense/kernel", "[4,", "8]", "float32", "yes", "32"]
     assert "total: 49 trainable parameters, " in text
-    assert "layers\nname" in text and rows["dense"][-1] == "40" or "dense" in text
+    assert "layers\nname" in text and ["dense", "2", "40", "40"] in [line.split() for line in text.splitlines()]
     assert "forward, for 8 examples on a replica" in text.splitlines()[-1]
 
 
