@@ -56,7 +56,7 @@ class Profiling(Hook):
         self._began_at = 0
         self._is_running = self._was_tried = False
         self._profiled: StepRange | None = None
-        self._older: set[Path] = set()
+        self._older: set[tuple[int, Path]] = set()
 
     def begin(self, run: Run) -> None:
         self._began_at = run.global_step
@@ -100,9 +100,10 @@ class Profiling(Hook):
         except (tf.errors.OpError, OSError, RuntimeError) as error:
             _log.warning("run.profile=%s: the profile was not written: %s", self._steps, error)
             return
-        folder = max(_profiles(run.model_dir) - self._older, default=None)
-        if self._profiled is None or folder is None:  # the first loop failed
+        written = max(_profiles(run.model_dir) - self._older, default=None)
+        if self._profiled is None or written is None:  # the first loop failed
             return
+        folder = written[1].parent
         of = "" if self._profiled == self._steps else f" (of run.profile={self._steps})"
         what = f"step {self._profiled}" if self._profiled.first == self._profiled.last else f"steps {self._profiled}"
         self._announce(
@@ -118,6 +119,7 @@ class Profiling(Hook):
         self._announce("profile", f"run.profile={self._steps}: this run took none of these steps; {reason}.", path=None)
 
 
-def _profiles(model_dir: str) -> set[Path]:
-    """The folders of profiles in `model_dir`; their names are times."""
-    return set(Path(model_dir, "plugins", "profile").glob("*/"))
+def _profiles(model_dir: str) -> set[tuple[int, Path]]:
+    """(when it was written, file) of each profile in `model_dir`; two in one second have the same name."""
+    files = Path(model_dir, "plugins", "profile").glob("*/*.xplane.pb")
+    return {(file.stat().st_mtime_ns, file) for file in files}

@@ -10,8 +10,9 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, RunConfig
-from runner.estimator import Profiling
+from runner.cluster import Cluster
 from runner.hooks import Hook, Run
+from runner.profiling import Profiling
 from runner.step_range import StepRange, parse_step_range
 from runner.types import StepResult
 from tests.jobs import noted, run
@@ -38,8 +39,8 @@ class RecordingProfiler:
 class Steps(Hook):
     """Tells the profiler the step, and fails at one of them."""
 
-    def __init__(self, profiler: RecordingProfiler, fails_at: int | None = None) -> None:
-        self._profiler, self._fails_at = profiler, fails_at
+    def __init__(self, profiler: RecordingProfiler, fails_at: int | None = None, error: type = RuntimeError) -> None:
+        self._profiler, self._fails_at, self._error = profiler, fails_at, error
         self.loops: list[tuple[int, int]] = []
 
     def before_step(self, run: Run, step: int) -> None:
@@ -49,13 +50,13 @@ class Steps(Hook):
         self._profiler.step = result.last_step
         self.loops.append((result.first_step, result.last_step))
         if self._fails_at is not None and result.last_step >= self._fails_at:
-            raise RuntimeError("the hook failed")
+            raise self._error("the hook failed")
 
 
-def profiled(folder: Path, steps: str, max_steps: int, fails_at: int | None = None) -> tuple[Any, Any, list[str]]:
+def profiled(folder: Path, steps: str, max_steps: int) -> tuple[Any, Any, list[str]]:
     """(what the profiler was asked for, the loops, what was announced) of a run to `max_steps`."""
     profiler, said = RecordingProfiler(), list[str]()
-    around = Steps(profiler, fails_at)
+    around = Steps(profiler)
     hook = Profiling(parse_step_range(steps), lambda kind, text, **fields: said.append(text), profiler)
     estimator = Estimator(line, folder, RunConfig(steps_per_loop=100, save_summary_steps=None), {})
     estimator.train(points(repeat=True), hooks=[around, hook], max_steps=max_steps)
@@ -98,14 +99,27 @@ def test_steps_that_are_not_taken_are_told_of_at_the_end(tmp_path: Path) -> None
     assert asked == [] and said == ["run.profile=3-10: this run took none of these steps; it went on from step 10."]
 
 
-def test_an_error_stops_the_profiler(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_error_and_a_second_ctrl_c_stop_the_profiler(error: type, tmp_path: Path) -> None:
     profiler = RecordingProfiler()
     hook = Profiling(StepRange(3, 20), lambda *_, **__: None, profiler)
-    with pytest.raises(RuntimeError, match="the hook failed"):
+    with pytest.raises(error, match="the hook failed"):
         Estimator(line, tmp_path, RunConfig(steps_per_loop=1), {}).train(
-            points(repeat=True), hooks=[Steps(profiler, fails_at=5), hook], max_steps=30
+            points(repeat=True), hooks=[Steps(profiler, 5, error), hook], max_steps=30
         )
     assert profiler.said == [("start", 2), ("stop", 5)]
+
+
+def test_a_run_that_is_asked_to_stop_ends_its_profile_and_profiles_the_rest_when_it_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ("run.profile=3-20", "train.max_steps=20", "train.steps_per_loop=1")
+    assert run(tmp_path, "input.train.fn=tests.jobs.interrupting", *settings) == 3
+    assert "(of run.profile=3-20): " in capsys.readouterr().err
+    assert run(tmp_path, *settings) == 0
+    stopped, resumed = (event for event in noted(tmp_path) if event.get("event") == "profile")
+    assert stopped["first_step"] == 3 and stopped["last_step"] < 20
+    assert (resumed["first_step"], resumed["last_step"]) == (stopped["last_step"] + 1, 20)
 
 
 class Broken:
@@ -161,3 +175,15 @@ def test_profiling_changes_no_bit(strategy: str, tmp_path: Path) -> None:
     assert plain.keys() == with_profile.keys()
     for name, value in plain.items():
         np.testing.assert_array_equal(value, with_profile[name], err_msg=name)
+
+
+def test_only_the_chief_is_profiled_and_writes_a_summary(tmp_path: Path) -> None:
+    def train(folder: str, cluster: Cluster) -> Path:
+        settings = RunConfig(profile_steps=StepRange(1, 2), cluster=cluster, tensorboard=False)
+        Estimator(line, tmp_path / folder, settings, {}).train(points(repeat=True), max_steps=3)
+        return tmp_path / folder
+
+    chief = train("chief", Cluster())
+    assert (chief / "plugins").exists() and (chief / "model_summary.txt").exists()
+    other = train("other", Cluster(task_type="worker", task_index=1))
+    assert not (other / "plugins").exists() and not (other / "model_summary.txt").exists()

@@ -135,7 +135,8 @@ def test_an_mlflow_run_has_the_params_metrics_and_status(run: Callable[..., int]
     from mlflow import MlflowClient
 
     tracking = TrackingConfig(backend="mlflow", experiment="e", run_name="mine", tags={"team": "a"})
-    assert run("journal.metrics(5, {'train/loss': 0.25})\n" + RESULT, tracking=tracking) == 0
+    code = "journal.metrics(5, {'train/loss': 0.25})\n(model_dir / 'model_summary.txt').write_text('layers')\n"
+    assert run(code + RESULT, tracking=tracking) == 0
     run_id = summary_in(tmp_path / "run")["mlflow_run_id"]
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
     recorded = client.get_run(run_id)
@@ -147,7 +148,7 @@ def test_an_mlflow_run_has_the_params_metrics_and_status(run: Callable[..., int]
     tags = recorded.data.tags
     assert (tags["team"], tags["status"], tags["num_replicas"], tags["strategy"]) == ("a", "finished", "2", "default")
     assert tags["version.tensorflow"].startswith("2.21")
-    left = {"config.yaml", "summary.json", "learning_curves.png"}
+    left = {"config.yaml", "summary.json", "model_summary.txt", "learning_curves.png"}
     assert {file.path for file in client.list_artifacts(run_id)} == left
 
     assert run("os.kill(os.getpid(), signal.SIGKILL)", tracking=tracking) == 1
