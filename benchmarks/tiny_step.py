@@ -3,28 +3,27 @@
     python benchmarks/tiny_step.py [--rounds 9] [--steps 20000]
 
 A 16-16-1 MLP, batch 32, SGD, on one CPU device, all from the same tf.data pipeline. At this size only overhead is
-measured. Each round runs every case once, so that all see the same machine; the table has the median of
+measured. Each round runs every case once, so that all see the same machine; the tables have the medians of
 the rounds, and of the ratios in each round.
 
 The hand-written loop does what the Estimator promises for each step, equal work: `tf.range` inside the graph, a raw
-iterator, the loss of every step stacked and read once. It is written twice: with raw variables, the floor, and with the
-same Keras layers and optimizer as the native model_fn, which is what those cost in anybody's loop.
+iterator, the loss of every step stacked and read once. It is written with raw variables, the floor, without and with
+two metrics (sums and counts in variables of its own), and with the same Keras layers, optimizer and metrics as the
+native model_fn (`optimizer=`; the classic one has `train_op=` and `get_variable`), which is what those cost in
+anybody's loop.
 
-The Estimator runs at default settings (steps per loop, logging, summaries, NaN stop, checkpoints). "steady" is the time
-from one loop to the next, with all that Python does in between, once loops have grown; "whole call" is one
-`train(steps=...)`, with its begin, the short first loops and the checkpoint at the end.
+The Estimator runs at default settings (steps per loop, logging, summaries, NaN stop, checkpoints). The rows are the
+time from one loop to the next, with all that Python does in between, once loops have grown; "whole call" is one
+`train(steps=...)`, with its begin, the short first loops and the checkpoint at the end. The two metrics are Keras
+metrics that model_fn updates at every step, or two `tf.summary.scalar`, which are written every 100 steps: for these a
+loop ends there.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import platform
-import statistics
-import tempfile
-import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -32,17 +31,20 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 import tensorflow as tf
+from _estimators import training
+from _rounds import Case, Ratio, arguments, measure, show, timed
 
 import runner
 
 v1 = tf.compat.v1
 
 LEARNING_RATE = 0.01
-# Loops shorter than this belong to the start, when the Estimator has not yet seen how long a step takes.
-GROWN_LOOP = 1000
 
-Case = Callable[[], dict[str, float]]
-"""Runs once; name of a row -> seconds per step."""
+FLOOR = "by hand, raw variables"
+NATIVE = "ours, native"
+CLASSIC = "ours, classic"
+KERAS = "by hand, Keras layers and SGD"
+TWO = "two metrics"
 
 
 def input_fn() -> tf.data.Dataset:
@@ -54,11 +56,12 @@ def input_fn() -> tf.data.Dataset:
 # --- the peers ------------------------------------------------------------------------------------------------------
 
 
-def hand_written_loop(steps: int) -> Case:
+def hand_written_loop(steps: int, *, with_metrics: bool) -> Case:
     """The floor: raw variables, gradients by tape, assign_sub."""
     random = tf.random.Generator.from_seed(1)
     hidden, output = tf.Variable(random.normal([16, 16])), tf.Variable(random.normal([16, 1]))
     variables = [hidden, tf.Variable(tf.zeros([16])), output, tf.Variable(tf.zeros([1]))]
+    sums = [tf.Variable(tf.zeros([])) for _ in range(4)] if with_metrics else []
 
     def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         w1, b1, w2, b2 = variables
@@ -68,23 +71,35 @@ def hand_written_loop(steps: int) -> Case:
             loss = tf.reduce_mean(tf.math.squared_difference(predictions, y))
         for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
             variable.assign_sub(LEARNING_RATE * gradient)
+        _count(sums, [tf.abs(predictions - y), tf.math.squared_difference(predictions, y)] if sums else [])
         return loss
 
-    return _looped("hand-written loop, raw variables", step, steps)
+    return _looped(f"{FLOOR}, {TWO}" if with_metrics else FLOOR, step, steps)
 
 
-def hand_written_keras_loop(steps: int) -> Case:
+def _count(sums: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
+    """Adds each of `values` to the two of `sums` that it has: their sum, and how many they are."""
+    for total, count, value in zip(sums[::2], sums[1::2], values, strict=True):
+        total.assign_add(tf.reduce_sum(value))
+        count.assign_add(tf.cast(tf.size(value), tf.float32))
+
+
+def hand_written_keras_loop(steps: int, *, with_metrics: bool) -> Case:
     """The same loop around Keras layers and a Keras optimizer."""
     model, optimizer = keras_model(), keras.optimizers.SGD(LEARNING_RATE)
     optimizer.build(model.trainable_variables)
+    metrics = keras_metrics() if with_metrics else []
 
     def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.math.squared_difference(model(x), y))
+            predictions = model(x)
+            loss = tf.reduce_mean(tf.math.squared_difference(predictions, y))
         optimizer.apply(tape.gradient(loss, [v.value for v in model.trainable_variables]), model.trainable_variables)
+        for metric in metrics:
+            metric.update_state(y, predictions)
         return loss
 
-    return _looped("hand-written loop, Keras layers and SGD", step, steps)
+    return _looped(f"{KERAS}, {TWO}" if with_metrics else KERAS, step, steps)
 
 
 def _looped(name: str, step: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], steps: int) -> Case:
@@ -98,14 +113,10 @@ def _looped(name: str, step: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], steps:
 
     iterator = iter(input_fn())
 
-    def run() -> dict[str, float]:
-        started = time.perf_counter()
-        losses = loop(iterator, tf.constant(steps)).numpy()
-        secs = time.perf_counter() - started
-        assert np.isfinite(losses).all()
-        return {name: secs / steps}
+    def run() -> None:
+        assert np.isfinite(loop(iterator, tf.constant(steps)).numpy()).all()
 
-    return run
+    return timed(name, steps, run)
 
 
 def keras_fit(steps: int, steps_per_execution: int) -> Case:
@@ -114,13 +125,17 @@ def keras_fit(steps: int, steps_per_execution: int) -> Case:
         keras.optimizers.SGD(LEARNING_RATE), loss="mean_squared_error", steps_per_execution=steps_per_execution
     )
     dataset = input_fn()
+    return timed(
+        fit_name(steps_per_execution), steps, lambda: model.fit(dataset, steps_per_epoch=steps, epochs=1, verbose=0)
+    )
 
-    def run() -> dict[str, float]:
-        started = time.perf_counter()
-        model.fit(dataset, steps_per_epoch=steps, epochs=1, verbose=0)
-        return {f"Keras fit, steps_per_execution={steps_per_execution}": (time.perf_counter() - started) / steps}
 
-    return run
+def fit_name(steps_per_execution: int) -> str:
+    return f"Keras fit, steps_per_execution={steps_per_execution}"
+
+
+def keras_metrics() -> list[keras.metrics.Metric]:
+    return [keras.metrics.MeanAbsoluteError(), keras.metrics.MeanSquaredError()]
 
 
 def keras_model() -> keras.Model:
@@ -131,8 +146,15 @@ def keras_model() -> keras.Model:
 
 
 def native_model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> runner.EstimatorSpec:
+    return _native_spec(_keras_predictions(features), labels, mode)
+
+
+def _keras_predictions(features: tf.Tensor) -> tf.Tensor:
     hidden = keras.layers.Dense(16, activation="relu")(features)
-    predictions = keras.layers.Dense(1)(hidden)
+    return keras.layers.Dense(1)(hidden)
+
+
+def _native_spec(predictions: tf.Tensor, labels: tf.Tensor, mode: str) -> runner.EstimatorSpec:
     loss = tf.reduce_mean(tf.math.squared_difference(predictions, labels))
     return runner.EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(LEARNING_RATE))
 
@@ -154,78 +176,57 @@ def _dense(inputs: tf.Tensor, units: int, name: str) -> tf.Tensor:
         return tf.nn.bias_add(tf.matmul(inputs, kernel), bias)
 
 
-class Stopwatch(runner.Hook):
-    """Adds up what passes from the end of one grown loop to the end of the next."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.secs = 0.0
-        self._ended = 0.0
-
-    def after_step(self, run: Any, result: runner.StepResult) -> None:
-        now = time.perf_counter()
-        if result.num_steps >= GROWN_LOOP:
-            self.steps += result.num_steps
-            self.secs += now - self._ended
-        self._ended = now
+def with_keras_metrics(features: tf.Tensor, labels: tf.Tensor, mode: str) -> runner.EstimatorSpec:
+    """As native_model_fn; both metrics are updated at each step."""
+    predictions = _keras_predictions(features)
+    for metric in keras_metrics():
+        metric.update_state(labels, predictions)
+    return _native_spec(predictions, labels, mode)
 
 
-def estimator(name: str, model_fn: Callable[..., Any], steps: int) -> Case:
-    trained = runner.Estimator(model_fn, tempfile.mkdtemp(prefix="tiny-step-"))
-
-    def run() -> dict[str, float]:
-        stopwatch = Stopwatch()
-        started = time.perf_counter()
-        trained.train(input_fn, hooks=[stopwatch], steps=steps)
-        secs = time.perf_counter() - started
-        return {f"Estimator, {name}": stopwatch.secs / stopwatch.steps, f"  whole call of {steps} steps": secs / steps}
-
-    return run
+def with_summaries(features: tf.Tensor, labels: tf.Tensor, mode: str) -> runner.EstimatorSpec:
+    """As native_model_fn; both metrics are those of the steps at which summaries are written."""
+    predictions = _keras_predictions(features)
+    tf.summary.scalar("mean_absolute_error", tf.reduce_mean(tf.abs(predictions - labels)))
+    tf.summary.scalar("mean_squared_error", tf.reduce_mean(tf.math.squared_difference(predictions, labels)))
+    return _native_spec(predictions, labels, mode)
 
 
-# --- the table ------------------------------------------------------------------------------------------------------
+# --- the tables -----------------------------------------------------------------------------------------------------
 
 
-def measure(cases: dict[str, Case], rounds: int) -> list[tuple[str, list[float]]]:
-    """(row, seconds per step of each round), after one round that does not count."""
-    rows: dict[tuple[str, str], list[float]] = {}
-    for number in range(rounds + 1):
-        for case, run in cases.items():
-            for row, secs in run().items():
-                if number:
-                    rows.setdefault((case, row), []).append(secs)
-    return [(row, secs) for (_, row), secs in rows.items()]
+def ratios() -> list[Ratio]:
+    metrics, summaries = f"{NATIVE}, {TWO}", f"{NATIVE}, two summaries"
+    return [
+        Ratio(metrics, FLOOR, promise=1.25),
+        Ratio(metrics, f"{FLOOR}, {TWO}", promise=1.25),
+        Ratio(metrics, f"{KERAS}, {TWO}"),
+        Ratio(summaries, FLOOR, promise=1.25),
+        Ratio(NATIVE, FLOOR, promise=1.25),
+        Ratio(CLASSIC, FLOOR, promise=1.25),
+        *(Ratio(NATIVE, fit_name(number)) for number in (1, 50, 1000)),
+        *(Ratio(f"{row}, whole call", FLOOR) for row in (metrics, NATIVE, CLASSIC)),
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=20_000, help="steps of one round, for the cases that are fast")
-    arguments = parser.parse_args()
+    parsed = arguments(__doc__, 9, steps=(20_000, "steps of one round, for the cases that are fast"))
     warnings.filterwarnings("ignore", message=".*shuffle=True.*")  # Keras: of any dataset
-    steps = arguments.steps
-    cases = {
-        "raw": hand_written_loop(steps),
-        "native": estimator("native (optimizer=, Keras layers and SGD)", native_model_fn, steps),
-        "keras": hand_written_keras_loop(steps),
-        "classic": estimator("classic (train_op=, get_variable)", classic_model_fn, steps),
-        "fit 1": keras_fit(max(1, steps // 20), 1),
-        "fit 50": keras_fit(max(50, steps // 4), 50),
-    }
-    rows = measure(cases, arguments.rounds)
-    print(f"TensorFlow {tf.__version__}, Keras {keras.__version__}, Python {platform.python_version()}, ", end="")
-    print(f"{os.cpu_count()} cores, {arguments.rounds} rounds of {steps} steps, microseconds per step")
-    floor = rows[0][1]
-    slowest = next(secs for row, secs in rows if row.endswith("steps_per_execution=1"))
-    print(f"\n{'':48} {'median':>8} {'min':>8} {'max':>8} {'x floor':>8} {'fit 1 / it':>11}")
-    for row, secs in rows:
-        numbers = " ".join(f"{1e6 * value:8.1f}" for value in (statistics.median(secs), min(secs), max(secs)))
-        print(f"{row:48} {numbers} {_ratio(secs, floor):8.2f} {_ratio(slowest, secs):11.1f}")
-
-
-def _ratio(secs: list[float], of: list[float]) -> float:
-    """The median of the ratios of each round: what slows the machine for a while slows both."""
-    return statistics.median(a / b for a, b in zip(secs, of, strict=True))
+    steps = parsed.steps
+    cases = [
+        hand_written_loop(steps, with_metrics=False),
+        training(f"{NATIVE}, {TWO}", with_keras_metrics, input_fn, steps),
+        hand_written_loop(steps, with_metrics=True),
+        training(NATIVE, native_model_fn, input_fn, steps),
+        hand_written_keras_loop(steps, with_metrics=False),
+        training(CLASSIC, classic_model_fn, input_fn, steps),
+        hand_written_keras_loop(steps, with_metrics=True),
+        training(f"{NATIVE}, two summaries", with_summaries, input_fn, steps, grown=100),
+        keras_fit(max(1, steps // 20), 1),
+        keras_fit(max(50, steps // 4), 50),
+        keras_fit(max(1000, steps // 2), 1000),
+    ]
+    show(f"a step of a tiny MLP, {steps} steps a round", measure(cases, parsed.rounds), ratios())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,53 @@
+"""Training by the Estimator as a case to measure. Not a script."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+from _rounds import Case, Times
+
+import runner
+
+
+class Stopwatch(runner.Hook):
+    """Adds up what passes from the end of one grown loop to the end of the next.
+
+    Args:
+      grown: loops shorter than this belong to the start, when the Estimator has not yet seen how long a step takes.
+    """
+
+    def __init__(self, grown: int) -> None:
+        self.steps = 0
+        self.spent = Times()
+        self._grown, self._ended = grown, Times()
+
+    def after_step(self, run: Any, result: runner.StepResult) -> None:
+        now = Times.now()
+        if result.num_steps >= self._grown:
+            self.steps += result.num_steps
+            self.spent += now - self._ended
+        self._ended = now
+
+
+def training(
+    name: str,
+    model_fn: Callable[..., Any],
+    input_fn: Any,
+    steps: int,
+    *,
+    grown: int = 1000,
+    config: runner.RunConfig | None = None,
+) -> Case:
+    """Two rows: `name`, the steady state, and `name, whole call`, one `train(steps=...)` with its begin, the short
+    first loops and the checkpoint at the end."""
+    trained = runner.Estimator(model_fn, tempfile.mkdtemp(prefix="benchmark-"), config)
+
+    def case() -> dict[str, Times]:
+        stopwatch, started = Stopwatch(grown), Times.now()
+        trained.train(input_fn, hooks=[stopwatch], steps=steps)
+        whole = Times.now() - started
+        return {name: stopwatch.spent / stopwatch.steps, f"{name}, whole call": whole / steps}
+
+    return case

@@ -1,0 +1,115 @@
+"""What the scripts share: rounds in which every case runs once, and the tables of what came out. Not a script."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Rows = Mapping[str, Sequence["Times"]]
+"""Name of a row -> its times in each round, per step or per example."""
+
+Case = Callable[[], dict[str, "Times"]]
+"""Runs once; the rows that it gives."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds by the clock on the wall, and of CPU of this process, all its threads together."""
+
+    wall: float = 0.0
+    cpu: float = 0.0
+
+    @classmethod
+    def now(cls) -> Times:
+        return cls(time.perf_counter(), time.process_time())
+
+    def __add__(self, other: Times) -> Times:
+        return Times(self.wall + other.wall, self.cpu + other.cpu)
+
+    def __sub__(self, other: Times) -> Times:
+        return Times(self.wall - other.wall, self.cpu - other.cpu)
+
+    def __truediv__(self, count: float) -> Times:
+        return Times(self.wall / count, self.cpu / count)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Of the times of two rows, in each round: what slows the machine for a while slows both.
+
+    Attributes:
+      promise: the most that it may be; None: nothing is promised.
+    """
+
+    row: str
+    of: str
+    promise: float | None = None
+
+
+def timed(name: str, count: float, run: Callable[[], Any]) -> Case:
+    """A case of one row: `run`, which does `count` steps or examples."""
+
+    def case() -> dict[str, Times]:
+        started = Times.now()
+        run()
+        return {name: (Times.now() - started) / count}
+
+    return case
+
+
+def arguments(doc: str | None, rounds: int, **counts: tuple[int, str]) -> argparse.Namespace:
+    """The command line: --rounds, and `--<name>` for each of `counts` (default, help). Prints where this runs."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    for name, (default, text) in counts.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=text)
+    parsed = parser.parse_args()
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)  # it warns of one function a case
+    print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, ", end="")
+    print(f"{parsed.rounds} rounds; medians, and of ratios in each round", flush=True)
+    return parsed
+
+
+def measure(cases: Sequence[Case], rounds: int) -> dict[str, list[Times]]:
+    """The rows of all cases, after one round that does not count: it traces, and fills caches."""
+    rows: dict[str, list[Times]] = {}
+    for number in range(rounds + 1):
+        for case in cases:
+            for row, times in case().items():
+                if number:
+                    rows.setdefault(row, []).append(times)
+    return rows
+
+
+def show(title: str, rows: Rows, ratios: Sequence[Ratio]) -> None:
+    """Two tables: microseconds and what they make a second; ratios, and what is promised of each."""
+    width = max(len(name) for name in rows) + 2
+    print(f"\n{title:{width}}{'wall us':>10}{'min':>10}{'max':>10}{'CPU us':>10}{'min':>10}{'1/s':>12}")
+    for name, times in rows.items():
+        wall, cpu = ([1e6 * getattr(one, kind) for one in times] for kind in ("wall", "cpu"))
+        middle = statistics.median(wall)
+        print(f"{name:{width}}{middle:10.1f}{min(wall):10.1f}{max(wall):10.1f}", end="")
+        print(f"{statistics.median(cpu):10.1f}{min(cpu):10.1f}{1e6 / middle:12,.0f}")
+    width = max((len(_name(ratio)) for ratio in ratios), default=0) + 2
+    print(f"\n{'ratio':{width}}{'wall':>8}{'min':>8}{'max':>8}{'CPU':>8}{'promise':>12}")
+    for ratio in ratios:
+        wall, cpu = (_ratios(rows, ratio, kind) for kind in ("wall", "cpu"))
+        promise = "" if ratio.promise is None else f"<= {ratio.promise:g}"
+        print(f"{_name(ratio):{width}}{statistics.median(wall):8.2f}{min(wall):8.2f}{max(wall):8.2f}", end="")
+        print(f"{statistics.median(cpu):8.2f}{promise:>12}", flush=True)
+
+
+def _name(ratio: Ratio) -> str:
+    return f"{ratio.row} / {ratio.of}"
+
+
+def _ratios(rows: Rows, ratio: Ratio, kind: str) -> list[float]:
+    pairs = zip(rows[ratio.row], rows[ratio.of], strict=True)
+    return [getattr(row, kind) / getattr(of, kind) for row, of in pairs]

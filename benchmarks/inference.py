@@ -1,0 +1,137 @@
+"""Examples per second of evaluation and prediction: the Estimator, and Keras `evaluate` and `predict`.
+
+    python benchmarks/inference.py [--rounds 9] [--batches 400]
+
+The same network (64-128-10), loss and accuracy, batches of 128 from the same tf.data pipeline. The Estimator's times
+are those of whole calls: the input function is called, the checkpoint looked at (read where memory does not hold it),
+and results go to the event file. Keras starts with its model and dataset in memory.
+
+The writers are those of command=predict: JSON Lines, and an .npz. Beside them what one would write after Keras'
+`predict`: `json.dumps` of each example, and `np.savez`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+from _rounds import Case, Ratio, arguments, measure, show, timed
+
+import runner
+from runner.predictions import open_predictions
+
+BATCH, DISTINCT = 128, 40
+
+
+def input_fn(batches: int) -> tf.data.Dataset:
+    random = np.random.default_rng(1)
+    features = random.normal(size=(DISTINCT, BATCH, 64)).astype(np.float32)
+    labels = random.integers(10, size=(DISTINCT, BATCH))
+    return tf.data.Dataset.from_tensor_slices((features, labels)).repeat().take(batches).prefetch(2)
+
+
+def build_layers() -> list[keras.layers.Layer]:
+    return [keras.layers.Dense(128, activation="relu"), keras.layers.Dense(10)]
+
+
+def model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> runner.EstimatorSpec:
+    logits = features
+    for layer in build_layers():
+        logits = layer(logits)
+    if mode == runner.ModeKeys.PREDICT:
+        return runner.EstimatorSpec(mode, predictions={"probabilities": tf.nn.softmax(logits)})
+    correct = tf.cast(tf.equal(tf.argmax(logits, 1), labels), tf.float32)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    optimizer = keras.optimizers.SGD(0.01)
+    return runner.EstimatorSpec(mode, loss=losses, optimizer=optimizer, eval_metric_ops={"accuracy": correct})
+
+
+def ours(batches: int, directory: Path) -> list[Case]:
+    estimator = runner.Estimator(model_fn, directory / "model")
+    estimator.train(lambda: input_fn(batches), steps=1)
+    examples = batches * BATCH
+
+    def data() -> tf.data.Dataset:
+        return input_fn(batches)
+
+    def predict(single: bool) -> None:
+        seen = sum(1 if single else len(one["probabilities"]) for one in _predicted(single))
+        assert seen == examples
+
+    def _predicted(single: bool) -> Any:
+        return estimator.predict(data, yield_single_examples=single)
+
+    def write(suffix: str) -> None:
+        with open_predictions(directory / f"predictions{suffix}") as writer:
+            for prediction in estimator.predict(data):
+                writer.write(prediction)
+
+    return [
+        timed("evaluate, ours", examples, lambda: estimator.evaluate(data)),
+        timed("predict, ours, batches", examples, lambda: predict(single=False)),
+        timed("predict, ours, examples", examples, lambda: predict(single=True)),
+        timed("write, ours, .jsonl", examples, lambda: write(".jsonl")),
+        timed("write, ours, .npz", examples, lambda: write(".npz")),
+    ]
+
+
+def by_keras(batches: int, directory: Path, steps_per_execution: int) -> list[Case]:
+    model = keras.Sequential([keras.Input([64]), *build_layers(), keras.layers.Softmax()])
+    model.compile(loss="sparse_categorical_crossentropy", metrics=["accuracy"], steps_per_execution=steps_per_execution)
+    dataset, examples, name = input_fn(batches), batches * BATCH, f"Keras({steps_per_execution})"
+
+    def predict() -> np.ndarray:
+        return model.predict(dataset, verbose=0)
+
+    def write_json() -> None:
+        with open(directory / "keras.jsonl", "w") as file:
+            for row in predict():
+                file.write(json.dumps({"probabilities": row.tolist()}) + "\n")
+
+    cases = [
+        timed(f"evaluate, {name}", examples, lambda: model.evaluate(dataset, verbose=0)),
+        timed(f"predict, {name}", examples, predict),
+    ]
+    if steps_per_execution == 1:
+        return cases
+    return [
+        *cases,
+        timed(f"write, {name}, json.dumps", examples, write_json),
+        timed(f"write, {name}, np.savez", examples, lambda: np.savez(directory / "keras.npz", probabilities=predict())),
+    ]
+
+
+def ratios() -> list[Ratio]:
+    return [
+        *(Ratio("evaluate, ours", f"evaluate, Keras({number})") for number in (1, 50)),
+        *(
+            Ratio(f"predict, ours, {what}", f"predict, Keras({number})")
+            for what in ("batches", "examples")
+            for number in (1, 50)
+        ),
+        Ratio("write, ours, .jsonl", "write, Keras(50), json.dumps"),
+        Ratio("write, ours, .npz", "write, Keras(50), np.savez"),
+    ]
+
+
+def main() -> None:
+    parsed = arguments(__doc__, 9, batches=(400, "batches of one pass"))
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        cases = ours(parsed.batches, directory)
+        for number in (1, 50):
+            cases += by_keras(parsed.batches, directory, number)
+        title = f"an example of {parsed.batches} batches; Keras(steps_per_execution)"
+        show(title, measure(cases, parsed.rounds), ratios())
+
+
+if __name__ == "__main__":
+    main()
