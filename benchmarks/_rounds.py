@@ -95,8 +95,8 @@ def show(title: str, rows: Rows, ratios: Sequence[Ratio]) -> None:
     for name, times in rows.items():
         wall, cpu = ([1e6 * getattr(one, kind) for one in times] for kind in ("wall", "cpu"))
         middle = statistics.median(wall)
-        print(f"{name:{width}}{middle:10.1f}{min(wall):10.1f}{max(wall):10.1f}", end="")
-        print(f"{statistics.median(cpu):10.1f}{min(cpu):10.1f}{1e6 / middle:12,.0f}")
+        print(f"{name:{width}}{middle:10.2f}{min(wall):10.2f}{max(wall):10.2f}", end="")
+        print(f"{statistics.median(cpu):10.2f}{min(cpu):10.2f}{1e6 / middle:12,.0f}")
     width = max((len(_name(ratio)) for ratio in ratios), default=0) + 2
     print(f"\n{'ratio':{width}}{'wall':>8}{'min':>8}{'max':>8}{'CPU':>8}{'promise':>12}")
     for ratio in ratios:
