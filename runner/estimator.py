@@ -470,7 +470,12 @@ class Estimator:
 
 
 def _single_examples(batch: Any) -> Iterator[Any]:
-    for example in range(inference.num_examples(batch)):
+    examples = range(inference.num_examples(batch))
+    if type(batch) is dict and all(isinstance(values, np.ndarray) for values in batch.values()):
+        for example in examples:  # as below, which takes 5 us more for each
+            yield {name: values[example] for name, values in batch.items()}
+        return
+    for example in examples:
         yield tf.nest.map_structure(lambda values: values[example], batch)  # noqa: B023
 
 

@@ -24,6 +24,8 @@ from runner.config import ConfigError
 ONLY_KEY = "predictions"
 """The name of predictions that are no dict."""
 
+_ENCODER = json.JSONEncoder(default=str, allow_nan=False)  # json.dumps would make one for each example
+
 
 class PredictionWriter(Protocol):
     """Writes the predictions of one example after another."""
@@ -80,7 +82,7 @@ class JsonLines:
 
     def write(self, prediction: Any) -> None:
         named = prediction if isinstance(prediction, Mapping) else {ONLY_KEY: prediction}
-        self._file.write(json.dumps(json_value(named), default=str, allow_nan=False).encode() + b"\n")
+        self._file.write(_ENCODER.encode(json_value(named)).encode() + b"\n")
 
     def finish(self) -> None: ...
 
