@@ -41,6 +41,7 @@ __all__ = [
     "collect_call_time_values",
     "control_inputs",
     "creator_scope",
+    "drop_kernels",
     "fresh_collections",
     "fresh_thread_collections",
     "function_of_part",
@@ -105,6 +106,15 @@ def kernels_kept() -> Iterator[None]:
         yield
     finally:
         del eager._set_global_seed
+
+
+def drop_kernels() -> None:
+    """Throws away the kernels of eager operations, also while they are kept: a seed that comes again draws the same.
+
+    Private: as in `kernels_kept`.
+    """
+    eager = context.context()
+    type(eager)._set_global_seed(eager, eager._seed)
 
 
 # --- graphs ---------------------------------------------------------------------------------------------------

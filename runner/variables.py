@@ -187,7 +187,8 @@ class VariableStore:
         self._materialise(spec, initial)
 
     def initial_value(self, name: str) -> Any:
-        """What the variable `name` starts from."""
+        """What the variable `name` starts from, computed once more."""
+        bridge.drop_kernels()  # with the seed that it had the first time
         return self._initial_value(self.specs[name])
 
     # --- the three phases -------------------------------------------------------------------------------------

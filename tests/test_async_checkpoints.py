@@ -154,9 +154,21 @@ def test_a_further_save_waits_for_the_one_under_way_and_says_so(
     tmp_path: Path, gate_at: Callable[[int], Gate], caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = gate_at(2)
-    threading.Timer(1.5, gate.opened.set).start()
-    with caplog.at_level(logging.INFO, logger="runner"):
-        Estimator(line, tmp_path, config()).train(points(repeat=True), max_steps=4)
+
+    class Opener(logging.Handler):
+        """Lets the write go on when somebody has been told that he waits for it."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage().startswith("Waiting for "):
+                gate.opened.set()
+
+    opener = Opener()
+    logging.getLogger("runner").addHandler(opener)
+    try:
+        with caplog.at_level(logging.INFO, logger="runner"):
+            Estimator(line, tmp_path, config()).train(points(repeat=True), max_steps=4)
+    finally:
+        logging.getLogger("runner").removeHandler(opener)
     assert "Waiting for model.ckpt-2, which is still being written." in caplog.messages
     assert [info.step for info in list_checkpoints(tmp_path)] == [0, 2, 4]
 

@@ -158,6 +158,8 @@ def test_seeds_are_set_as_ever_while_kernels_are_kept() -> None:
     tf.random.set_seed(0)
     with bridge.kernels_kept():
         assert [draw(1), draw(2)] == expected
+        bridge.drop_kernels()
+        assert draw(1) == expected[0]  # a kernel that was kept would have drawn on
     assert [draw(1), draw(2)] == expected
 
 
