@@ -190,11 +190,20 @@ class Shipper:
             # We hold the run's lock: if it still says RUNNING, its supervisor was killed.
             self._tracker.settle(self._run_id, "KILLED", {"status": "interrupted"}, _last_sign(self._model_dir))
         else:
+            known = known or self._of_a_killed_start()
             self._run_id = self._tracker.start(known, self._name, self._params, self._tags)
         self._opened = True  # also where the disk is full: a run that was opened is closed
         if self._run_id is not None:  # an untracked start leaves the record of tracked ones as it is
             self.record.belongs_to(self._run_id)
             self.record.save(self._model_dir)
+
+    def _of_a_killed_start(self) -> str | None:
+        """The MLflow run of a start that was killed before it could note it here. We hold its lock, so it is ours."""
+        try:
+            running = self._tracker.running_on(self._tags.get("host", ""))
+        except Exception:  # whatever it is, opening the run will say it
+            return None
+        return next((run_id for run_id, lock in running.items() if lock == self._tags.get("lock")), None)
 
     def _close_abandoned(self) -> None:
         if self._run_id is None or not self._tags.get("host"):

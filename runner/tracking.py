@@ -171,6 +171,7 @@ class MlflowTracker:
         self._client.set_terminated(self._run_id, status=status)
 
     def running_on(self, host: str) -> Mapping[str, str]:
+        self._connect()
         host = clean_text(host, MAX_TAG).replace("'", "")
         runs = self._client.search_runs(
             [self._experiment_id], f"attributes.status = 'RUNNING' and tags.host = '{host}'", max_results=100

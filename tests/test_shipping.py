@@ -485,3 +485,13 @@ def test_a_run_that_ends_before_its_first_step_is_recorded_at_once(tmp_path: Pat
     shipper = Shipper(tmp_path, tracker, RunRecord(), "name", {}, {}, lambda text: None, patience_secs=60)
     shipper.start()
     assert shipper.drain() == "run-1"
+
+
+def test_goes_on_in_the_run_of_a_start_that_was_killed_before_it_could_note_it(tmp_path: Path) -> None:
+    tracker = RecordingTracker()
+    tracker.running = {"of-another": "/elsewhere/.lock", "of-this": str(tmp_path / ".lock")}
+    tags = {"host": "here", "lock": str(tmp_path / ".lock")}
+    shipper = Shipper(tmp_path, tracker, RunRecord(), "name", {}, tags, lambda text: None)
+    shipper.start()
+    shipper.drain()
+    assert tracker.started_with == ["of-this"]
