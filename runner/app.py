@@ -27,6 +27,7 @@ from yaml import YAMLError
 from runner import composing, mistakes, parsing, saved, user_code
 from runner.config import TRAINING_COMMANDS, TRAINING_RUNS, Config, ConfigError
 from runner.masking import mask_text, secrets_of, secrets_of_overrides
+from runner.outcome import FAILED, FINISHED, USER_ERROR
 from runner.output import keep_saying
 from runner.stopping import StopRequests
 from runner.user_code import UserCodeError
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from runner.multirun import Multirun
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
-FINISHED, FAILED, USER_ERROR = 0, 1, 2
 
 MULTIRUN = ("-m", "--multirun")
 

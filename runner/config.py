@@ -24,6 +24,8 @@ TRAINING_COMMANDS = ("train_and_evaluate", "train", "dry_run")
 """Those that need an input to train on; the others read what a run left in its model_dir."""
 TRAINING_RUNS = ("train_and_evaluate", "train")
 """Those that make a model_dir and write its config."""
+UNRECORDED_COMMANDS = ("dry_run", "inspect")
+"""Those that only tell something: they leave nothing behind, no journal either."""
 EVALUATING_COMMANDS = ("train_and_evaluate", "evaluate", "dry_run")
 """Those that need the functions of `input.eval`."""
 STRATEGY_OPTIONS: Mapping[str, tuple[str, ...]] = {

@@ -201,7 +201,7 @@ class Shipper:
         """The MLflow run of a start that was killed before it could note it here. We hold its lock, so it is ours."""
         try:
             running = self._tracker.running_on(self._tags.get("host", ""))
-        except Exception:  # whatever it is, opening the run will say it
+        except Exception:  # `start` and the look for abandoned runs, which follow, meet it again and say it
             return None
         return next((run_id for run_id, lock in running.items() if lock == self._tags.get("lock")), None)
 

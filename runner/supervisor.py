@@ -84,7 +84,7 @@ def run(
     member = member or Member()
     with StopRequests() if stops is None else nullcontext(stops) as requests:
         try:
-            if config.command in ("dry_run", "inspect"):
+            if config.command in configs.UNRECORDED_COMMANDS:
                 return _run_unrecorded(config, env, requests, member)
             return _run_recorded(config, env, argv, requests, member)
         except OSError as error:

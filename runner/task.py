@@ -21,19 +21,15 @@ from typing import Any
 
 from runner import config as configs
 from runner import errors, garbage, manifest, parsing, report, user_code
-from runner.config import TRAINING_COMMANDS, Config, ConfigError
+from runner.config import TRAINING_COMMANDS, UNRECORDED_COMMANDS, Config, ConfigError
 from runner.hooks import Hook, Interrupted, Run
 from runner.journal import Journal, NullJournal, journal_path
 from runner.launcher import end_with_parent
 from runner.lock import only_task_in
 from runner.masking import secrets_of
+from runner.outcome import FAILED, FINISHED, INTERRUPTED, USER_ERROR
 from runner.output import keep_saying, say_at_once
 from runner.types import StepResult
-
-FINISHED, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 3
-
-UNRECORDED = ("dry_run", "inspect")
-"""Commands that leave nothing behind, no journal either."""
 
 
 class StopRequest(Hook):
@@ -121,14 +117,14 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
 
 def _held(config: Config) -> AbstractContextManager[None]:
     """The folder, for as long as this task writes in it."""
-    if config.command in UNRECORDED:
+    if config.command in UNRECORDED_COMMANDS:
         return nullcontext()
     return only_task_in(Path(str(config.model_dir)), lambda text: print(text, file=sys.stderr, flush=True))
 
 
 def _run(config: Config, stop: StopRequest, progress_mode: str, started: float) -> int:
     assert config.model_dir is not None
-    recorded = config.command not in UNRECORDED
+    recorded = config.command not in UNRECORDED_COMMANDS
     journal = Journal(journal_path(Path(config.model_dir))) if recorded else NullJournal()
     progress = report.build_progress(progress_mode)
     try:
