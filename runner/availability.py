@@ -8,14 +8,15 @@ from typing import Any
 from runner.config import Config, ConfigError
 
 AVAILABLE: Mapping[str, tuple[Any, ...]] = {
-    "strategy.name": ("default", "one_device", "mirrored", "central_storage"),
+    "strategy.name": (
+        "default",
+        "one_device",
+        "mirrored",
+        "central_storage",
+        "multi_worker",
+        "parameter_server",
+    ),
     "eval_strategy.name": ("default", "one_device", "mirrored", "central_storage"),
-    "cluster.resolver": ("auto",),
-    "cluster.num_workers": (2,),
-    "cluster.num_ps": (1,),
-    "cluster.evaluator": (False,),
-    "cluster.max_restarts": (0,),
-    "cluster.start_timeout_secs": (120,),
     "export.exporters": (None,),
     "export.dir": (None,),
 }

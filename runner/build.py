@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner import user_code
+from runner.cluster import ALONE, Cluster
 from runner.config import Config, InputBlock, KeepBestConfig, RunSettings, StrategyConfig, WarmStartConfig, eval_key
 from runner.early_stopping import EarlyStopping
 from runner.estimator import Estimator
@@ -45,19 +46,20 @@ class Job:
 
 
 def build_job(
-    config: Config, journal: Journal | NullJournal, progress: Progress | NullProgress, hooks: tuple[Any, ...] = ()
-) -> Job:
+    config: Config, journal: Journal | NullJournal, progress: Progress | NullProgress, hooks: tuple[Any, ...] = (),
+    cluster: Cluster = ALONE,
+) -> Job:  # fmt: skip
     """Imports the user's functions and builds what the command needs.
 
     Args:
       hooks: native ones, of training and of each evaluation and prediction.
+      cluster: who this process is.
 
     Raises:
       UserCodeError: a function is not there. What the user's modules raise passes.
       ValueError: the strategy cannot be built here.
     """
-    functions = {key: user_code.load(key, name, default) for key, name, default in config.functions()}
-    configure_tensorflow(config.run)
+    functions, run_config = _functions_and_run_config(config, cluster, journal)
     model_fn = functions["model.fn"]
     params = config.model.params
     if params and "params" not in declared_arguments(model_fn):
@@ -66,7 +68,7 @@ def build_job(
     estimator = Estimator(
         model_fn,
         model_dir=config.model_dir,
-        config=build_run_config(config),
+        config=run_config,
         params=params,
         journal=journal,
         progress=progress,
@@ -92,12 +94,37 @@ def build_job(
     return Job(estimator, train_spec, eval_specs, predict_input, hooks)
 
 
-def build_run_config(config: Config) -> RunConfig:
-    """The RunConfig that `run`, `train`, `checkpoint` and the strategies describe."""
+def _functions_and_run_config(
+    config: Config, cluster: Cluster, journal: Journal | NullJournal
+) -> tuple[Mapping[str, Any], RunConfig]:
+    """The user's functions by their key in the config, and the RunConfig."""
+
+    def functions() -> Mapping[str, Any]:
+        return {key: user_code.load(key, name, default) for key, name, default in config.functions()}
+
+    if not cluster.tasks:  # what a module sets for TensorFlow (memory growth) comes before a device is used
+        loaded = functions()
+        configure_tensorflow(config.run)
+        return loaded, build_run_config(config)
+    # TensorFlow 2.21: "Collective ops must be configured at program startup", before a module may use a device.
+    configure_tensorflow(config.run)
+    journal.event("joining")
+    run_config = build_run_config(config, cluster)
+    journal.event("joined")
+    return functions(), run_config
+
+
+def build_run_config(config: Config, cluster: Cluster = ALONE) -> RunConfig:
+    """The RunConfig that `run`, `train`, `checkpoint` and the strategies describe.
+
+    Args:
+      cluster: who this process is; returns when all of them have found each other.
+    """
     # Once, before either strategy touches a device: TensorFlow cannot split them afterwards.
     split_cpu(config.strategy.virtual_devices or config.eval_strategy.virtual_devices)
     strategy = _build_strategy(config.strategy)
     return RunConfig(
+        cluster=cluster,
         model_dir=config.model_dir,
         tf_random_seed=config.run.seed,
         save_summary_steps=config.train.summary_steps,

@@ -47,6 +47,7 @@ def check(config: Config) -> None:
     _check_sweep(config)
     _check_tracking(config.tracking.uri)
     _check_profile(config)
+    _check_inline(config)
 
 
 def newest_runs(outputs: Path) -> list[Path]:
@@ -310,3 +311,16 @@ def _check_profile(config: Config) -> None:
         raise ConfigError(
             f"run.profile={config.run.profile} goes beyond train.max_steps={max_steps}. Profile earlier steps."
         )
+
+
+def _check_inline(config: Config) -> None:
+    """Refuses several tasks in the one process of a debugger."""
+    if not config.run.inline:
+        return
+    if config.is_cluster:
+        raise ConfigError(
+            f"run.inline=true with strategy={config.strategy.name}: each task is a process of its own. Leave it "
+            "out, or debug with strategy=default."
+        )
+    if config.cluster.evaluator and config.command == "train_and_evaluate":
+        raise ConfigError("run.inline=true with cluster.evaluator=true, which is a process of its own. Leave one out.")

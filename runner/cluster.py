@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 
 
@@ -20,12 +21,43 @@ class Cluster:
     task_index: int = 0
     tasks: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
+    @classmethod
+    def from_tf_config(cls, text: str | None) -> Cluster:
+        """The place that a supervisor gave its task, in the form that `tf_config` writes; None: a single process."""
+        if not text:
+            return cls()
+        known = json.loads(text)
+        return cls(known["task"]["type"], int(known["task"]["index"]), known["cluster"])
+
+    @property
+    def tf_config(self) -> str:
+        """The text of TF_CONFIG that says the same; '' for a single process."""
+        if self == Cluster():
+            return ""
+        cluster = {name: list(addresses) for name, addresses in self.tasks.items()}
+        return json.dumps({"cluster": cluster, "task": {"type": self.task_type, "index": self.task_index}})
+
+    @property
+    def role(self) -> str:
+        """What the task's journal is named by: its type; a single process is the chief of its run."""
+        return "chief" if self.is_chief else self.task_type
+
+    @property
+    def name(self) -> str:
+        """What a person calls the task: chief, worker:1, ps:0, evaluator."""
+        return self.role if self.role in ("chief", "evaluator") else f"{self.task_type}:{self.task_index}"
+
     @property
     def is_chief(self) -> bool:
         """Whether this process writes checkpoints and decides: the chief, or worker 0 where there is none."""
         if self.task_type == "chief":
             return True
         return self.task_type == "worker" and self.task_index == 0 and "chief" not in self.tasks
+
+    @property
+    def is_server(self) -> bool:
+        """Whether this process does what a coordinator asks it to: a parameter server, or a worker beside one."""
+        return self.task_type == "ps" or (self.task_type == "worker" and "ps" in self.tasks)
 
     @property
     def num_workers(self) -> int:
@@ -40,3 +72,7 @@ class Cluster:
     def worker_index(self) -> int:
         """Place among the processes that train: the chief first."""
         return self.task_index + (len(self.tasks.get("chief", ())) if self.task_type == "worker" else 0)
+
+
+ALONE = Cluster()
+"""A single process."""

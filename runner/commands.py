@@ -11,6 +11,7 @@ from typing import Any
 
 from runner import checkpoints, inspection, metrics, predictions, rehearsal
 from runner.build import Job, build_job, build_keep
+from runner.cluster import ALONE, Cluster
 from runner.config import Config
 from runner.hooks import Hook, Run
 from runner.journal import Journal, NullJournal
@@ -28,6 +29,7 @@ class Surroundings:
       stop: a hook that ends what is under way when somebody asks for it.
       built: called when the strategy stands.
       started: when the task began, on the monotonic clock.
+      cluster: who this task is.
     """
 
     journal: Journal | NullJournal
@@ -35,6 +37,7 @@ class Surroundings:
     stop: Hook
     built: Callable[[], None]
     started: float
+    cluster: Cluster = ALONE
 
 
 class Ready(Hook):
@@ -63,8 +66,13 @@ def run(config: Config, around: Surroundings) -> dict[str, Any]:
     if config.command == "inspect":
         inspection.inspect(Path(config.model_dir), keep=build_keep(config))
         return {}
+    if around.cluster.is_server:
+        return _serve(config, around)
+    if around.cluster.task_type == "evaluator":
+        return _follow(config, around)
     with around.journal.phase("build"):
-        job = build_job(config, around.journal, around.progress, hooks=(around.stop, Ready(around)))
+        hooks = (around.stop, Ready(around))
+        job = build_job(config, around.journal, around.progress, hooks, around.cluster)
     around.built()
     if config.command == "dry_run":
         rehearsal.rehearse(config, job)
@@ -73,6 +81,16 @@ def run(config: Config, around: Surroundings) -> dict[str, Any]:
     around.journal.event("built", num_replicas=replicas)
     around.progress.message(_headline(config, replicas))
     return _COMMANDS[config.command](config, job, around)
+
+
+def _serve(config: Config, around: Surroundings) -> dict[str, Any]:
+    """The life of a parameter server, and of a worker beside one."""
+    raise NotImplementedError("strategy=parameter_server")
+
+
+def _follow(config: Config, around: Surroundings) -> dict[str, Any]:
+    """The life of an evaluator."""
+    raise NotImplementedError("cluster.evaluator=true")
 
 
 def _train_and_evaluate(config: Config, job: Job, around: Surroundings) -> dict[str, Any]:

@@ -38,6 +38,10 @@ STRATEGY_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "tpu": ("address", "zone", "project"),
 }
 """Strategy name -> the options that mean something for it."""
+CLUSTER_STRATEGIES = ("multi_worker", "parameter_server")
+"""Those that train with several processes."""
+CLUSTER_COMMANDS = ("train_and_evaluate", "train", "evaluate")
+"""Those that all these processes take part in; the others run in one."""
 
 
 class ConfigError(ValueError):
@@ -124,14 +128,19 @@ class StrategyConfig:
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """The processes that a cluster strategy trains with, and how their loss is met."""
+    """The processes that a cluster strategy trains with, and how their loss is met.
+
+    Attributes:
+      max_restarts: None: three with a cluster strategy, none without.
+    """
 
     resolver: str = _setting("auto", choices=("auto", "local", "tf_config", "slurm", "kubernetes", "tpu"))
     num_workers: int = _setting(2, minimum=1)
     num_ps: int = _setting(1, minimum=1)
     evaluator: bool = False
-    max_restarts: int = _setting(0, minimum=0)
+    max_restarts: int | None = _setting(None, minimum=0)
     start_timeout_secs: int = _setting(120, minimum=1)
+    standby: bool = False
 
 
 @dataclass(frozen=True)
@@ -275,6 +284,11 @@ class Config:
     predict: PredictConfig = field(default_factory=PredictConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether several processes do together what the command says."""
+        return self.strategy.name in CLUSTER_STRATEGIES and self.command in CLUSTER_COMMANDS
 
     def functions(self) -> Iterator[tuple[str, str, str]]:
         """(config key, dotted name, default function) of each function of the user that this run calls."""

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
+from runner.cluster import Cluster
 from runner.config import ConfigError
 from runner.journal import Journal, NullJournal
 from runner.masking import mask_text
@@ -20,6 +21,21 @@ USER_ERRORS = (
     NotImplementedError, AssertionError,
 )  # fmt: skip
 """What a mistake in a config, a model_fn or an input_fn raises; all else (TensorFlow's errors, NaN) is a failure."""
+
+
+_OF_A_LOST_PEER = ("UnavailableError", "AbortedError", "DeadlineExceededError", "CancelledError")
+
+
+class PeerLost(RuntimeError):
+    """A peer, or the connection to it, is gone: this task can do nothing about it."""
+
+
+def tells_of_a_lost_peer(error: BaseException, cluster: Cluster) -> bool:
+    """Whether a task of several stopped because of another one."""
+    if isinstance(error, PeerLost):
+        return True
+    of_tensorflow = type(error).__module__.startswith("tensorflow.")
+    return cluster.num_workers > 1 and of_tensorflow and type(error).__name__ in _OF_A_LOST_PEER
 
 
 def report_error(error: Exception, journal: Journal | NullJournal, env: Mapping[str, str], secrets: set[str]) -> None:

@@ -13,8 +13,8 @@ from runner.config import ConfigError
 LOCK_FILE = ".lock"
 """Held in the folder by the process that runs it, for as long as it lives."""
 
-TASK_LOCK_FILE = ".task.lock"
-"""Held by the task itself."""
+TASK_LOCK_FILE = ".task.{}.lock"
+"""Held by the task itself; each task of a cluster has its own."""
 
 TASK_TIMEOUT_SECS = 60.0
 
@@ -44,13 +44,16 @@ def alone_in(directory: Path, key: str = "model_dir") -> Iterator[None]:
 
 
 @contextmanager
-def only_task_in(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
+def only_task_in(directory: Path, say: Callable[[str], None], name: str = "chief-0") -> Iterator[None]:
     """Holds the folder for its task: that of a supervisor that was killed lives on for some seconds, to save.
+
+    Args:
+      name: of the task; each of a cluster holds the folder for itself.
 
     Raises:
       RuntimeError: it is still there after a minute.
     """
-    lock = FileLock(directory / TASK_LOCK_FILE)
+    lock = FileLock(directory / TASK_LOCK_FILE.format(name))
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -63,3 +66,15 @@ def only_task_in(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def wait_for_tasks(directory: Path, say: Callable[[str], None]) -> None:
+    """Returns when no task of an earlier start is left in the folder: each has written its last line.
+
+    Raises:
+      RuntimeError: one is still there after a minute.
+    """
+    before, after = TASK_LOCK_FILE.split("{}")
+    for file in directory.glob(TASK_LOCK_FILE.format("*")):
+        with only_task_in(directory, say, file.name.removeprefix(before).removesuffix(after)):
+            pass

@@ -15,6 +15,9 @@ from runner.masking import mask_text
 FINISHED, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 3
 """Exit codes of the task and of the whole command."""
 
+PEER_LOST = 75
+"""Exit code of a task that lost a peer, or its connection to one: it is not at fault, and all are started again."""
+
 SUMMARY_FILE = "summary.json"
 
 _OF_RESULT = ("built", "result", "error")
@@ -44,8 +47,12 @@ class Outcome:
 STILL_RUNNING = Outcome(FAILED, "running", "RUNNING")
 
 
-def read_outcome(code: int, stop_requested: bool, lines: Sequence[Mapping[str, Any]]) -> Outcome:
-    """The end of a task, from its exit code and from the lines of its journal."""
+def read_outcome(code: int, stop_requested: bool, lines: Sequence[Mapping[str, Any]], name: str = "chief") -> Outcome:
+    """The end of a run, from the exit code of the task that decided it and from the lines of the journals.
+
+    Args:
+      name: of that task, among several.
+    """
     facts: dict[str, Any] = {"phases": {}}
     for line in lines:
         if line.get("event") == "checkpoint":  # what a run that never comes to its result leaves
@@ -66,7 +73,8 @@ def read_outcome(code: int, stop_requested: bool, lines: Sequence[Mapping[str, A
         return Outcome(FAILED, "failed", "KILLED", error or "stopped before it could save", facts)
     if code == USER_ERROR:
         return Outcome(USER_ERROR, "failed", "FAILED", error, facts)
-    return Outcome(FAILED, "failed", "FAILED", error or f"the task {describe_exit(code)}", facts)
+    who = "the task" if name == "chief" else name
+    return Outcome(FAILED, "failed", "FAILED", error or f"{who} {describe_exit(code)}", facts)
 
 
 def summary_of(outcome: Outcome, config: Config, run_id: str | None, secrets: set[str]) -> dict[str, Any]:

@@ -10,13 +10,20 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
-from runner.launcher import Process
 from runner.output import say_at_once
 
 GRACE_SECS = 60.0
 """How long a task may take to save after it was asked to stop."""
+
+
+class Stoppable(Protocol):
+    """What requests are handed on to: a process, or several."""
+
+    def ask_to_stop(self) -> None: ...
+
+    def kill(self) -> None: ...
 
 
 class StopRequests:
@@ -31,7 +38,7 @@ class StopRequests:
 
     def __init__(self) -> None:
         self.came: list[int] = []
-        self._watched: list[Process] = []
+        self._watched: list[Stoppable] = []
         self._answer = ""
         self._before: dict[signal.Signals, Any] = {}
 
@@ -51,7 +58,7 @@ class StopRequests:
         self._before = {}
 
     @contextmanager
-    def watch(self, process: Process, answer: str) -> Iterator[None]:
+    def watch(self, process: Stoppable, answer: str) -> Iterator[None]:
         """Hands requests on to `process`, one that came before included.
 
         Args:

@@ -39,7 +39,8 @@ def build_strategy(
     """The strategy that config names.
 
     Args:
-      name: default, one_device, mirrored or central_storage.
+      name: default, one_device, mirrored, central_storage or multi_worker (with TF_CONFIG in the environment; returns
+        when all workers have found each other).
       devices: TensorFlow's names ("GPU:0", "CPU:1"); None: all GPUs, or the virtual CPUs where there is no GPU.
       num_gpus: only the first so many GPUs; None: all.
       virtual_devices: see `split_cpu`.
@@ -51,9 +52,11 @@ def build_strategy(
     Raises:
       ValueError: the name, a device or cross_device_ops is not there; the message lists those that are.
     """
-    _check_known("name", name, ("default", "one_device", "mirrored", "central_storage"))
+    _check_known("name", name, ("default", "one_device", "mirrored", "central_storage", "multi_worker"))
     _check_known("cross_device_ops", cross_device_ops, ("auto", *_CROSS_DEVICE_OPS))
     split_cpu(virtual_devices)
+    if name == "multi_worker":  # nothing may have used a device before
+        return tf.distribute.MultiWorkerMirroredStrategy()
     if name == "default":
         return None
     chosen = list(devices) if devices else _devices(num_gpus, virtual_devices)

@@ -1,4 +1,4 @@
-"""One run from its config to its summary: starts the task, watches it, ships what it notes, says how it ended.
+"""One run from its config to its summary: starts its tasks, watches them, ships what they note, says how it ended.
 
 This process never imports TensorFlow (but for `run.inline=true`): a task that crashes or is killed is always seen, and
 each run of a sweep can configure TensorFlow's devices afresh.
@@ -22,11 +22,13 @@ from typing import Any
 import runner
 from runner import config as configs
 from runner import report
-from runner.config import Config
+from runner.cluster import ALONE, Cluster
+from runner.config import Config, StrategyConfig
 from runner.files import MODEL_SUMMARY_FILE, read_json
+from runner.gang import Ending, Gang, Task
 from runner.journal import journal_path, read_journal
-from runner.launcher import start_process
-from runner.lock import alone_in, only_task_in
+from runner.local_cluster import local_places
+from runner.lock import alone_in, wait_for_tasks
 from runner.masking import mask_text, masked, masked_override, secrets_of
 from runner.outcome import (
     FAILED,
@@ -42,8 +44,6 @@ from runner.provenance import tags_of_this_process
 from runner.shipping import RunRecord, Shipper
 from runner.stopping import StopRequests
 from runner.tracking import build_tracker
-
-WAKE_SECS = 1.0
 
 PATIENCE_SECS = 30.0
 """How long a run that trains may take to its first step before it shows up in MLflow."""
@@ -82,6 +82,11 @@ def run(
       ConfigError: another process is using the model_dir.
     """
     member = member or Member()
+    if config.strategy.name in configs.CLUSTER_STRATEGIES and not config.is_cluster:
+        print(
+            f"command={config.command} runs in one process, without strategy={config.strategy.name}.", file=sys.stderr
+        )
+        config = dataclasses.replace(config, strategy=StrategyConfig())
     with StopRequests() if stops is None else nullcontext(stops) as requests:
         try:
             if config.command in configs.UNRECORDED_COMMANDS:
@@ -99,7 +104,8 @@ def _run_unrecorded(config: Config, env: Mapping[str, str], stops: StopRequests,
             config = dataclasses.replace(config, model_dir=str(Path(scratch) / "model"))
         file = Path(scratch) / "config.yaml"
         configs.save(config, file)
-        return _exit_code(_run_task(config, file, env, stops, member), bool(stops.came))
+        ending = _run_tasks(config, file, env, stops, member)
+        return read_outcome(ending.code, bool(stops.came), ()).code
 
 
 def _run_recorded(
@@ -122,13 +128,14 @@ def _run_recorded(
         earlier = read_json(model_dir / SUMMARY_FILE) or {}
         if trains:  # nobody would repair it after a reader that was killed
             write_summary(model_dir, summary_of(STILL_RUNNING, config, record.mlflow_run_id, secrets))
-        with only_task_in(model_dir, lambda text: print(text, file=sys.stderr, flush=True)):
-            pass  # the task of a killed supervisor has written its last line
-        offset = _size(journal_path(model_dir))
+        wait_for_tasks(model_dir, lambda text: print(text, file=sys.stderr, flush=True))
+        began = {path: path.stat().st_size for path in model_dir.glob("events.*.jsonl")}
         shipper = _build_shipper(config, model_dir, record, env, argv, member)
         shipper.start()
-        code = _run_task(config, file, env, stops, member)
-        outcome = read_outcome(code, bool(stops.came), read_journal(journal_path(model_dir), offset)[0])
+        ending = _run_tasks(config, file, env, stops, member, record.generation)
+        paths = dict.fromkeys([journal_path(model_dir), journal_of(ending.task.place, model_dir)])
+        lines = [line for path in paths for line in read_journal(path, began.get(path, 0))[0]]
+        outcome = read_outcome(ending.code, bool(stops.came), lines, ending.task.place.name)
         if trains:
             record.training = outcome.status
         else:
@@ -136,21 +143,28 @@ def _run_recorded(
         return _finish(outcome, config, file, shipper, env, argv, member, stops)
 
 
-def _run_task(config: Config, file: Path, env: Mapping[str, str], stops: StopRequests, member: Member) -> int:
-    """Runs the task on `file`, in a process of its own or, with `run.inline`, in this one. Its exit code."""
+def _run_tasks(
+    config: Config, file: Path, env: Mapping[str, str], stops: StopRequests, member: Member, generation: int = 1
+) -> Ending:
+    """Runs the tasks on `file`, in processes of their own or, with `run.inline`, the only one in this."""
     if config.run.inline:
-        return _run_inline(file, stops)
+        return Ending(_run_inline(file, stops), Task(ALONE, (), {}))
+    tasks = [
+        Task(place, task_argv(file), task_env(env, place, generation), _prefix(place, member), place.is_server)
+        for place in local_places(config)
+    ]
     if stops.came:  # asked to stop before there was anything to stop
-        return FAILED
-    process = start_process(task_argv(file), task_env(env), member.prefix)
+        return Ending(FAILED, tasks[0])
+    gang = Gang(tasks)
     saves = config.command in configs.TRAINING_RUNS
-    with stops.watch(process, "the task saves a checkpoint" if saves else "nothing is saved"):
-        # A signal that comes while we are stopped (Ctrl-Z, then `kill %1`) may reach another of our threads; Python
-        # handles it in this one, which has to wake up for it.
-        while process.wait(WAKE_SECS) is None:
-            pass
-    process.kill()  # what the task may have left running
-    return process.close()
+    with stops.watch(gang, "the task saves a checkpoint" if saves else "nothing is saved"):
+        gang.start()
+        return gang.wait()
+
+
+def _prefix(place: Cluster, member: Member) -> str:
+    """The chief talks to the terminal itself, as a single process does."""
+    return member.prefix if place.is_chief else f"{member.prefix}[{place.name}] "
 
 
 def _run_inline(file: Path, stops: StopRequests) -> int:
@@ -169,18 +183,25 @@ def task_argv(file: Path) -> list[str]:
     return [sys.executable, "-P", "-m", "runner.task", str(file)]
 
 
-def task_env(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a task: `env`, a quiet TensorFlow unless asked otherwise, and this very `runner` package."""
-    result = {"TF_CPP_MIN_LOG_LEVEL": "3", **env}
+def task_env(env: Mapping[str, str], place: Cluster = ALONE, generation: int = 1) -> dict[str, str]:
+    """The environment of a task: `env`, a quiet TensorFlow unless asked otherwise, and this very `runner` package.
+
+    Args:
+      place: who it is; TF_CONFIG says so to a task of several.
+      generation: how often the run was started, this time included.
+    """
+    result = {"TF_CPP_MIN_LOG_LEVEL": "3", **env, "TF_CONFIG": place.tf_config, "RUNNER_GENERATION": str(generation)}
+    if not place.tf_config:
+        del result["TF_CONFIG"]
     home = Path(runner.__file__).parent.parent
     if home.name not in ("site-packages", "dist-packages"):  # a checkout that is not installed
         result["PYTHONPATH"] = os.pathsep.join(filter(None, (str(home), env.get("PYTHONPATH"))))
     return result
 
 
-def _exit_code(code: int, stop_requested: bool) -> int:
-    """The exit code of the command, from that of its task."""
-    return read_outcome(code, stop_requested, ()).code
+def journal_of(place: Cluster, model_dir: Path) -> Path:
+    """Where the task at `place` notes what happens."""
+    return journal_path(model_dir, place.role, place.task_index)
 
 
 def _say_changes(config: Config, file: Path) -> None:
@@ -276,7 +297,3 @@ def _build_shipper(
         is_reader=config.command not in configs.TRAINING_RUNS,
         patience_secs=PATIENCE_SECS if config.command in configs.TRAINING_RUNS else 0.0,
     )  # fmt: skip
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0

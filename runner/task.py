@@ -1,7 +1,10 @@
 """The child process of a run: `python -m runner.task <config file>`. Only here is TensorFlow imported.
 
 What happens is noted in the journal; the exit code says how it ended: 0 finished, 1 failed, 2 the user's config or code
-is wrong, 3 stopped on request: the same command goes on from the last checkpoint, or does an evaluation again.
+is wrong, 3 stopped on request: the same command goes on from the last checkpoint, or does an evaluation again; 75 a
+task of a cluster lost another one.
+
+A task of a cluster finds its place in TF_CONFIG. Each has a journal; the chief alone shows how far the run is.
 """
 
 from __future__ import annotations
@@ -17,17 +20,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from runner import config as configs
 from runner import errors, garbage, manifest, parsing, report, user_code
+from runner.cluster import ALONE, Cluster
 from runner.config import TRAINING_COMMANDS, UNRECORDED_COMMANDS, Config, ConfigError
 from runner.hooks import Hook, Interrupted, Run
 from runner.journal import Journal, NullJournal, journal_path
 from runner.launcher import end_with_parent
 from runner.lock import only_task_in
 from runner.masking import secrets_of
-from runner.outcome import FAILED, FINISHED, INTERRUPTED, USER_ERROR
+from runner.outcome import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR
 from runner.output import keep_saying, say_at_once
 from runner.types import StepResult
 
@@ -106,32 +110,36 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
         return USER_ERROR
     if not inline:
         end_with_parent(os.environ)
-        with _held(config):
-            return _run(config, StopRequest(), config.run.progress, started)
+        cluster = Cluster.from_tf_config(os.environ.get("TF_CONFIG"))
+        with _held(config, cluster):
+            progress_mode = config.run.progress if cluster.is_chief else "off"
+            return _run(config, cluster, StopRequest(), progress_mode, started)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported
     saves = "a checkpoint is saved" if config.command in TRAINING_COMMANDS else "nothing is saved"
     stop = StopRequest((signal.SIGTERM, signal.SIGINT), f"\nStopping: {saves}. Ctrl-C once more stops at once.\n")
     # A live line and the prompt of a debugger do not go together.
-    return _run(config, stop, "plain" if config.run.progress == "auto" else config.run.progress, started)
+    return _run(config, ALONE, stop, "plain" if config.run.progress == "auto" else config.run.progress, started)
 
 
-def _held(config: Config) -> AbstractContextManager[None]:
+def _held(config: Config, cluster: Cluster) -> AbstractContextManager[None]:
     """The folder, for as long as this task writes in it."""
     if config.command in UNRECORDED_COMMANDS:
         return nullcontext()
-    return only_task_in(Path(str(config.model_dir)), lambda text: print(text, file=sys.stderr, flush=True))
+    name = f"{cluster.role}-{cluster.task_index}"
+    return only_task_in(Path(str(config.model_dir)), lambda text: print(text, file=sys.stderr, flush=True), name)
 
 
-def _run(config: Config, stop: StopRequest, progress_mode: str, started: float) -> int:
+def _run(config: Config, cluster: Cluster, stop: StopRequest, progress_mode: str, started: float) -> int:
     assert config.model_dir is not None
     recorded = config.command not in UNRECORDED_COMMANDS
-    journal = Journal(journal_path(Path(config.model_dir))) if recorded else NullJournal()
+    path = journal_path(Path(config.model_dir), cluster.role, cluster.task_index)
+    journal = Journal(path) if recorded else NullJournal()
     progress = report.build_progress(progress_mode)
     try:
         stop.install()
         with said_log(progress, is_quiet=progress_mode == "off"):
             journal.event("started", pid=os.getpid(), command=config.command)
-            _do_command(config, journal, progress, stop, started)
+            _do_command(config, cluster, journal, progress, stop, started)
     except Interrupted as reason:
         progress.stop()
         journal.event("interrupted", reason=str(reason))
@@ -144,6 +152,9 @@ def _run(config: Config, stop: StopRequest, progress_mode: str, started: float) 
         raise
     except Exception as error:
         progress.stop()
+        if errors.tells_of_a_lost_peer(error, cluster):
+            journal.event("peer_lost", error=str(error))
+            return PEER_LOST
         errors.report_error(error, journal, os.environ, secrets_of(configs.to_tree(config)))
         return USER_ERROR if isinstance(error, errors.USER_ERRORS) else FAILED
     finally:
@@ -155,12 +166,13 @@ def _run(config: Config, stop: StopRequest, progress_mode: str, started: float) 
 
 
 def _do_command(
-    config: Config, journal: Journal | NullJournal, progress: report.Progress, stop: StopRequest, started: float
-) -> None:
+    config: Config, cluster: Cluster, journal: Journal | NullJournal, progress: report.Progress, stop: StopRequest,
+    started: float,
+) -> None:  # fmt: skip
     with journal.phase("import"), quiet_import(os.environ), garbage.not_searched():
         from runner import commands
 
-    result = commands.run(config, commands.Surroundings(journal, progress, stop, stop.install, started))
+    result = commands.run(config, commands.Surroundings(journal, progress, stop, stop.install, started, cluster))
     journal.event("result", **result)
 
 
@@ -217,6 +229,15 @@ def quiet_import(env: Mapping[str, str]) -> Iterator[None]:
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
 
 
+def _end(code: int) -> NoReturn:
+    """Ends this process with `code`."""
+    if code == PEER_LOST:  # what ends TensorFlow in good order waits for the others
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
     keep_saying()
-    sys.exit(main())
+    _end(main())

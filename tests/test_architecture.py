@@ -18,14 +18,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("types", "files", "report", "journal", "user_code", "cluster", "masking", "identity", "garbage", "names"),
     ("ranking", "output", "step_range"),
     ("config", "early_stopping"),  # the schema
-    ("availability", "checks", "debugging"),
+    ("availability", "checks", "debugging", "local_cluster"),
     ("parsing", "lock", "saved"),  # a tree, checked against the schema
     ("mistakes", "provenance"),
     # 1 one mechanism each
     ("launcher", "run_config", "strategy", "elements", "seeds", "operations", "manifest", "tracking"),
     ("bridge", "keras_bridge", "random_bridge", "bundles", "snapshots", "retention"),
     ("outcome", "stopping", "curves", "randomness"),
-    ("sharding", "gradients", "metrics", "shipping", "checkpoints", "predictions", "errors"),
+    ("gang", "sharding", "gradients", "metrics", "shipping", "checkpoints", "predictions", "errors"),
     ("damage", "saving"),
     ("inputs", "variables"),
     ("position",),
@@ -64,7 +64,7 @@ WITHOUT_TENSORFLOW = (
     "shipping", "sweep", "supervisor", "app", "masking", "garbage", "identity", "lock", "saved", "mistakes",
     "provenance", "outcome", "stopping", "composing", "multirun", "availability", "checks", "debugging",
     "names", "curves", "predictions", "errors", "task", "ranking", "output", "step_range",
-    "manifest", "retention",
+    "manifest", "retention", "local_cluster", "gang",
 )  # fmt: skip
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 MODULES = sorted(path.stem for path in RUNNER.glob("*.py") if path.stem != "__init__")

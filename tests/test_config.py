@@ -396,7 +396,7 @@ BAD = [
     (["export.exporters=final"], "export.exporters=final is neither a list nor null."),
     (
         ["cluster.resolver=slrm"],
-        "cluster.resolver=slrm is not allowed. Allowed: auto.",
+        "cluster.resolver=slrm is not allowed. Did you mean 'slurm'? Allowed: auto, local, tf_config, slurm, kub",
     ),
     (
         ["eval_strategy.name=tpu"],
@@ -407,8 +407,12 @@ BAD = [
         "input.train.batch_size=64 does not divide over 1 x 3 parts (train.gradient_accumulation=3). Use 63 or 66.",
     ),
     (["run.debug=overfit", "train.max_steps=null"], "train.max_steps=null does not end it. Set train.max_steps."),
-    (["strategy=multi_worker"], "strategy=multi_worker: this version of the runner cannot do that yet; use default,"),
-    (["strategy=parameter_server", "cluster.num_ps=2"], "strategy=parameter_server: this version of the runner cannot"),
+    (["strategy=tpu"], "strategy=tpu: this version of the runner cannot do that yet; use default,"),
+    (
+        ["strategy=multi_worker", "run.inline=true"],
+        "run.inline=true with strategy=multi_worker: each task is a process",
+    ),
+    (["cluster.evaluator=true", "run.inline=true"], "run.inline=true with cluster.evaluator=true, which is a process"),
     (["strategy=tpu"], "strategy=tpu: this version of the runner cannot do that yet; use default, one_device, mirrore"),
     # secrets are not repeated
     (["++tracking.password=hunter2"], "tracking.password=***: there is no key 'tracking.password'."),
@@ -541,12 +545,6 @@ def test_no_refusal_takes_long(refusals: list[Refusal]) -> None:
 
 
 LATER_VALUES = [
-    ("cluster.resolver", "slurm", "slurm", "leave it at auto"),
-    ("cluster.num_workers", 3, "3", "leave it at 2"),
-    ("cluster.num_ps", 2, "2", "leave it at 1"),
-    ("cluster.evaluator", True, "true", "leave it at false"),
-    ("cluster.max_restarts", 1, "1", "leave it at 0"),
-    ("cluster.start_timeout_secs", 60, "60", "leave it at 120"),
     ("export.exporters", ["final"], "['final']", "leave it at null"),
     ("export.dir", "/x", "/x", "leave it at null"),
 ]
