@@ -1,4 +1,5 @@
-"""The one file that touches private names of TensorFlow; for those of Keras it is `runner.keras_bridge`.
+"""The private names of TensorFlow that tracing needs. Those of random operations are in `runner.random_bridge`, of v1
+hooks and optimizers in `runner.v1_bridge`, of Keras in `runner.keras_bridge`; no other file has any.
 
 Written against TensorFlow 2.21. Each entry says what it is for and what to do when the name moves;
 `tests/test_bridge.py` fails first, and by name, when one does.
@@ -46,14 +47,9 @@ __all__ = [
     "fresh_thread_collections",
     "function_of_part",
     "kernels_kept",
-    "logging_cadence",
     "optimised_once",
     "names_in_object_graph",
     "program_order_in_branches",
-    "scale_rate_of_v1",
-    "settings_of_hook",
-    "skip_iterations",
-    "tensors_logged_at_end",
     "uninitialized_variable",
 ]
 
@@ -336,71 +332,6 @@ def _with_one_round(executor_type: str | None, serialized: bytes) -> Any:
     rewriting = config.graph_options.rewrite_options
     rewriting.meta_optimizer_iterations = rewriting.meta_optimizer_iterations or rewriting.ONE
     return context.FunctionCallOptions(executor_type, config)
-
-
-# --- v1 optimizers --------------------------------------------------------------------------------------------
-
-
-def scale_rate_of_v1(optimizer: Any, factor: tf.Tensor) -> bool:
-    """Makes a `tf.compat.v1.train` optimizer multiply its learning rate; False where that is not found.
-
-    Private: `_learning_rate` (`_lr` in Adam), a number, tensor or function, of which `_prepare` makes a tensor in
-    `apply_gradients`; unchanged since TF 1. The optimizer is good for this one trace afterwards.
-    """
-    name = next((name for name in ("_learning_rate", "_lr") if hasattr(optimizer, name)), None)
-    if name is None:
-        return False
-    rate = getattr(optimizer, name)
-    value = tf.convert_to_tensor(rate() if callable(rate) else rate)
-    setattr(optimizer, name, value * tf.cast(factor, value.dtype))
-    return True
-
-
-# --- v1 hooks -------------------------------------------------------------------------------------------------
-
-
-def logging_cadence(hook: Any) -> int | None:
-    """Steps between the lines of a LoggingTensorHook; None when it goes by the clock or logs only at the end.
-
-    Private: `LoggingTensorHook._timer` and `SecondOrStepTimer._every_steps`, both unchanged since TF 1.4.
-    """
-    steps: int | None = getattr(hook._timer, "_every_steps", None)
-    return steps
-
-
-def tensors_logged_at_end(hook: Any) -> Any:
-    """The tensors of a LoggingTensorHook(at_end=True); None for others. Private: `_log_at_end`, `_current_tensors`."""
-    return hook._current_tensors if hook._log_at_end else None
-
-
-def skip_iterations(hook: Any, num_iterations: int) -> None:
-    """Tells a LoggingTensorHook of iterations that ran in one loop. Private: its counter, `_iter_count`."""
-    hook._iter_count += num_iterations
-
-
-def settings_of_hook(hook: Any) -> dict[str, Any] | None:
-    """What one of TensorFlow's own training hooks was constructed with, for the runner to do; None for others.
-
-    Private: the attributes in which these hooks keep their arguments, unchanged since TF 1.4. A subclass may do
-    more, so only the classes themselves count.
-    """
-    kind = type(hook)
-    if kind is v1.train.StopAtStepHook:
-        return {"num_steps": hook._num_steps} if hook._num_steps is not None else {"last_step": hook._last_step}
-    if kind is v1.train.StepCounterHook:
-        return {}
-    if kind is v1.train.NanTensorHook:
-        return {"stop_at_nan": hook._fail_on_nan_loss}
-    if kind is v1.train.SummarySaverHook:
-        return {"summary_steps": hook._timer._every_steps}
-    if kind is v1.train.CheckpointSaverHook:
-        timer = hook._timer
-        return {
-            "save_steps": timer._every_steps,
-            "save_secs": timer._every_secs,
-            "listeners": tuple(hook._listeners),
-        }
-    return None
 
 
 # --- checkpoints of tf.train.Checkpoint -------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.operations import CALLS, needed, operations
-from runner.traces import Trace
+from runner.traced import Trace
 
 v1 = tf.compat.v1
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from runner.hooks import Hook, PassRun
 from runner.session_hooks import SessionHooks, split_hooks
-from runner.traces import Trace
+from runner.traced import Trace
 
 
 class Pass:

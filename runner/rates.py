@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner import bridge
+from runner import v1_bridge
 from runner.run_config import RunConfig
 
 v1 = tf.compat.v1
@@ -64,7 +64,7 @@ def scaled(optimizer: Any, by: tf.Tensor | None) -> Iterator[None]:
         return
     with contextlib.ExitStack() as stack:
         if isinstance(optimizer, v1.train.Optimizer):
-            if not bridge.scale_rate_of_v1(optimizer, by):
+            if not v1_bridge.scale_rate_of_v1(optimizer, by):
                 raise _refusal(optimizer, "it keeps its rate where the runner does not find it")
         elif hasattr(type(optimizer), "learning_rate") and not hasattr(optimizer, "_decayed_lr"):
             stack.enter_context(_with_rate(optimizer, by))

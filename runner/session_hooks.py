@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner import bridge
+from runner import v1_bridge
 from runner.hooks import Every
 from runner.run_config import RunConfig
-from runner.traces import Trace
+from runner.traced import Trace
 
 v1 = tf.compat.v1
 _log = logging.getLogger(__name__)
@@ -201,9 +201,9 @@ class SessionHooks:
 
     def _set_iteration(self, hook: Any, step: int) -> None:
         """A LoggingTensorHook counts its calls, and is called once per loop: it is told the multiple it crossed."""
-        every = bridge.logging_cadence(hook)
+        every = v1_bridge.logging_cadence(hook)
         iteration = step // every * every if every else step
-        bridge.skip_iterations(hook, iteration - self._iterations.get(hook, 0))
+        v1_bridge.skip_iterations(hook, iteration - self._iterations.get(hook, 0))
         self._iterations[hook] = iteration
 
 
@@ -250,7 +250,7 @@ def _check_args(hook: Any, args: Any) -> None:
 
 def _wanted_at_the_end(hook: Any) -> Any:
     """What a LoggingTensorHook(at_end=True) will ask for when there is no batch any more."""
-    tensors = bridge.tensors_logged_at_end(hook)
+    tensors = v1_bridge.tensors_logged_at_end(hook)
     return None if tensors is None else v1.train.SessionRunArgs(tensors)
 
 
@@ -260,7 +260,7 @@ def _wants(args: Any) -> bool:
 
 def _cadence(hook: Any) -> Every:
     if isinstance(hook, v1.train.LoggingTensorHook):
-        return Every(steps=bridge.logging_cadence(hook))
+        return Every(steps=v1_bridge.logging_cadence(hook))
     return Every(steps=1)
 
 
@@ -322,7 +322,7 @@ def split_hooks(hooks: Sequence[Any]) -> tuple[TrainingOverrides, list[Any], lis
     """
     overrides, native, session = TrainingOverrides(), [], []
     for hook in hooks:
-        taken = bridge.settings_of_hook(hook)
+        taken = v1_bridge.settings_of_hook(hook)
         if taken is not None:
             overrides = overrides.and_those_of(taken)
         elif isinstance(hook, v1.train.SessionRunHook):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -19,20 +18,12 @@ import tensorflow as tf
 from runner import bridge
 from runner.gradients import Reductions, ReplicaWeights, local_replica
 from runner.keras_bridge import keras_trace
-from runner.operations import (
-    CALLS,
-    GENERATOR,
-    KERNEL_RANDOM,
-    changes_state,
-    has_effect,
-    is_assignment,
-    needed,
-    operations,
-    program_order,
-)
+from runner.operations import needed
 from runner.randomness import Stream, drawing_from, moment, stateless_random_ops
 from runner.seeds import seeded
-from runner.variables import GLOBAL_STEP, Served, VariableSpec, VariableStore
+from runner.traced import Trace
+from runner.variable_spec import VariableSpec
+from runner.variables import GLOBAL_STEP, Served, VariableStore
 
 v1 = tf.compat.v1
 
@@ -68,161 +59,6 @@ class _Box:
     """Opaque to tf.nest, so that strategy.run hands back Python objects unflattened."""
 
     value: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Trace:
-    """One traced step, before it is decided what of it runs.
-
-    Attributes:
-      wrapped: the traced graph.
-      inputs: its flat input tensors, in the order of the signature.
-      outputs: what the replica function returned, one a local replica.
-      collections: the graph collections as the first replica left them.
-      served: the variables it uses.
-      keras_writes: what Keras optimizers wrote; they return nothing to fetch.
-      batch_counts: by local replica, what counts its batches for random operations of EVAL and PREDICT, if any.
-      parts: by local replica, the int64 placeholder for the number of the part of an update that is being computed, for
-        random operations of TRAIN, if any; 0 where it is not fed.
-      table_initializers: fill the lookup tables that model_fn made; run at once.
-    """
-
-    wrapped: Any
-    inputs: Sequence[tf.Tensor]
-    outputs: Sequence[Any]
-    collections: dict[Any, list[Any]]
-    served: Served
-    keras_writes: Sequence[tf.Operation]
-    call_time_values: Sequence[bridge.CallTimeValue] = ()
-    batch_counts: Sequence[tf.Operation | None] = ()
-    parts: Sequence[tf.Tensor | None] = ()
-    table_initializers: Sequence[Any] = ()
-
-    def __post_init__(self) -> None:
-        for key, members in self.collections.items():  # hooks look here in begin()
-            self.graph.get_collection_ref(key)[:] = members
-        if self.table_initializers:
-            self.function([], self.table_initializers, with_inputs=False)()
-
-    @property
-    def graph(self) -> Any:
-        return self.wrapped.graph
-
-    @functools.cached_property
-    def may_write_in_branches(self) -> bool:
-        """Whether a branch, loop or nested function uses variables: what it writes there cannot be pruned away.
-
-        Neither can what a tf.random.Generator writes when it is drawn from.
-        """
-        draws = any(operation.type in GENERATOR for operation in self.graph.get_operations())
-        return draws or any(self._calls_with(self.served.keras_variables()))
-
-    def _captured(self, variables: Sequence[Any], replica: int | None = None) -> set[str]:
-        """Names of the tensors by which the graph knows the handles of `variables`."""
-        mine = {id(handle) for variable in variables for handle in _handles(variable, replica)}
-        return {internal.name for external, internal in self.graph.captures if id(external) in mine}
-
-    def captured_variables(self) -> dict[str, tf.TensorSpec]:
-        """Name of the placeholder of a variable's handle -> shape and dtype of the variable."""
-        found: dict[str, tf.TensorSpec] = {}
-        for variable in [*(asked for asked, _ in self.served.requests.values()), *self.served.keras_variables()]:
-            spec = tf.TensorSpec(variable.shape, variable.dtype)
-            found |= {name.partition(":")[0]: spec for name in self._captured([variable])}
-        return found
-
-    def _calls_with(self, variables: Sequence[Any]) -> list[tf.Operation]:
-        names = self._captured(variables)
-        return [
-            operation
-            for operation in self.graph.get_operations()
-            if operation.type in CALLS and any(tensor.name in names for tensor in operation.inputs)
-        ]
-
-    def all_effects(self) -> list[tf.Operation]:
-        """Everything that a tf.function would run: each operation with an effect, in program order."""
-        return [operation for operation in self.graph.get_operations() if has_effect(operation)]
-
-    def writes_of_keras(self, *, metrics_only: bool = False, replica: int | None = None) -> list[tf.Operation]:
-        """Assignments that Keras layers and metrics issue on their own, and hand to nobody to fetch.
-
-        Args:
-          metrics_only: leave out all but metrics and random state (that of the runner too): evaluation must not move
-            BatchNorm.
-          replica: only writes to this local replica's component of each variable; None means all.
-        """
-        variables = self.served.keras_variables(metrics_only=metrics_only)
-        names = self._captured(variables, replica)
-        writes = [
-            operation
-            for operation in self.graph.get_operations()
-            if is_assignment(operation) and any(tensor.name in names for tensor in operation.inputs)
-        ]
-        if metrics_only:
-            counts = self.batch_counts if replica is None else self.batch_counts[replica : replica + 1]
-            return writes + [count for count in counts if count is not None]
-        writes += self._calls_with(variables)  # of layers and optimizers that write in a branch
-        return list(dict.fromkeys([*writes, *filter(changes_state, self.keras_writes)]))
-
-    def kernel_random_ops(self) -> list[str]:
-        """Names of the random operations whose state is in a kernel, which no checkpoint holds.
-
-        Almost all are served as stateless ones (runner/randomness.py). Those of tf.raw_ops, of tf.vectorized_map,
-        samplers of candidates and the like are not; nor is a tf.random.Generator that was made outside of model_fn.
-        """
-        all_operations = self.graph.get_operations()
-        nodes: list[Any] = [(operation.type, operation.name) for operation in all_operations]
-        if any(operation.type in (*CALLS, "PartitionedCall") for operation in all_operations):
-            library = self.graph.as_graph_def().library
-            nodes += [(node.op, node.name) for function in library.function for node in function.node_def]
-        ours = self._captured([variable for variable, _ in self.served.requests.values()])
-        strange = [op for op in all_operations if op.type in GENERATOR and op.inputs[0].name not in ours]
-        return [name for kind, name in nodes if kind in KERNEL_RANDOM] + [operation.name for operation in strange]
-
-    def function(
-        self,
-        fetches: Any,
-        effects: Iterable[Any] = (),
-        *,
-        with_inputs: bool = True,
-        feeds: Sequence[tf.Tensor] = (),
-    ) -> Callable[..., Any]:
-        """The part of the trace that `fetches` and `effects` need, as a function.
-
-        Args:
-          fetches: a nest of tensors: what the function returns.
-          effects: tensors and operations that are to run, whether or not their value is used.
-          with_inputs: False makes a function without arguments; `fetches` must then not depend on the inputs.
-          feeds: placeholders of the trace that are further arguments, after the inputs.
-        """
-        run = operations(effects)
-        flat = tf.nest.flatten(fetches, expand_composites=True)
-        tensors = [tensor for tensor in flat if tensor is not None]
-        arguments = [*(self.inputs if with_inputs else ()), *feeds]
-        arguments += [value.placeholder for value in self.call_time_values]
-        running = needed(self.graph, [*run, *operations(tensors)])
-        with bridge.control_inputs(program_order(self.graph, running) if run else {}):
-            part = bridge.function_of_part(self.graph, running, arguments, tensors, run)
-
-        def call(*inputs: tf.Tensor) -> Any:
-            late = [value.capture() for value in self.call_time_values]
-            values = iter(part(*inputs, *late))
-            full = [None if tensor is None else next(values) for tensor in flat]
-            return tf.nest.pack_sequence_as(fetches, full, expand_composites=True)
-
-        return call
-
-    def needs_inputs(self, fetches: Any) -> bool:
-        """Whether a value depends on the step's inputs (and so belongs to a batch, not to the accumulators)."""
-        inputs, seen = {tensor.op for tensor in self.inputs}, set()
-        stack = operations(tf.nest.flatten(fetches, expand_composites=True))
-        while stack:
-            operation = stack.pop()
-            if operation in inputs:
-                return True
-            if operation not in seen:
-                seen.add(operation)
-                stack += [tensor.op for tensor in operation.inputs] + list(operation.control_inputs)
-        return False
 
 
 def trace_step(
@@ -437,10 +273,3 @@ def _explaining_merge_call() -> Iterator[None]:
 def _table_initializers(collections_: Iterable[dict[Any, list[Any]]]) -> list[Any]:
     members = [one for each in collections_ for one in each.get(v1.GraphKeys.TABLE_INITIALIZERS, ())]
     return [one for one in members if one is not None]  # None: the table was made, and filled, under init_scope
-
-
-def _handles(variable: Any, replica: int | None) -> list[Any]:
-    components = getattr(variable, "values", None) or [variable]
-    if replica is not None and len(components) > 1:
-        components = [components[replica]]
-    return [component.handle for component in components]

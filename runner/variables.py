@@ -22,33 +22,12 @@ import tensorflow as tf
 from runner import bridge
 from runner.keras_bridge import KerasTrace
 from runner.seeds import seeded
+from runner.variable_spec import VariableSpec, is_metric, is_seed_state, spec_of
 
 v1 = tf.compat.v1
 _KEYS = v1.GraphKeys
 
 GLOBAL_STEP = "global_step"
-
-# Random state of a Keras SeedGenerator; its variable has this name in Keras 3.15.
-_SEED_STATE = "seed_generator_state"
-
-
-@dataclasses.dataclass(frozen=True)
-class VariableSpec:
-    """One request for a variable, as recorded by discovery.
-
-    Attributes:
-      initial: a callable without arguments, an eager value, or a tensor of the discovery graph.
-      local: not part of the model: metric accumulators and the like, reset before each use and never saved.
-    """
-
-    name: str
-    shape: tf.TensorShape
-    dtype: tf.DType
-    trainable: bool
-    synchronization: tf.VariableSynchronization
-    aggregation: tf.VariableAggregation
-    local: bool
-    initial: Any
 
 
 @dataclasses.dataclass
@@ -76,7 +55,7 @@ class Served:
         return [
             variable
             for variable, owner in self.requests.values()
-            if owner is not None and (not metrics_only or _is_metric(owner) or _is_seed_state(owner))
+            if owner is not None and (not metrics_only or is_metric(owner) or is_seed_state(owner))
         ]
 
 
@@ -202,7 +181,7 @@ class VariableStore:
         new: list[VariableSpec] = []
 
         def make(name: str, kwargs: Mapping[str, Any], owner: Any) -> tf.Variable:
-            spec = _spec(name, kwargs, owner, local_random=not training)
+            spec = spec_of(name, kwargs, owner, local_random=not training)
             self.specs[name] = spec
             self._twins[name] = bridge.uninitialized_variable(
                 name, spec.shape, spec.dtype, spec.trainable, lambda: self._initial_value(spec)
@@ -306,7 +285,7 @@ class VariableStore:
                 name = names.name(kwargs.get("name") or "Variable", unique=False)
             else:
                 name = names.name(owner.path, unique=True)
-                if _is_seed_state(owner) and not training:
+                if is_seed_state(owner) and not training:
                     name = f"_evaluation/{name}"  # random state of its own: evaluating must not move training's
             variable = variables.get(name)
             if variable is None:
@@ -317,73 +296,6 @@ class VariableStore:
             return variable
 
         return create
-
-
-def _is_metric(owner: Any) -> bool:
-    return owner is not None and owner.synchronization == "on_read"
-
-
-def _is_seed_state(owner: Any) -> bool:
-    return owner is not None and owner.name == _SEED_STATE
-
-
-def _spec(name: str, kwargs: Mapping[str, Any], owner: Any, *, local_random: bool) -> VariableSpec:
-    initial = kwargs.get("initial_value")
-    dtype, shape = kwargs.get("dtype"), kwargs.get("shape")
-    if owner is not None:
-        # Keras sets the shape before it initialises from a callable, and after it from a value.
-        shape = owner._shape if owner._shape is not None else shape
-    if callable(initial) and (shape is None or dtype is None):
-        with tf.init_scope():
-            value = initial()
-        initial, dtype, shape = value, value.dtype, value.shape
-    elif not callable(initial):
-        with contextlib.nullcontext() if isinstance(initial, tf.Tensor) else tf.init_scope():
-            initial = tf.convert_to_tensor(initial, dtype)
-        dtype, shape = dtype or initial.dtype, shape if shape is not None else initial.shape
-    if kwargs.get("validate_shape") is False:
-        shape = None
-    trainable = kwargs.get("trainable")
-    synchronization = kwargs.get("synchronization") or tf.VariableSynchronization.AUTO
-    if trainable is None:
-        trainable = synchronization != tf.VariableSynchronization.ON_READ
-    local = (
-        _KEYS.LOCAL_VARIABLES in (kwargs.get("collections") or ())
-        or _is_metric(owner)
-        or (local_random and _is_seed_state(owner))
-    )
-    dtype = tf.as_dtype(dtype)
-    return VariableSpec(
-        name=name,
-        shape=tf.TensorShape(shape),
-        dtype=dtype,
-        trainable=bool(trainable),
-        synchronization=synchronization,
-        aggregation=_aggregation(kwargs.get("aggregation"), synchronization, dtype, trainable=bool(trainable)),
-        local=local,
-        initial=initial,
-    )
-
-
-def _aggregation(
-    requested: tf.VariableAggregation | None,
-    synchronization: tf.VariableSynchronization,
-    dtype: tf.DType,
-    *,
-    trainable: bool,
-) -> tf.VariableAggregation:
-    """How writes from several replicas become one value, where the request does not say.
-
-    Statistics (moving averages) are the mean over replicas; a counter, or a weight that model_fn assigns itself
-    (clipping, constraints: every replica computes the same), is the first replica's.
-    """
-    if requested not in (None, tf.VariableAggregation.NONE):
-        return requested
-    if synchronization == tf.VariableSynchronization.ON_READ:
-        return tf.VariableAggregation.SUM
-    if dtype.is_floating and not trainable:
-        return tf.VariableAggregation.MEAN
-    return tf.VariableAggregation.ONLY_FIRST_REPLICA
 
 
 def _check_shape(name: str, variable: tf.Variable, requested: Any) -> None:

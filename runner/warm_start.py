@@ -17,7 +17,7 @@ from runner import bridge
 from runner.checkpoints import GLOBAL_STEP, Reader
 from runner.damage import WholeCheckpoints, find_damage
 from runner.run_config import WarmStart
-from runner.variables import VariableSpec
+from runner.variable_spec import VariableSpec
 
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 

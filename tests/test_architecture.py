@@ -23,11 +23,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("mistakes", "provenance"),
     # 1 one mechanism each
     ("launcher", "run_config", "strategy", "elements", "seeds", "operations", "manifest", "tracking"),
-    ("bridge", "keras_bridge", "random_bridge", "bundles", "snapshots", "retention"),
+    ("bridge", "v1_bridge", "keras_bridge", "random_bridge", "variable_spec", "bundles", "snapshots", "retention"),
     ("outcome", "stopping", "curves", "randomness"),
     ("gang", "sharding", "gradients", "metrics", "shipping", "checkpoints", "predictions", "errors"),
     ("damage", "saving"),
     ("inputs", "variables"),
+    ("traced",),
     ("position",),
     # 2
     ("hooks",),
