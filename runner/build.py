@@ -207,4 +207,6 @@ def _build_strategy(strategy: StrategyConfig) -> Any:
         virtual_devices=strategy.virtual_devices,
         cross_device_ops=strategy.cross_device_ops or "auto",
         num_packs=1 if strategy.num_packs is None else strategy.num_packs,
+        communication=strategy.communication or "auto",
+        timeout_secs=strategy.timeout_secs,
     )

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from runner import checkpoints, evaluation, inference, metrics, retention, warm_start
+from runner import checkpoints, evaluation, inference, metrics, warm_start
+from runner.agreement import Agreement, agreement_of
 from runner.damage import WholeCheckpoints
 from runner.hooks import Hook, PassRun
 from runner.inputs import Feed, Input, build_feed
@@ -32,6 +32,7 @@ from runner.profiling import Profiling
 from runner.report import NullProgress, Progress, format_table
 from runner.retention import Keep
 from runner.run_config import RunConfig, config_in
+from runner.saving import SavedElsewhere, Saver, Saving
 from runner.seeds import seeded
 from runner.session_hooks import SessionHooks, split_hooks
 from runner.types import Params
@@ -71,6 +72,7 @@ class Estimator:
         self._model_fn = ModelFn(model_fn, Params(self._params), self._config)
         self._journal = journal or NullJournal()
         self._progress = progress or NullProgress()
+        self._agreement = agreement_of(self._config.train_distribute)
         self._models: dict[bool, Model] = {}
         self._checkpoints = WholeCheckpoints(self.model_dir)
         self._trained_on: Any = None
@@ -90,6 +92,11 @@ class Estimator:
     def params(self) -> dict[str, Any]:
         """A copy of the parameters."""
         return copy.deepcopy(self._params)
+
+    @property
+    def agreement(self) -> Agreement:
+        """Of the workers that train together."""
+        return self._agreement
 
     # --- training ---------------------------------------------------------------------------------------------
 
@@ -136,7 +143,7 @@ class Estimator:
           once: without an end in steps, an input that an earlier process read to its end is not read again.
         """
         _check_end(steps, max_steps, max_epochs)
-        latest = self.latest_checkpoint()
+        latest = self.agreed_checkpoint()
         if latest is not None and max_steps is not None and checkpoints.checkpoint_step(latest) >= max_steps:
             _log.info("Nothing to train: %s is at step %d.", latest, checkpoints.checkpoint_step(latest))
             return None
@@ -152,32 +159,36 @@ class Estimator:
         run = TrainingRun(
             preparation,
             target=preparation.target(steps, max_steps),
-            checkpoints=checkpoints.CheckpointWriter(
-                self.model_dir, Keep.of(preparation.config), written=self._checkpoints.trust
-            ),
+            agreement=self._agreement,
+            saving=self._saving(Keep.of(preparation.config)),
             summary_writer=self._writer,
             journal=self._journal,
             progress=self._progress,
-            listeners=listeners,
+            listeners=listeners if self._agreement.is_chief else (),
             after_save=after_save,
         )
         try:
-            run.run(save_first=latest is None)
+            with self._agreement.noticing_lost_peers():
+                run.run(save_first=latest is None)
         finally:
             self._progress.stop()
         return run
+
+    def _saving(self, keep: Keep) -> Saving:
+        writer = checkpoints.CheckpointWriter(self.model_dir, keep, written=self._checkpoints.trust)
+        return Saver(writer) if self._agreement.is_chief else SavedElsewhere(writer)
 
     def prepare(
         self, input_fn: InputFn, hooks: Sequence[Any] | None = None, max_epochs: int | None = None
     ) -> Preparation:
         """Training up to its first step: the model traced, restored from the latest checkpoint, at its place in the
         input. No step is taken and no checkpoint written."""
-        latest = self.latest_checkpoint()
+        latest = self.agreed_checkpoint()
         return self._prepare(self._training_feed(input_fn, latest, max_epochs), input_fn, list(hooks or ()), latest)
 
     def _own_hooks(self, preparation: Preparation) -> list[Hook]:
         """Those of the process that writes; after all others."""
-        if not self._config.is_chief:
+        if not self._agreement.is_chief:
             return []
         steps, hooks = self._config.profile_steps, list[Hook]()
         if self._summarised is not preparation.program:
@@ -209,7 +220,7 @@ class Estimator:
         stop_at_nan = overrides.nan(self._config.nan) != "ignore"
         program = model.train_program(feed, summary_writer=self._writer, stop_at_nan=stop_at_nan)
         spec = program.spec
-        hooks += [*spec.training_hooks, *(spec.training_chief_hooks if self._config.is_chief else ())]
+        hooks += [*spec.training_hooks, *(spec.training_chief_hooks if self._agreement.is_chief else ())]
         overrides, native, session = split_hooks(hooks)
         session_hooks = SessionHooks(session, program.trace, stop)
         if latest is not None:
@@ -272,9 +283,14 @@ class Estimator:
           Interrupted: a native hook gave it up.
         """
         _check_positive(steps=steps)
-        path = self._checkpoint(checkpoint_path, "evaluate")
-        with self._journal.phase("evaluate"):
-            return self._evaluation(input_fn, math.inf if steps is None else steps, list(hooks or ()), path, name)
+        with self._agreement.noticing_lost_peers():
+            path = self._checkpoint(checkpoint_path or self.agreed_checkpoint(), "evaluate")
+            with self._journal.phase("evaluate"):
+                limit = math.inf if steps is None else steps
+                run = functools.partial(self._evaluation, input_fn, limit, list(hooks or ()), path, name)
+                if self._model(training=False).agreement.num_workers == self._agreement.num_workers:
+                    return run()
+                return evaluation.of_chief_alone(run, self._agreement)
 
     def _evaluation(
         self, input_fn: InputFn, steps: float, hooks: list[Any], path: str, name: str | None
@@ -282,29 +298,15 @@ class Estimator:
         started = time.monotonic()
         model, feed, program = self.prepare_evaluation(input_fn)
         with self._restored(model, path):
-            step, results, one_pass, examples = self._evaluated(model, feed, program, steps, hooks, name)
-        self._report_evaluation(results, step, name, path, examples, time.monotonic() - started)
+            step = model.store.global_step
+            prefix = evaluation.prefix(name)
+            one_pass = self._pass([*hooks, *program.spec.evaluation_hooks], program, step, prefix)
+            results, examples = evaluation.results(model, program, feed, steps, one_pass, f"evaluate({name or ''})")
+        if self._agreement.is_chief:
+            found = evaluation.Found(name or "", step, path, results, examples, time.monotonic() - started)
+            found.report(self._config, self._journal, self._progress, self.eval_dir(name))
         one_pass.end()
         return {**results, "global_step": step}
-
-    def _evaluated(
-        self, model: Model, feed: Feed, program: inference.EvalProgram, steps: float, hooks: list[Any], name: str | None
-    ) -> tuple[int, dict[str, Any], Pass, int]:
-        """(global step, metrics, the pass, examples) of an evaluation of what `model` holds."""
-        step = model.store.global_step
-        one_pass = self._pass([*hooks, *program.spec.evaluation_hooks], program, step, _prefix(name))
-        one_pass.begin()
-        program.reset()
-        kept = model.values() if program.trace.may_write_in_branches else {}
-        try:
-            counted = evaluation.run(program, iter(feed.dataset), steps, one_pass)
-            if not counted.examples:
-                raise ValueError(f"evaluate({name or ''}): the input has no examples.")
-            results: dict[str, Any] = {**counted.means()}
-            results.update(tf.nest.map_structure(metrics.plain, program.values()))
-        finally:
-            model.assign(kept)
-        return step, results, one_pass, counted.examples
 
     def prepare_evaluation(self, input_fn: InputFn) -> tuple[Model, Feed, inference.EvalProgram]:
         """An evaluation up to its first batch, but for what the checkpoint holds."""
@@ -332,7 +334,7 @@ class Estimator:
           ValueError: there is no checkpoint; predict_keys names none of the predictions, or there is no dict;
             predictions differ in their number of examples.
         """
-        path = self._checkpoint(checkpoint_path, "predict")
+        path = self._checkpoint(checkpoint_path or self.latest_checkpoint(), "predict")
         return self._predictions(input_fn, predict_keys, list(hooks or ()), path, yield_single_examples)
 
     def _predictions(
@@ -356,7 +358,7 @@ class Estimator:
                 batch = inference.chosen(batch, predict_keys)
                 seen += count
                 one_pass.after_batches(seen)
-                yield from _single_examples(batch) if single else [batch]
+                yield from inference.single_examples(batch) if single else [batch]
                 self._show_averages(model, path)  # whoever used the model meanwhile has put the weights back
             one_pass.end()
 
@@ -377,6 +379,12 @@ class Estimator:
 
     # --- what is there ----------------------------------------------------------------------------------------
 
+    def agreed_checkpoint(self) -> str | None:
+        """As `latest_checkpoint`, the chief's on all workers, which call it together."""
+        found = self._checkpoints.latest() if self._agreement.is_chief else None
+        name = self._agreement.text_of_chief("" if found is None else os.path.basename(found))
+        return os.path.join(self.model_dir, name) if name else None
+
     def latest_checkpoint(self) -> str | None:
         """Path of the newest whole checkpoint in model_dir; None when there is none.
 
@@ -386,15 +394,15 @@ class Estimator:
 
     def get_variable_names(self) -> list[str]:
         """Names of the variables in the latest checkpoint, optimizer slots and global_step among them."""
-        return sorted(checkpoints.Reader(self._checkpoint(None, "get_variable_names")).names())
+        return sorted(checkpoints.Reader(self._checkpoint(self.latest_checkpoint(), "get_variable_names")).names())
 
     def get_variable_value(self, name: str) -> np.ndarray:
         """Value of a variable in the latest checkpoint. Raises: KeyError: there is none of that name."""
-        return checkpoints.Reader(self._checkpoint(None, "get_variable_value")).get(name)
+        return checkpoints.Reader(self._checkpoint(self.latest_checkpoint(), "get_variable_value")).get(name)
 
     def eval_dir(self, name: str | None = None) -> str:
         """Where the events of an evaluation go."""
-        return os.path.join(self.model_dir, _prefix(name))
+        return os.path.join(self.model_dir, evaluation.prefix(name))
 
     def announce(self, kind: str, text: str, **fields: Any) -> None:
         """Says `text` to the person who watches, and notes an event of this kind."""
@@ -406,7 +414,8 @@ class Estimator:
     @functools.cached_property
     def _writer(self) -> Any:
         """Of training's events. It makes a file at once: not before training is prepared."""
-        return metrics.build_writer(self.model_dir, is_on=self._config.tensorboard)
+        is_on = self._config.tensorboard and self._agreement.is_chief
+        return metrics.build_writer(self.model_dir, is_on=is_on)
 
     def _model(self, *, training: bool) -> Model:
         """The model on the strategy of training, or on that of evaluation where it is another one."""
@@ -420,6 +429,7 @@ class Estimator:
 
     def _feed(self, input_fn: InputFn, mode: str, model: Model, num_epochs: int | None = None) -> Feed:
         # As tf.estimator seeded the graph before input_fn was called: what shuffles in it, shuffles the same way.
+        together = model.agreement
         with seeded(self._config.seed):
             feed = build_feed(
                 input_fn,
@@ -427,6 +437,8 @@ class Estimator:
                 params=self._params,
                 config=self._config,
                 num_replicas=model.num_replicas(training=mode == ModeKeys.TRAIN),
+                worker_index=together.worker_index,
+                num_workers=together.num_workers,
                 num_parts=self._config.gradient_accumulation if mode == ModeKeys.TRAIN else 1,
                 num_epochs=num_epochs,
             )
@@ -440,7 +452,6 @@ class Estimator:
             _log.info("%s", text)
 
     def _checkpoint(self, path: str | None, command: str) -> str:
-        path = path or self.latest_checkpoint()
         if path is None:
             raise ValueError(
                 f"{command}: there is no checkpoint in {self.model_dir}. Train first, or give the model_dir of a model "
@@ -451,37 +462,6 @@ class Estimator:
     def _pass(self, hooks: Sequence[Any], program: Any, step: int, what: str) -> Pass:
         run = PassRun(self.model_dir, step)
         return Pass(hooks, program.trace, run, functools.partial(self._progress.count, what))
-
-    def _report_evaluation(
-        self, results: Mapping[str, Any], step: int, name: str | None, path: str, examples: int, secs: float
-    ) -> None:
-        scalars = metrics.scalars(results)
-        prefix = _prefix(name)
-        found = {f"{prefix}/{key}": value for key, value in scalars.items()}
-        self._journal.metrics(step, found)
-        if self._config.keep_best is not None:
-            retention.note_evaluation(path, self._config.keep_best, found)
-        self._journal.event("evaluated", name=name or "", step=step, checkpoint=path, examples=examples, secs=secs)
-        shown = ", ".join(f"{key} = {value:.6g}" for key, value in sorted(scalars.items()))
-        self._progress.message(f"{prefix} at step {step}: {shown} ({examples} examples, {secs:.1f} s)")
-        writer = metrics.build_writer(self.eval_dir(name), is_on=self._config.tensorboard)
-        metrics.write_events(writer, step, results)
-        writer.close()
-
-
-def _single_examples(batch: Any) -> Iterator[Any]:
-    examples = range(inference.num_examples(batch))
-    if type(batch) is dict and all(isinstance(values, np.ndarray) for values in batch.values()):
-        for example in examples:  # as below, which takes 5 us more for each
-            yield {name: values[example] for name, values in batch.items()}
-        return
-    for example in examples:
-        yield tf.nest.map_structure(lambda values: values[example], batch)  # noqa: B023
-
-
-def _prefix(name: str | None) -> str:
-    """Of an evaluation's metrics, and its folder."""
-    return f"eval_{name}" if name else "eval"
 
 
 def _check_end(steps: int | None, max_steps: int | None, max_epochs: int | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -48,6 +49,43 @@ def scale(gradient: Any, factor: tf.Tensor) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
     return gradient * factor
+
+
+def all_reduce(values: Sequence[Any]) -> list[Any]:
+    """Each of `values` summed over all replicas, as it is; in replica context.
+
+    Over several processes IndexedSlices come back dense, see `_collectable`.
+    """
+    context = tf.distribute.get_replica_context()
+    if not spans_processes(context.strategy):
+        return list(context.all_reduce(_SUM, list(values)))
+    values = [_collectable(value) for value in values]
+    sums: list[Any] = [None] * len(values)
+    for places in _by_dtype(values):
+        for place, value in zip(places, context.all_reduce(_SUM, [values[place] for place in places]), strict=True):
+            sums[place] = value
+    return sums
+
+
+def spans_processes(strategy: tf.distribute.Strategy) -> bool:
+    """Whether some of the replicas of `strategy` are in other processes."""
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return False
+    return bool(strategy.num_replicas_in_sync > len(strategy.extended.worker_devices))
+
+
+def _collectable(value: Any) -> Any:
+    """What a collective inside a loop can sum. It keeps the shape of its first step (TensorFlow 2.21), and the rows of
+    IndexedSlices are another number in each: they become dense."""
+    return tf.convert_to_tensor(value) if isinstance(value, tf.IndexedSlices) else value
+
+
+def _by_dtype(values: Sequence[Any]) -> list[list[int]]:
+    """Places of the values of each dtype: a collective packs what it is given into one tensor."""
+    places: dict[tf.DType, list[int]] = {}
+    for place, value in enumerate(values):
+        places.setdefault(value.dtype, []).append(place)
+    return list(places.values())
 
 
 def local_replica() -> int:
@@ -92,7 +130,7 @@ class Reductions:
             yield self
             return
         extended = self._strategy.extended
-        batch_reduce_to, reduce_to = self._without_collectives(extended.batch_reduce_to), extended.reduce_to
+        batch_reduce_to, reduce_to = self._in_loops(extended.batch_reduce_to), extended.reduce_to
         apply_gradients = v1.train.Optimizer.apply_gradients
 
         def weighted_batch_reduce_to(op: Any, pairs: Sequence[tuple[Any, Any]], options: Any = None) -> Any:
@@ -119,13 +157,18 @@ class Reductions:
             del extended.batch_reduce_to, extended.reduce_to  # the class's own again
             v1.train.Optimizer.apply_gradients = apply_gradients
 
-    def _without_collectives(self, batch_reduce_to: Callable[..., Any]) -> Callable[..., Any]:
-        """`batch_reduce_to`, for a MirroredStrategy without the collectives that are its default (TF 2.21).
+    def _in_loops(self, batch_reduce_to: Callable[..., Any]) -> Callable[..., Any]:
+        """`batch_reduce_to` as it works inside a loop.
+
+        Over several processes: of dense tensors, those of one dtype together. For a MirroredStrategy: without the
+        collectives that are its default (TF 2.21).
 
         A collective keeps the shape of the first step of a loop, so sparse gradients abort the run at a batch with
         another number of rows; and two strategies of one process count the same keys. On CPUs they also take 1.5x
         as long as a sum on one device.
         """
+        if spans_processes(self._strategy):
+            return functools.partial(self._reduce_between_processes, batch_reduce_to)
         if not isinstance(self._strategy, tf.distribute.MirroredStrategy):
             return batch_reduce_to
         on_one_device = tf.distribute.ReductionToOneDevice()
@@ -141,6 +184,27 @@ class Reductions:
 
         return reduce
 
+    def _reduce_between_processes(
+        self, batch_reduce_to: Callable[..., Any], op: Any, pairs: Sequence[tuple[Any, Any]], options: Any = None
+    ) -> list[Any]:
+        pairs = [(self._dense(value), destination) for value, destination in pairs]
+        locals_ = [self._strategy.experimental_local_results(value)[0] for value, _ in pairs]
+        sums: list[Any] = [None] * len(pairs)
+        for places in _by_dtype(locals_):
+            reduced = batch_reduce_to(op, [pairs[place] for place in places], options)
+            for place, value in zip(places, reduced, strict=True):
+                sums[place] = value
+        return sums
+
+    def _dense(self, value: Any) -> Any:
+        if not self._is_sparse(value):
+            return value
+        parts = []
+        for local in self._strategy.experimental_local_results(value):
+            with tf.device(local.device):
+                parts.append(_collectable(local))
+        return bridge.PerReplica(parts) if len(parts) > 1 else parts[0]
+
     def _is_sparse(self, value: Any) -> bool:
         return isinstance(self._strategy.experimental_local_results(value)[0], tf.IndexedSlices)
 
@@ -149,9 +213,8 @@ class Reductions:
         if self._as_is:
             return grads_and_vars
         pairs = self._weighted_gradients(grads_and_vars)
-        context = tf.distribute.get_replica_context()
         present = [g for g, _ in pairs if g is not None]
-        reduced = iter(context.all_reduce(_SUM, present) if present else [])
+        reduced = iter(all_reduce(present) if present else [])
         return [(None if g is None else next(reduced), variable) for g, variable in pairs]
 
     def _weighted_gradients(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:

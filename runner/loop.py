@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from runner.checkpoints import CheckpointWriter, Reader
+from runner.agreement import Agreement
+from runner.boundary import Boundary, LoopLength
+from runner.checkpoints import Reader
 from runner.hooks import Every
 from runner.inputs import Feed
 from runner.journal import Journal, NullJournal
 from runner.position import Position, state_is_exact
 from runner.precision import LossScale
 from runner.preparation import Preparation
+from runner.record import Record
 from runner.report import Progress, format_bytes
-from runner.saving import Saved, Saver
+from runner.saving import Saved, Saving
 from runner.snapshots import Snapshot
 from runner.steps import LoopResult
 from runner.types import StepResult
 
 _log = logging.getLogger(__name__)
-
-# A loop that takes this long costs little in Python and still answers signals and clocks soon enough.
-_LOOP_SECS = 1.0
-_GROWTH = 10
 
 MAX_ROLLBACKS = 3
 """How often a run goes back to its last checkpoint because of a loss that is not finite."""
@@ -42,32 +42,14 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError):
         return str(self.args[0])
 
 
-class LoopLength:
-    """Steps per loop: a fixed number, or growing until a loop takes about a second.
-
-    Args:
-      fixed: None for automatic.
-    """
-
-    def __init__(self, fixed: int | None) -> None:
-        self._fixed = fixed
-        self._steps = fixed or 1
-
-    def next(self, limit: float) -> int:
-        """Steps of the next loop, at most `limit`."""
-        return int(min(self._steps, limit))
-
-    def took(self, num_steps: int, secs: float) -> None:
-        if self._fixed is None and num_steps:
-            fitting = max(1, int(_LOOP_SECS * num_steps / max(secs, 1e-9)))
-            self._steps = min(fitting, self._steps * _GROWTH)
-
-
 class TrainingRun:
     """One call of `Estimator.train`, as hooks see it.
 
     Args:
       target: train until this global step; infinite: until the data ends or a hook stops.
+      agreement: of the workers that train together. Each of them has a TrainingRun, and they go through the same
+        methods in the same order.
+      saving: where its checkpoints go.
       listeners: checkpoint listeners, called around each save.
       after_save: called after each checkpoint, with this run: evaluations. It may still be on its way to the disk;
         `wait_for_checkpoint` waits for it.
@@ -78,7 +60,8 @@ class TrainingRun:
         preparation: Preparation,
         *,
         target: float,
-        checkpoints: CheckpointWriter,
+        agreement: Agreement,
+        saving: Saving,
         summary_writer: Any,
         journal: Journal | NullJournal,
         progress: Progress,
@@ -95,18 +78,25 @@ class TrainingRun:
         self.interrupted = False
         self._model, self._program, self._feed = preparation.model, program, feed
         self._iterator, self._position = preparation.iterator, position
-        self._config, self._summary_writer = config, summary_writer
-        self._saver, self._announced = Saver(checkpoints), False
+        self._config, self._agreement = config, agreement
+        self._saver, self._announced = saving, False
         self._journal, self._progress = journal, progress
         self._hooks, self._session_hooks, self._listeners = preparation.hooks, preparation.session_hooks, listeners
         self._target, self._after_save = target, after_save
         self._fail_at_nan = preparation.overrides.stop_at_nan is not False  # else training ends without an error
         self._step = self._first_step = self._model.store.global_step
         self._advance = 1
-        self._length = LoopLength(config.steps_per_loop)
+        self._next = Boundary(0, False, None, False)
+        # To go on after the bad batch, its loop must not have gone on itself.
+        ends_at_each = config.nan == "rollback" and program.has_local_losses
+        self._length = LoopLength(1 if ends_at_each else config.steps_per_loop)
         self._save_every = Every(config.save_checkpoints_steps, config.save_checkpoints_secs)
         self._summary_every = Every(config.save_summary_steps or None)
-        self._writes_loss = "loss" not in program.summary_names  # a model_fn may write its own
+        writes_loss = "loss" not in program.summary_names
+        self._record = Record(config, journal, summary_writer, progress, first_step=self._step, writes_loss=writes_loss)
+        # What only the chief has, splits the loops of all: they call the same functions.
+        self._has_summaries = agreement.any(program.has_summaries)
+        self._always_splits = agreement.num_workers > 1 and agreement.any(not self._session_hooks.is_empty)
         self._saved_step: int | None = None
         self._latest = preparation.latest  # path of the checkpoint to go back to
         self._rollbacks = 0 if self._latest is None else int(Reader(self._latest).extra().get("rollbacks") or 0)
@@ -140,6 +130,7 @@ class TrainingRun:
                 loop: up to the next boundary (save, summary, hook, end of data, target)
                 log; stop at NaN
                 after_step of hooks
+                agree with the other workers: who stops, the next loop's length, whether to save
                 save, when due
             save
             end hooks
@@ -150,20 +141,19 @@ class TrainingRun:
         """
         try:
             self._begin(save_first=save_first)
-            while self._step < self._target and self.stop_reason is None:
-                num_steps = self._num_steps()
+            self._agree()
+            while self._step < self._target and self._next.stop_reason is None:
                 for hook in self._hooks:
                     hook.before_step(self, self._step)
-                result = self._take(num_steps)
+                result = self._take(self._next.num_steps)
                 if result.num_steps:  # none, when the loop found nothing but the end of the data
                     for hook in self._hooks:
                         hook.after_step(self, result)
-                now = time.monotonic()
                 self._tell(self._saver.poll())
-                due = self._save_every.due(result.first_step - 1, result.last_step, now - self._saved_at)
-                self._saves_here = due and self._step == result.last_step  # else it went back
+                self._saves_here = self._agree(saves=self._is_save_due(result))
                 if self._saves_here:
                     self._save(asynchronous=self._may_write_beside)
+                    self._agree()
             self._end()
         except Exception as error:
             self._wait_quietly(error)
@@ -175,18 +165,38 @@ class TrainingRun:
                     hook.close(self)
 
     def save(self) -> str:
-        """Writes a checkpoint of this step, the latest when this returns. Its path."""
+        """Writes a checkpoint of this step, the latest when this returns. Its path. All workers call it together."""
         path = self._save(asynchronous=False)
         self.wait_for_checkpoint()
         return path
 
     def wait_for_checkpoint(self) -> None:
-        """Returns when the last checkpoint is durable. Raises: what went wrong while it was written."""
+        """Returns when the last checkpoint is durable, on all workers, which call it together.
+
+        Raises: what went wrong while it was written.
+        """
+        self._settle()
+        self._agreement.sum([])
+
+    def _settle(self) -> None:
+        """As `wait_for_checkpoint`, for this worker."""
         self._tell(self._saver.poll())
         if self._saver.is_busy:
             with self._journal.phase("save"):
                 saved = self._saver.wait()
             self._tell(saved)
+
+    def _agree(self, *, saves: bool = False) -> bool:
+        """Agrees with the other workers on what is next. Returns: whether that is to save."""
+        found = Boundary(self._num_steps(), saves, self.stop_reason, self.interrupted)
+        self._next = found.agreed(self._agreement)
+        self.stop_reason, self.interrupted = self._next.stop_reason, self._next.interrupted
+        return self._next.saves
+
+    def _is_save_due(self, result: StepResult) -> bool:
+        secs = time.monotonic() - self._saved_at
+        due = self._save_every.due(result.first_step - 1, result.last_step, secs)
+        return due and self._step == result.last_step  # else it went back
 
     @property
     def _may_write_beside(self) -> bool:
@@ -202,13 +212,13 @@ class TrainingRun:
         for listener in self._listeners:
             if listener.after_save(session, self._step):
                 self.request_stop(f"{type(listener).__name__} requested it")
-        for call in self._after_save if not self.interrupted else ():
+        for call in self._after_save if not self._next.interrupted else ():
             call(self)
         return path
 
     def _write_checkpoint(self, *, asynchronous: bool, announced: bool = False, is_evaluated: bool = False) -> str:
         """Returns when the values are copied or, where it is not asynchronous, when the checkpoint is durable."""
-        self.wait_for_checkpoint()  # one at a time
+        self._settle()  # one at a time
         extra: dict[str, Any] = {"input": self._position.as_extra(), "evaluate": self._is_evaluated_here()}
         extra["rollbacks"] = self._rollbacks
         snapshot = Snapshot(self._step, self._model.values(), extra)
@@ -238,7 +248,7 @@ class TrainingRun:
     def _wait_quietly(self, error: Exception) -> None:
         """Lets the checkpoint that is under way become durable before `error` is raised."""
         try:
-            self.wait_for_checkpoint()
+            self._settle()
         except Exception as other:
             error.add_note(f"and the last checkpoint was not written: {other}")
 
@@ -284,13 +294,14 @@ class TrainingRun:
             hook.end(self)
         for listener in self._listeners:
             listener.end(self._session_hooks.session, self._step)
-        self._summary_writer.flush()
+        self._record.end()
+        self._agreement.sum([])  # nobody leaves while another still needs it
 
     def _num_steps(self) -> int:
         """Steps of the next loop: it ends at the next boundary of any cadence."""
         boundaries = [self._save_every, *(hook.every for hook in self._hooks if hasattr(hook, "every"))]
         boundaries += [self._session_hooks.every]
-        if self._program.has_summaries:
+        if self._has_summaries:
             boundaries.append(self._summary_every)
         steps = min(self._target - self._step, *(every.steps_until_due(self._step) for every in boundaries))
         # An update may advance the global step by more than one (two optimizers that share it).
@@ -301,10 +312,10 @@ class TrainingRun:
         first, started = self._step + 1, time.perf_counter()
         self._model.has_new_values()
         last_step = self._step + num_steps * self._advance
-        summaries = self._program.has_summaries and self._summaries_due(last_step)
+        summaries = self._has_summaries and self._summaries_due(last_step)
         fetches = self._session_hooks.fetches(last_step)
         parts, recorded = [], None
-        num_plain = num_steps - 1 if summaries or fetches else num_steps
+        num_plain = num_steps - 1 if summaries or fetches or self._always_splits else num_steps
         if num_plain:
             parts.append(self._loop((), num_plain, summaries=False))
         if num_plain < num_steps and (not parts or self._is_whole(parts[0], num_plain)):
@@ -323,7 +334,8 @@ class TrainingRun:
         self.secs += result.secs
         if recorded is not None and recorded.num_steps:
             self._hand_out(recorded, result, summaries=summaries, fetched=bool(fetches))
-        self._record(result)
+        if result.num_steps:
+            self._record.note(result)
         self._stop_at_nan(result)
         return result
 
@@ -331,6 +343,9 @@ class TrainingRun:
         loop = self._program.loop(fetches, summaries=summaries)
         may_end = self._remaining is None or self._remaining < num_steps
         result = loop(self._iterator, num_steps, may_end=may_end)
+        if self._program.has_local_losses:
+            losses = np.asarray(self._agreement.sum(result.losses), result.losses.dtype)
+            result = dataclasses.replace(result, losses=losses)
         self._position.elements += result.num_steps * self._feed.elements_per_step
         if self._remaining is not None:
             self._remaining -= result.num_steps
@@ -363,47 +378,9 @@ class TrainingRun:
         """Gives the values of the recorded step to the event file and to the hooks that asked for them."""
         values = [value[-1] for value in part.values]
         num_protos = self._program.num_summary_protos if summaries else 0
-        with self._summary_writer.as_default():
-            for proto in values[:num_protos]:
-                tf.summary.experimental.write_raw_pb(proto, step=result.last_step)
+        self._record.summaries(values[:num_protos], result.last_step)
         if fetched:
             self._session_hooks.after_run(values[num_protos:])
-
-    # --- what is told of it -----------------------------------------------------------------------------------
-
-    def _record(self, result: StepResult) -> None:
-        if not result.num_steps:
-            return
-        if result.first_step == self._first_step + 1:  # whoever started the run knows how long that took
-            self._journal.event("first_step", step=result.first_step)
-        steps_per_sec = result.num_steps / result.secs
-        examples_per_sec = result.examples / result.secs
-        steps = np.linspace(result.first_step, result.last_step, result.num_steps).round().astype(int)
-        for step, loss in self._at(self._config.log_step_count_steps, steps, result.losses):
-            values: Mapping[str, float] = {"train/loss": loss}
-            if step + (self._config.log_step_count_steps or 0) > result.last_step:
-                values = {
-                    **values,
-                    "train/steps_per_sec": steps_per_sec,
-                    "train/examples_per_sec": examples_per_sec,
-                }
-            self._journal.metrics(step, values)
-        with self._summary_writer.as_default():
-            for step, loss in self._at(self._config.save_summary_steps, steps, result.losses):
-                scalars = {"global_step/sec": steps_per_sec} | ({"loss": loss} if self._writes_loss else {})
-                # One proto for both: tf.summary.scalar takes 0.12 ms for each.
-                proto = tf.compat.v1.Summary(
-                    value=[{"tag": tag, "simple_value": value} for tag, value in scalars.items()]
-                )
-                tf.summary.experimental.write_raw_pb(proto.SerializeToString(), step=step)
-        self._progress.update(self._step, float(result.losses[-1]), steps_per_sec, examples_per_sec)
-
-    def _at(self, every: int | None, steps: np.ndarray, losses: np.ndarray) -> list[tuple[int, float]]:
-        """(step, loss) at each multiple of `every`, and at the first step of the run."""
-        if not every:
-            return []
-        chosen = (steps % every == 0) | (steps == self._first_step + 1)
-        return [(int(step), float(loss)) for step, loss in zip(steps[chosen], losses[chosen], strict=True)]
 
     def _summaries_due(self, last_step: int) -> bool:
         if self._summary_every.steps is None:
@@ -412,7 +389,7 @@ class TrainingRun:
 
     def _is_whole(self, part: LoopResult, num_steps: int) -> bool:
         """Whether a loop took all its steps, and training goes on after them."""
-        return part.num_steps == num_steps and (self._config.nan == "ignore" or math.isfinite(part.losses[-1]))
+        return part.num_steps == num_steps and (self._config.nan == "ignore" or np.isfinite(part.losses).all())
 
     def _stop_without_scale(self, scale: LossScale) -> None:
         """After steps that were all left out, as their gradients were not finite."""
@@ -423,29 +400,32 @@ class TrainingRun:
             )
 
     def _stop_at_nan(self, result: StepResult) -> None:
-        if self._config.nan == "ignore" or not result.num_steps or math.isfinite(result.losses[-1]):
+        bad = np.flatnonzero(~np.isfinite(result.losses))
+        if self._config.nan == "ignore" or not bad.size:
             return
+        # The loop ends with that step, but for those that learn of it only afterwards (has_local_losses).
+        step, loss = result.first_step + (int(bad[0]) + 1) * self._advance - 1, result.losses[bad[0]]
         names = self._model.not_finite()
         held = (
             f"After it these variables hold values that are not finite: {', '.join(names)}."
             if names
             else ("All variables are still finite.")
         )
-        self._journal.event("nan", step=self._step, loss=str(result.losses[-1]), variables=names)
+        self._journal.event("nan", step=step, loss=str(loss), variables=names)
         if self._config.nan == "rollback" and self._rollbacks < MAX_ROLLBACKS:
-            self._roll_back(result)
+            self._roll_back(step, loss)
             return
         if not self._fail_at_nan:
-            _log.warning("The loss became %s at step %d. %s", result.losses[-1], self._step, held)
+            _log.warning("The loss became %s at step %d. %s", loss, step, held)
             self.request_stop("the loss is not finite")
             return
         raise NanLossError(
-            f"the loss became {result.losses[-1]} at step {self._step}. {held} "
+            f"the loss became {loss} at step {step}. {held} "
             f"The last checkpoint is of step {self._saved_step}; train.nan=ignore (RunConfig(nan='ignore')) trains on."
             + (f" It was gone back to {self._rollbacks} times already." if self._rollbacks else "")
         )
 
-    def _roll_back(self, result: StepResult) -> None:
+    def _roll_back(self, step: int, loss: float) -> None:
         """Gives the variables the values of the last checkpoint; the input goes on after the bad batch.
 
         A run that is resumed does the same: it comes to the bad batch again, and the count is in the checkpoint.
@@ -455,11 +435,11 @@ class TrainingRun:
         self._rollbacks += 1
         self._model.restore(self._latest)
         self._step = self._model.store.global_step
-        self._journal.event("rollback", step=result.last_step, back_to=self._step, count=self._rollbacks)
+        self._journal.event("rollback", step=step, back_to=self._step, count=self._rollbacks)
         _log.warning(
             "The loss became %s at step %d: back to step %d, and on with the batches that follow the bad one "
             "(rollback %d of at most %d).",
-            result.losses[-1], result.last_step, self._step, self._rollbacks, MAX_ROLLBACKS,
+            loss, step, self._step, self._rollbacks, MAX_ROLLBACKS,
         )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from runner.agreement import agreement_of
 from runner.averages import average_name
 from runner.checkpoints import Reader
 from runner.inference import EvalProgram, PredictProgram
@@ -42,6 +43,7 @@ class Model:
         journal: Journal | NullJournal,
     ) -> None:
         self.strategy = strategy
+        self.agreement = agreement_of(strategy)
         self.store = VariableStore(strategy, config.seed)
         self.num_traces = 0
         self._config = config

@@ -75,7 +75,7 @@ def trace_cut(
     loss = fed[0] * factor
     if loss_scale is not None:
         factor /= tf.cast(loss_scale, factor.dtype)
-    apply_update(spec, _scaled(pairs, fed[2:], factor), replica, num_replicas, config)
+    loss = apply_update(spec, _scaled(pairs, fed[2:], factor), loss, replica, num_replicas, config)
     return Cut(sums, fed, is_sparse, loss_scale, loss, first[0] if first else None)
 
 

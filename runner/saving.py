@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from runner import manifest
 from runner.checkpoints import CheckpointWriter
@@ -43,6 +43,42 @@ class Saved:
     def facts(self) -> dict[str, Any]:
         """For the journal."""
         return {name: round(v, 4) if isinstance(v, float) else v for name, v in dataclasses.asdict(self).items()}
+
+
+class Saving(Protocol):
+    """Where the checkpoints of a run go; see `Saver` and `SavedElsewhere`."""
+
+    @property
+    def is_busy(self) -> bool: ...
+
+    def begin(
+        self, snapshot: Snapshot, iterators: Mapping[int, Any], *, asynchronous: bool, is_evaluated: bool = False
+    ) -> str: ...
+
+    def poll(self) -> Saved | None: ...
+
+    def wait(self) -> Saved | None: ...
+
+
+class SavedElsewhere:
+    """Of a worker that is not the chief: what the chief writes is the checkpoint of all."""
+
+    is_busy = False
+
+    def __init__(self, writer: CheckpointWriter) -> None:
+        self._writer = writer
+
+    def begin(
+        self, snapshot: Snapshot, iterators: Mapping[int, Any], *, asynchronous: bool, is_evaluated: bool = False
+    ) -> str:
+        """The path that the checkpoint will have."""
+        return self._writer.path_of(snapshot.step)
+
+    def poll(self) -> Saved | None:
+        return None
+
+    def wait(self) -> Saved | None:
+        return None
 
 
 class Saver:

@@ -94,7 +94,7 @@ class LoopResult:
     Attributes:
       num_steps: steps taken; fewer than asked for when the data ended or the loss became NaN.
       losses: `[num_steps]`.
-      examples: examples of those steps, over the local replicas.
+      examples: examples of those steps, over all replicas of all workers.
       values: what else was fetched, each stacked `[num_steps, ...]`.
       data_ended: the input has no further element.
     """
@@ -128,7 +128,6 @@ class TrainProgram:
         stop_at_nan: bool,
     ) -> None:
         self._store, self._feed = store, feed
-        self._stop_at_nan = stop_at_nan
         self._loops: dict[Any, Loop] = {}
         self.loss_scale = LossScale(store) if config.precision == "mixed_float16" else None
         num_replicas = 1 if store.strategy is None else store.strategy.num_replicas_in_sync
@@ -140,6 +139,9 @@ class TrainProgram:
         self.trace = trace_step(store, replica_fn, step_signature(feed), training=True)
         self.spec: EstimatorSpec = self.trace.outputs[0].spec
         refusals.check_training(self.spec, config, num_replicas, self.trace.graph)
+        self.has_local_losses = num_replicas > feed.num_replicas and not self.is_native
+        """Whether the losses of a loop are this worker's parts, to be summed over the workers."""
+        self._stop_at_nan = stop_at_nan and not self.has_local_losses  # all workers leave a loop at the same step
 
     @property
     def is_native(self) -> bool:
@@ -262,7 +264,7 @@ def _train_replica(
             spec, loss=loss, v2_summaries=summaries, averages=averages.update(replica, config.ema_decay)
         )
     if not is_cut:
-        apply_update(spec, gradients_of(tape, loss, replica), replica, num_replicas, config)
+        loss = apply_update(spec, gradients_of(tape, loss, replica), loss, replica, num_replicas, config)
         return ReplicaOutput(spec, loss=loss, v2_summaries=summaries)
     cut = trace_cut(tape, spec, replica, num_replicas, config)
     return ReplicaOutput(spec, loss=cut.loss, v2_summaries=summaries, cut=cut)
@@ -338,9 +340,10 @@ class Loop:
 
         def step(element: Any, taken: tf.Tensor, examples: tf.Tensor, arrays: Sequence[Any]) -> Any:
             shares = self._feed.shares(element, iterator)
-            outputs = self._step(shares, self._feed.global_count(element, shares))
+            global_count = self._feed.global_count(element, shares)
+            outputs = self._step(shares, global_count)
             fine = tf.math.is_finite(outputs[0]) if self._stop_at_nan else tf.constant(True)
-            examples += tf.add_n([share.count for share in shares]) if len(shares) > 1 else shares[0].count
+            examples += global_count
             arrays = [array.write(taken, value) for array, value in zip(arrays, outputs, strict=True)]
             return (taken + 1, examples, tf.constant(False), fine, *arrays)
 

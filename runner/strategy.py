@@ -6,6 +6,13 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from runner import cluster_bridge
+
+_COMMUNICATION = {
+    "auto": tf.distribute.experimental.CommunicationImplementation.AUTO,
+    "ring": tf.distribute.experimental.CommunicationImplementation.RING,
+    "nccl": tf.distribute.experimental.CommunicationImplementation.NCCL,
+}
 _CROSS_DEVICE_OPS = {
     "nccl": tf.distribute.NcclAllReduce,
     "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
@@ -35,6 +42,8 @@ def build_strategy(
     virtual_devices: int | None = None,
     cross_device_ops: str = "auto",
     num_packs: int = 1,
+    communication: str = "auto",
+    timeout_secs: float | None = None,
 ) -> tf.distribute.Strategy | None:
     """The strategy that config names.
 
@@ -46,6 +55,8 @@ def build_strategy(
       virtual_devices: see `split_cpu`.
       cross_device_ops: auto (what suits the devices), nccl, hierarchical_copy or reduction_to_one_device (mirrored).
       num_packs: packs into which gradients are put for nccl and hierarchical_copy.
+      communication: auto, ring or nccl: how the processes of multi_worker exchange gradients.
+      timeout_secs: after which a collective of multi_worker is given up; None: never (heartbeats tell of lost peers).
 
     Returns: the strategy; None for TensorFlow's default.
 
@@ -53,12 +64,17 @@ def build_strategy(
       ValueError: the name, a device or cross_device_ops is not there; the message lists those that are.
     """
     _check_known("name", name, ("default", "one_device", "mirrored", "central_storage", "multi_worker"))
+    _check_known("communication", communication, tuple(_COMMUNICATION))
     _check_known("cross_device_ops", cross_device_ops, ("auto", *_CROSS_DEVICE_OPS))
     split_cpu(virtual_devices)
-    if name == "multi_worker":  # nothing may have used a device before
-        return tf.distribute.MultiWorkerMirroredStrategy()
     if name == "default":
         return None
+    if name == "multi_worker":  # before the devices are listed: that would start TensorFlow's runtime
+        options = tf.distribute.experimental.CommunicationOptions(
+            timeout_seconds=timeout_secs, implementation=_COMMUNICATION[communication]
+        )
+        with cluster_bridge.cpus_of_worker(virtual_devices or 1):
+            return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     chosen = list(devices) if devices else _devices(num_gpus, virtual_devices)
     _check_devices(chosen)
     if name == "one_device":

@@ -50,6 +50,11 @@ class Replica:
     global_step: tf.Variable
     initial_value: Callable[[str], tf.Tensor]
 
+    @property
+    def num_local(self) -> int:
+        """Replicas of this process."""
+        return int(self.weights.counts.shape[0])
+
 
 ReplicaFunction = Callable[[Replica], Any]
 

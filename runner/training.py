@@ -125,7 +125,7 @@ def train_and_evaluate(
             once=True,
             max_epochs=train_spec.max_epochs,
         )
-    checkpoint = estimator.latest_checkpoint()
+    checkpoint = estimator.agreed_checkpoint()
     assert checkpoint is not None
     step = checkpoints.checkpoint_step(checkpoint)
     if run is None or not run.interrupted:
@@ -136,7 +136,7 @@ def train_and_evaluate(
         examples=0 if run is None else run.examples,
         steps_per_sec=0.0 if run is None else run.steps_per_sec,
         checkpoint=checkpoint,
-        stopped_early=evaluations.stopped_early,
+        stopped_early=estimator.agreement.text_of_chief(evaluations.stopped_early or "") or None,
     )
 
 
@@ -152,6 +152,7 @@ class _Evaluations(Hook):
         self.metrics: dict[str, Mapping[str, Any]] = {}
         self.stopped_early: str | None = None
         self._estimator, self._specs = estimator, specs
+        self._agreement = estimator.agreement
         self._has_begun = False
         self._started = time.monotonic()
         self._last_start: dict[str, float] = {}
@@ -163,16 +164,19 @@ class _Evaluations(Hook):
 
         One that was killed before it had evaluated that checkpoint does so now.
         """
-        latest = self._estimator.latest_checkpoint()
+        latest = self._estimator.agreed_checkpoint()
         step = -1 if latest is None else checkpoints.checkpoint_step(latest)
-        self._watched.goes_on_from(step)
+        if self._agreement.is_chief:
+            self._watched.goes_on_from(step)
         if latest is None or self._watched.rule.metric is None or (max_steps is not None and step >= max_steps):
             return False
-        if not self._watched.has(step) and checkpoints.Reader(latest).extra().get("evaluate"):
+        is_missing = not self._watched.has(step) and bool(checkpoints.Reader(latest).extra().get("evaluate"))
+        if self._agreement.of_chief([is_missing])[0]:
             for spec in self._specs:
                 if (spec.name or "") == self._watched.rule.evaluation:
                     self._evaluate(spec, step)
         self._stop_early(step)
+        self.stopped_early = self._agreement.text_of_chief(self.stopped_early or "") or None
         return self.stopped_early is not None
 
     def before_step(self, run: Run, step: int) -> None:
@@ -183,7 +187,8 @@ class _Evaluations(Hook):
 
     def after_save(self, run: TrainingRun) -> None:
         """Evaluates the checkpoint that was just written, where an evaluation is due."""
-        self._evaluate_during(run, [spec for spec in self._specs if self._due(spec)])
+        due = self._agreement.of_chief([self._due(spec) for spec in self._specs])
+        self._evaluate_during(run, [spec for spec, is_due in zip(self._specs, due, strict=True) if is_due])
 
     def evaluate_last(self, step: int) -> None:
         """Evaluates the checkpoint of `step` where that has not been done."""
@@ -219,12 +224,14 @@ class _Evaluations(Hook):
         except Exception as error:
             error.add_note(f"evaluating {name!r} at step {step} from {self._estimator.latest_checkpoint()}")
             raise
-        if name == self._watched.rule.evaluation:
+        if name == self._watched.rule.evaluation and self._agreement.is_chief:
             prefix = f"eval_{name}" if name else "eval"
             scalars = metrics.scalars(self.metrics[name])
             self._watched.note(step, {f"{prefix}/{key}": v for key, v in scalars.items() if key != "global_step"})
 
     def _stop_early(self, step: int, run: Run | None = None) -> None:
+        if not self._agreement.is_chief:  # it is told at the end of the loop
+            return
         reason = self._watched.reason(step)
         if reason is None or self.stopped_early is not None:
             return

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner import averages, rates
-from runner.gradients import scale
+from runner.gradients import all_reduce, scale
 from runner.model_fn import EstimatorSpec
 from runner.run_config import RunConfig
 from runner.traces import Replica
@@ -76,17 +76,23 @@ def gradients_of(tape: tf.GradientTape, loss: tf.Tensor, replica: Replica) -> li
 
 
 def apply_update(
-    spec: EstimatorSpec, pairs: Sequence[Pair], replica: Replica, num_replicas: int, config: RunConfig
-) -> None:
+    spec: EstimatorSpec, pairs: Sequence[Pair], loss: tf.Tensor, replica: Replica, num_replicas: int, config: RunConfig
+) -> tf.Tensor:
     """One update of the model: sum over replicas, clip, apply, average, count.
 
     Args:
       pairs: of this replica; over all replicas the gradients add up to that of the global batch.
+      loss: of this replica; over all replicas it adds up to the loss of the step.
+
+    Returns: the loss such that it adds up over the replicas of this process.
     """
     with replica.reductions.as_is():
         reduced: Sequence[Any] = [gradient for gradient, _, _ in pairs]
-        if num_replicas > 1:
-            reduced = tf.distribute.get_replica_context().all_reduce(_SUM, reduced)
+        if num_replicas > replica.num_local:  # with the gradients, it costs no message of its own
+            *reduced, total = all_reduce([*reduced, loss])
+            loss = total if replica.index == 0 else tf.zeros_like(total)
+        elif num_replicas > 1:
+            reduced = all_reduce(reduced)
         if config.clip_global_norm is not None:
             reduced = clipped(reduced, config.clip_global_norm)
         optimizer = without_loss_scale(spec.optimizer)
@@ -94,6 +100,7 @@ def apply_update(
             _apply(optimizer, reduced, pairs)
         averages.update(replica, config.ema_decay)
         replica.global_step.assign_add(1, read_value=False)
+    return loss
 
 
 def clipped(gradients: Sequence[Any], norm: float) -> list[Any]:

@@ -22,11 +22,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("parsing", "lock", "saved"),  # a tree, checked against the schema
     ("mistakes", "provenance"),
     # 1 one mechanism each
+    ("cluster_bridge",),
     ("launcher", "run_config", "strategy", "elements", "seeds", "operations", "manifest", "tracking"),
     ("bridge", "v1_bridge", "keras_bridge", "random_bridge", "variable_spec", "bundles", "snapshots", "retention"),
     ("outcome", "stopping", "curves", "randomness"),
     ("gang", "sharding", "gradients", "metrics", "shipping", "checkpoints", "predictions", "errors"),
-    ("damage", "saving"),
+    ("agreement", "damage", "saving", "record"),
+    ("boundary",),
     ("inputs", "variables"),
     ("traced",),
     ("position",),

@@ -1,0 +1,155 @@
+"""What the workers of a cluster agree on: small sums over all of them, which every worker takes part in.
+
+Whatever depends on a clock, a signal, a file or a hook differs between workers, and a worker that acted on its own
+would leave the others waiting in a collective. So it is agreed here first, at the same places on all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from runner.cluster import Cluster
+from runner.errors import PeerLost
+from runner.gradients import local_replica
+
+_SUM = tf.distribute.ReduceOp.SUM
+
+# A sum is of a multiple of so many numbers: each size is a function to trace.
+_PAD = 16
+
+# Agreements wait for whoever writes a checkpoint or evaluates alone; that a peer is gone, its heartbeat tells.
+_PATIENT_SECS = 1e9
+
+_LOST = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.CancelledError,
+)
+# TensorFlow 2.21 has no code of its own for these: a peer that ends while it is waited for.
+_LOST_WORDS = ("Collective ops is aborted", "onnection reset", "Socket closed", "coordination service", "heartbeat")
+
+
+class Agreement(Protocol):
+    """See `Alone` and `Together`. Every worker calls the same methods in the same order."""
+
+    @property
+    def num_workers(self) -> int: ...
+
+    @property
+    def worker_index(self) -> int: ...
+
+    @property
+    def is_chief(self) -> bool: ...
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Element by element over the workers, in float64; as many values on each. No values: all have met here."""
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is so on any worker."""
+
+    def of_chief(self, values: Sequence[float]) -> list[float]:
+        """The chief's values, which are as many as those of each worker."""
+
+    def text_of_chief(self, text: str) -> str:
+        """The chief's text."""
+
+    def sum_in_graph(self, value: tf.Tensor) -> tf.Tensor:
+        """`value` (the same shape on all workers) summed over the workers; for use inside a tf.function."""
+
+    def noticing_lost_peers(self) -> contextlib.AbstractContextManager[None]:
+        """While entered, what TensorFlow raises when a peer has gone is raised as PeerLost."""
+
+
+class Alone:
+    """One process: what it thinks is agreed."""
+
+    num_workers, worker_index, is_chief = 1, 0, True
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        return list(values)
+
+    def any(self, flag: bool) -> bool:
+        return flag
+
+    def of_chief(self, values: Sequence[float]) -> list[float]:
+        return list(values)
+
+    def text_of_chief(self, text: str) -> str:
+        return text
+
+    def sum_in_graph(self, value: tf.Tensor) -> tf.Tensor:
+        return value
+
+    def noticing_lost_peers(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+class Together:
+    """The workers of a MultiWorkerMirroredStrategy. An agreement takes about 1 ms on one host."""
+
+    def __init__(self, strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
+        resolver = strategy.cluster_resolver
+        me = Cluster(resolver.task_type, resolver.task_id, resolver.cluster_spec().as_dict())
+        self.num_workers, self.worker_index, self.is_chief = me.num_workers, me.worker_index, me.is_chief
+        self._strategy = strategy
+        self._patient = tf.distribute.experimental.CommunicationOptions(timeout_seconds=_PATIENT_SECS)
+        self._summed = tf.function(lambda values: self._sum(values, self._patient), autograph=False)
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        padded = np.zeros(max(1, -(-len(values) // _PAD)) * _PAD)
+        padded[: len(values)] = values
+        with self.noticing_lost_peers():
+            total: list[float] = self._summed(tf.constant(padded, tf.float64)).numpy()[: len(values)].tolist()
+        return total
+
+    def any(self, flag: bool) -> bool:
+        return self.sum([float(flag)])[0] > 0
+
+    def of_chief(self, values: Sequence[float]) -> list[float]:
+        return self.sum(values if self.is_chief else [0.0] * len(values))
+
+    def text_of_chief(self, text: str) -> str:
+        codes = text.encode() if self.is_chief else b""
+        (length,) = self.of_chief([len(codes)])
+        agreed = self.of_chief(list(codes) if self.is_chief else [0.0] * int(length))
+        return bytes(map(int, agreed)).decode()
+
+    def sum_in_graph(self, value: tf.Tensor) -> tf.Tensor:
+        return self._sum(value, None)
+
+    def _sum(self, value: tf.Tensor, options: Any) -> tf.Tensor:
+        def of_replica() -> tf.Tensor:
+            mine = tf.identity(value) if local_replica() == 0 else tf.zeros_like(value)  # on the replica's device
+            return tf.distribute.get_replica_context().all_reduce(_SUM, mine, options)
+
+        return self._strategy.experimental_local_results(self._strategy.run(of_replica))[0]
+
+    @contextlib.contextmanager
+    def noticing_lost_peers(self) -> Iterator[None]:
+        try:
+            yield
+        except (tf.errors.OpError, RuntimeError) as error:
+            if is_loss_of_peer(error):
+                raise PeerLost(f"a worker of the cluster was lost: {str(error).splitlines()[0]}") from error
+            raise
+
+
+def agreement_of(strategy: tf.distribute.Strategy | None) -> Agreement:
+    """How the processes that train with `strategy` agree."""
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        together = Together(strategy)
+        return together if together.num_workers > 1 else Alone()
+    return Alone()
+
+
+def is_loss_of_peer(error: BaseException) -> bool:
+    """Whether TensorFlow raised `error` because another process ended, or its connection did."""
+    if isinstance(error, _LOST):
+        return True
+    return isinstance(error, tf.errors.OpError) and any(words in str(error) for words in _LOST_WORDS)
