@@ -90,6 +90,9 @@ class Alone:
         return contextlib.nullcontext()
 
 
+ALONE = Alone()
+
+
 class Together:
     """The workers of a MultiWorkerMirroredStrategy. An agreement takes about 1 ms on one host."""
 
@@ -144,8 +147,8 @@ def agreement_of(strategy: tf.distribute.Strategy | None) -> Agreement:
     """How the processes that train with `strategy` agree."""
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         together = Together(strategy)
-        return together if together.num_workers > 1 else Alone()
-    return Alone()
+        return together if together.num_workers > 1 else ALONE
+    return ALONE
 
 
 def is_loss_of_peer(error: BaseException) -> bool:

@@ -10,10 +10,15 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import tensorflow as tf
+
+# _AutoShardDataset: see `part_of_files`.
+from tensorflow.python.data.experimental.ops.distribute import _AutoShardDataset
+
 # CollectiveAllReduceExtended: see `cpus_of_worker`.
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
-__all__ = ["cpus_of_worker"]
+__all__ = ["cpus_of_worker", "num_files", "part_of_files"]
 
 
 @contextlib.contextmanager
@@ -37,3 +42,39 @@ def cpus_of_worker(count: int) -> Iterator[None]:
         yield
     finally:
         CollectiveAllReduceExtended._initialize_local_devices = original
+
+
+def num_files(dataset: tf.data.Dataset) -> int:
+    """Files that `dataset` reads, the fewest of its sources; 0 where it, or a part of it, does not read files in a way
+    that `part_of_files` can divide.
+
+    Private: `Dataset._inputs`, and `_filenames` of the datasets that read files. When they move: return 0, and files
+    are divided by input functions alone.
+    """
+    try:
+        part_of_files(dataset, 2, 0)  # of one part TensorFlow asks nothing
+    except tf.errors.NotFoundError:  # TensorFlow's "unshardable source dataset"
+        return 0
+    return _num_files(dataset)
+
+
+def _num_files(dataset: tf.data.Dataset) -> int:
+    inputs = dataset._inputs()
+    if inputs:
+        return min(_num_files(one) for one in inputs)
+    names = getattr(dataset, "_filenames", None)
+    if names is not None:
+        return int(names.cardinality()) if isinstance(names, tf.data.Dataset) else int(tf.size(names))
+    return max(0, int(dataset.cardinality()))
+
+
+def part_of_files(dataset: tf.data.Dataset, num_workers: int, worker_index: int) -> tf.data.Dataset:
+    """`dataset` reading every `num_workers`-th file alone: what distribute_dataset does by AutoShardPolicy.FILE.
+
+    Raises: tf.errors.NotFoundError: a source of it is no file.
+
+    Private: `_AutoShardDataset`. When it moves: as for `num_files`.
+    """
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
+    return _AutoShardDataset(dataset.with_options(options), num_workers, worker_index)

@@ -439,6 +439,7 @@ class Estimator:
                 num_replicas=model.num_replicas(training=mode == ModeKeys.TRAIN),
                 worker_index=together.worker_index,
                 num_workers=together.num_workers,
+                agreement=together,
                 num_parts=self._config.gradient_accumulation if mode == ModeKeys.TRAIN else 1,
                 num_epochs=num_epochs,
             )

@@ -6,13 +6,16 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
+from runner import pipelines
+from runner.agreement import ALONE, Agreement
 from runner.elements import as_dataset, check_batches, none_spec
-from runner.sharding import Division, InTurn, Rows, Share, part_spec
+from runner.pipelines import InputContext, Place, Plan
+from runner.sharding import Division, InTurn, Share, Shares, part_spec
 from runner.types import Params
 
 __all__ = ["Feed", "Input", "InputContext", "Share", "build_feed"]
@@ -35,9 +38,10 @@ class Input:
         function's own batches are per replica and taken in turn, as in tf.estimator.
       shard: how several workers share the data.
         examples: all run the same pipeline, each takes its rows of each global batch (step k is then the same at any
-          number of workers). files, input_fn: the function divides the data by its input_context. off: nobody
-          divides, every worker trains on all of it. auto: input_fn where the function reads
-          `input_context.input_pipeline_id` or `num_input_pipelines`, else examples.
+          number of workers). files: each opens its own part of the files only; where there are fewer than workers,
+          or none, it is examples. input_fn: the function divides the data by its input_context. off: nobody divides,
+          every worker trains on all of it. auto: input_fn where the function reads `input_context.input_pipeline_id`
+          or `num_input_pipelines`, else files where it reads enough of them, else examples.
       shuffle_seed: given to `fn` as params["shuffle_seed"]; None: not given.
       first_batch_only: the batch of the first step comes again and again, without end.
 
@@ -62,35 +66,6 @@ class Input:
             raise ValueError(f"batch_size={size!r} of {_describe(self.fn)} is not a number of examples (1 or more).")
 
 
-class InputContext(tf.distribute.InputContext):
-    """tf.distribute's InputContext, which remembers whether the function looked at its place among the pipelines."""
-
-    def __init__(self, num_input_pipelines: int = 1, input_pipeline_id: int = 0, num_replicas_in_sync: int = 1) -> None:
-        super().__init__(num_input_pipelines, input_pipeline_id, num_replicas_in_sync)
-        self._was_sharded = False
-
-    @property
-    def input_pipeline_id(self) -> int:
-        """Which of the pipelines this is, from 0."""
-        self._was_sharded = True
-        return self._input_pipeline_id
-
-    @property
-    def num_input_pipelines(self) -> int:
-        """Pipelines that share the data."""
-        self._was_sharded = True
-        return self._num_input_pipelines
-
-    @property
-    def was_sharded(self) -> bool:
-        """Whether one of the two was read. Reading the batch size alone does not divide the data."""
-        return self._was_sharded
-
-    def __str__(self) -> str:
-        # Of the fields, since the base class prints the properties: to log a context is not to divide by it.
-        return f"InputContext(input pipeline id {self._input_pipeline_id}, total: {self._num_input_pipelines})"
-
-
 @dataclasses.dataclass(frozen=True)
 class Feed:
     """This process's input: a dataset and how one step's examples are divided over the local replicas.
@@ -104,6 +79,8 @@ class Feed:
       division: does the dividing.
       num_parts: a replica computes its share in so many parts, one after the other.
       num_epochs: the dataset is so many passes over the examples; None: nobody counts.
+      given: the dataset without what the runner has added to it.
+      is_own: other processes read other data, or at another place; else all read the same.
     """
 
     dataset: tf.data.Dataset
@@ -114,6 +91,9 @@ class Feed:
     division: Division
     num_parts: int = 1
     num_epochs: int | None = None
+    _: dataclasses.KW_ONLY
+    given: tf.data.Dataset
+    is_own: bool = False
 
     @property
     def replica_spec(self) -> tuple[Any, Any]:
@@ -127,6 +107,8 @@ class Feed:
 
     def remaining_steps(self) -> float | None:
         """Steps from the start to the end of the dataset: an int; math.inf if it has none; None if nobody knows."""
+        if self.division.ends_together:
+            return None
         cardinality = int(self.dataset.cardinality())
         if cardinality == tf.data.INFINITE_CARDINALITY:
             return math.inf
@@ -134,7 +116,7 @@ class Feed:
             return None
         return self.division.num_steps(cardinality)
 
-    def shares(self, element: tuple[Any, ...], iterator: Any) -> tuple[Share, ...]:
+    def shares(self, element: tuple[Any, ...], iterator: Any) -> Shares:
         """One share a replica, in replica order. In graph, once a step.
 
         Args:
@@ -149,40 +131,14 @@ class Feed:
         """Elements of `dataset` that one step reads."""
         return self.division.elements_per_step
 
-    def global_count(self, element: tuple[Any, ...], shares: Sequence[Share]) -> tf.Tensor:
+    @property
+    def ends_together(self) -> bool:
+        """Whether the end of the data is a step of `global_count` 0 on all workers, and no end of the iterator."""
+        return self.division.ends_together
+
+    def global_count(self, element: tuple[Any, ...], shares: Shares) -> tf.Tensor:
         """int64 scalar: real examples of the step over all replicas of all processes. In graph."""
         return self.division.global_count(element, shares)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Plan:
-    """What the function is told, and how its elements are then divided."""
-
-    context: InputContext
-    batch_size: int | None
-    division: Division
-
-
-@dataclasses.dataclass(frozen=True)
-class _Place:
-    """This process among those that train together."""
-
-    num_replicas: int
-    worker_index: int
-    num_workers: int
-
-    @property
-    def total(self) -> int:
-        return self.num_replicas * self.num_workers
-
-    @property
-    def first(self) -> int:
-        return self.num_replicas * self.worker_index
-
-    def __str__(self) -> str:
-        if self.num_workers == 1:
-            return f"{self.total} replicas"
-        return f"{self.total} replicas ({self.num_workers} workers x {self.num_replicas} replicas)"
 
 
 def build_feed(
@@ -196,6 +152,7 @@ def build_feed(
     num_workers: int = 1,
     num_parts: int = 1,
     num_epochs: int | None = None,
+    agreement: Agreement = ALONE,
 ) -> Feed:
     """Calls the input function and makes its result this process's Feed.
 
@@ -208,72 +165,53 @@ def build_feed(
       worker_index, num_workers: this process among those that train together; all call this with the same input.
       num_parts: in which a replica computes its share (`train.gradient_accumulation`).
       num_epochs: passes over the examples; None: as many as the function makes.
+      agreement: of those processes.
 
     Raises:
       ValueError: the batch size does not divide (TRAIN), the function cannot be called or returned something else
         than data; the message names the function or the setting.
     """
     source = input if isinstance(input, Input) else Input(input)
-    place = _Place(num_replicas, worker_index, num_workers)
+    place = Place(num_replicas, worker_index, num_workers)
     _check_batch_size(source, mode, place, num_parts)
-
-    def call(plan: _Plan) -> Any:
-        return _call(source, plan, mode, params, config, num_epochs)
-
-    shard, reason, plan, result = _call_sharded(source, place, call)
     name = _describe(source.fn)
-    if shard in ("files", "input_fn") and num_workers > 1 and not plan.context.was_sharded:
+
+    def build(plan: Plan) -> tf.data.Dataset:
+        result = _call(source, plan, mode, params, config, num_epochs)
+        dataset = _passes(as_dataset(result, name, mode), source.fn, num_epochs)
+        if source.batch_size is not None:
+            # EVAL may hold any batches: all are counted right. In TRAIN the size is part of what is trained.
+            expected = plan.batch_size if mode == "train" and isinstance(result, tf.data.Dataset) else None
+            check_batches(dataset.element_spec, name, f"{_BLOCKS[mode]}.batch_size={source.batch_size}", expected)
+        return dataset
+
+    pipeline = pipelines.choose(source.shard, source.batch_size, place, build, agreement)
+    if pipeline is None:
         raise ValueError(
-            f"{_BLOCKS[mode]}.shard={shard} leaves it to {name} to take its part of the data, but that reads neither "
+            f"{_BLOCKS[mode]}.shard=input_fn leaves it to {name} to take its part of the data, but that reads neither "
             "input_context.input_pipeline_id nor num_input_pipelines. Read them, or use shard=examples."
         )
-    dataset = _passes(as_dataset(result, name, mode), source.fn, num_epochs)
-    if source.batch_size is not None:
-        # EVAL may hold any batches: all are counted right. In TRAIN the size is part of what is trained.
-        expected = plan.batch_size if mode == "train" and isinstance(result, tf.data.Dataset) else None
-        check_batches(dataset.element_spec, name, f"{_BLOCKS[mode]}.batch_size={source.batch_size}", expected)
-    division = plan.division
+    given, division = pipeline.dataset, pipeline.plan.division
     if source.first_batch_only:
-        dataset = dataset.take(division.elements_per_step).cache().repeat()
+        given = given.take(division.elements_per_step).cache().repeat()
     if isinstance(division, InTurn):
-        division = dataclasses.replace(division, endless=int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY)
-    return Feed(dataset, num_replicas, source.batch_size, shard, reason, division, num_parts, num_epochs)
+        division = dataclasses.replace(division, endless=int(given.cardinality()) == tf.data.INFINITE_CARDINALITY)
+    dataset = given
+    if pipeline.is_own and mode == "train":  # evaluation counts what each worker has, and adds it up at the end
+        dataset, division = pipelines.train_division(pipeline, given, place, agreement)
+    elif num_workers > 1:
+        dataset = given.with_options(_in_order())
+    return Feed(
+        dataset, num_replicas, source.batch_size, pipeline.shard, pipeline.reason, division, num_parts, num_epochs,
+        given=given, is_own=pipeline.is_own,
+    )  # fmt: skip
 
 
-def _call_sharded(source: Input, place: _Place, call: Callable[[_Plan], Any]) -> tuple[str, str, _Plan, Any]:
-    """(shard, reason, plan, what the function returned): calls it, and where shard is auto finds out by that."""
-    if source.shard != "auto":
-        plan = _plan(source.shard, source.batch_size, place)
-        return source.shard, f"shard={source.shard}", plan, call(plan)
-    plan = _plan("examples", source.batch_size, place)
-    result = call(plan)
-    if place.num_workers == 1:
-        return "examples", "one process, so there is nothing to divide", plan, result
-    if not plan.context.was_sharded:
-        return "examples", "the function did not read its place among the input pipelines", plan, result
-    # Called again, now with its true place: what it built for "one pipeline" is of no use here.
-    plan = _plan("input_fn", source.batch_size, place)
-    return "input_fn", "the function read its place among the input pipelines", plan, call(plan)
-
-
-def _plan(shard: str, batch_size: int | None, place: _Place) -> _Plan:
-    if shard in ("files", "input_fn"):
-        # EVAL takes any global size: rounded down, so that a step never holds more examples than the user allowed.
-        size = None if batch_size is None else max(1, batch_size // place.total)
-        context = InputContext(place.num_workers, place.worker_index, place.total)
-        return _Plan(context, size, InTurn(0, place.num_replicas, place.num_replicas))
-    if shard == "off":
-        own = _Place(place.num_replicas, 0, 1)
-        size = None if batch_size is None else max(1, batch_size // place.num_workers)
-        return _Plan(InputContext(1, 0, place.num_workers if size else place.total), size, _division(own, size))
-    # One pipeline and one replica: the function gives whole global batches. Without a batch_size its batches are per
-    # replica, so that is the number it must be able to divide its own size by.
-    return _Plan(InputContext(1, 0, 1 if batch_size else place.total), batch_size, _division(place, batch_size))
-
-
-def _division(place: _Place, batch_size: int | None) -> Division:
-    kind = InTurn if batch_size is None else Rows
-    return kind(place.first, place.num_replicas, place.total)
+def _in_order() -> tf.data.Options:
+    """Of a pipeline that several workers run: all see the same elements at the same place."""
+    options = tf.data.Options()
+    options.deterministic = True
+    return options
 
 
 def _passes(dataset: tf.data.Dataset, fn: Any, num_epochs: int | None) -> tf.data.Dataset:
@@ -293,7 +231,7 @@ def _takes_epochs(fn: Callable[..., Any]) -> bool:
     return "num_epochs" in _declared(fn)
 
 
-def _call(source: Input, plan: _Plan, mode: str, params: Mapping[str, Any], config: Any, num_epochs: int | None) -> Any:
+def _call(source: Input, plan: Plan, mode: str, params: Mapping[str, Any], config: Any, num_epochs: int | None) -> Any:
     """Calls the function with those of ARGUMENTS that it declares."""
     given: dict[str, Any] = {}
     if plan.batch_size is not None:
@@ -348,7 +286,7 @@ def _declared(fn: Callable[..., Any]) -> list[str]:
     return [name for name in ARGUMENTS if name in by_name or (takes_all and name not in bound and name != "num_epochs")]
 
 
-def _check_batch_size(source: Input, mode: str, place: _Place, num_parts: int) -> None:
+def _check_batch_size(source: Input, mode: str, place: Place, num_parts: int) -> None:
     size, total = source.batch_size, place.total * num_parts
     if mode != "train" or size is None or size % total == 0:
         return

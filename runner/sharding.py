@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
+from runner.elements import none_spec
 from runner.types import Features, Labels
 
 
@@ -28,24 +29,38 @@ class Share(NamedTuple):
     count: tf.Tensor
 
 
+class Shares(tuple[Share, ...]):
+    """The shares of this process's replicas, in replica order.
+
+    Attributes:
+      others: counts of the replicas of other processes that read the same data, as far as they are known.
+    """
+
+    others: tuple[tf.Tensor, ...] = ()
+
+
 class Division(Protocol):
     """One way to divide; see `Rows` and `InTurn`."""
 
-    def shares(self, element: tuple[Any, ...], iterator: Any) -> tuple[Share, ...]:
+    def shares(self, element: tuple[Any, ...], iterator: Any) -> Shares:
         """The shares of this process's replicas, in replica order. Called in graph, once a step."""
 
     def replica_spec(self, element_spec: Any) -> Any:
         """`element_spec` (a nest of TensorSpecs and None) as one replica sees it."""
 
-    def num_steps(self, cardinality: int) -> int:
-        """Steps that `cardinality` elements last for, the last of them perhaps not full."""
+    def num_steps(self, cardinality: int) -> int | None:
+        """Steps that `cardinality` elements last for, the last of them perhaps not full; None: nobody knows."""
 
     @property
     def elements_per_step(self) -> int:
         """Elements of the dataset that one step reads, the last one perhaps fewer."""
 
-    def global_count(self, element: tuple[Any, ...], shares: Sequence[Share]) -> tf.Tensor:
+    def global_count(self, element: tuple[Any, ...], shares: Shares) -> tf.Tensor:
         """int64 scalar: real examples of the step over all replicas of all processes. In graph."""
+
+    @property
+    def ends_together(self) -> bool:
+        """Whether the end of the data is a step of `global_count` 0 on all workers, and no end of the iterator."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,20 +79,21 @@ class Rows:
     first: int
     num_replicas: int
     total: int
+    ends_together = False
 
-    def shares(self, element: tuple[Any, ...], iterator: Any) -> tuple[Share, ...]:
+    def shares(self, element: tuple[Any, ...], iterator: Any) -> Shares:
         """Slices of `element`; with one replica the element as it is and no op but its count."""
         del iterator
         if self.total == 1:
-            return (_share(element, num_rows(element)),)
+            return Shares([_share(element, num_rows(element))])
         # The clearest case first: a batch with a static size that divides costs one aligned (copy-free) slice a tensor.
         static = _static_rows(element)
         if static is not None and static % self.total == 0:
             size = static // self.total
             count = tf.constant(size, tf.int64)
             starts = [(self.first + i) * size for i in range(self.num_replicas)]
-            return tuple(_share(_map_leaves(lambda x, s=s: x[s : s + size], element), count) for s in starts)
-        return tuple(
+            return Shares(_share(_map_leaves(lambda x, s=s: x[s : s + size], element), count) for s in starts)
+        return Shares(
             _share(_map_leaves(lambda x, s=start, e=end: _slice(x, s, e), element), count)
             for start, end, count in self._bounds(num_rows(element))
         )
@@ -116,7 +132,7 @@ class Rows:
     def elements_per_step(self) -> int:
         return 1
 
-    def global_count(self, element: tuple[Any, ...], shares: Sequence[Share]) -> tf.Tensor:
+    def global_count(self, element: tuple[Any, ...], shares: Shares) -> tf.Tensor:
         """Rows of the element, which every process sees whole."""
         return shares[0].count if self.total == 1 else num_rows(element)
 
@@ -138,23 +154,21 @@ class InTurn:
     num_replicas: int
     total: int
     endless: bool = False
+    ends_together = False
 
-    def shares(self, element: tuple[Any, ...], iterator: Any) -> tuple[Share, ...]:
+    def shares(self, element: tuple[Any, ...], iterator: Any) -> Shares:
         """`element` is that of replica 0; pulls `total - 1` more from `iterator`."""
-        shares = []
-        for replica in range(self.total):
-            mine = self.first <= replica < self.first + self.num_replicas
-            if replica == 0:
-                share = _share(element, num_rows(element)) if mine else None
-            elif self.endless:
+        every = [_share(element, num_rows(element))]
+        for _ in range(1, self.total):
+            if self.endless:
                 pulled = next(iterator)
-                share = _share(pulled, num_rows(pulled)) if mine else None
+                every.append(_share(pulled, num_rows(pulled)))
             else:
-                optional = iterator.get_next_as_optional()
-                share = _share_or_placeholder(optional, element) if mine else None
-            if share is not None:
-                shares.append(share)
-        return tuple(shares)
+                every.append(_share_or_placeholder(iterator.get_next_as_optional(), element))
+        last = self.first + self.num_replicas
+        shares = Shares(every[self.first : last])
+        shares.others = tuple(share.count for share in every[: self.first] + every[last:])
+        return shares
 
     def replica_spec(self, element_spec: Any) -> Any:
         """The specs as they are."""
@@ -168,11 +182,65 @@ class InTurn:
     def elements_per_step(self) -> int:
         return self.total
 
-    def global_count(self, element: tuple[Any, ...], shares: Sequence[Share]) -> tf.Tensor:
-        """Examples of the local replicas, which are all there are while one process reads this data."""
+    def global_count(self, element: tuple[Any, ...], shares: Shares) -> tf.Tensor:
+        """Examples of all elements of the step, which every process has pulled."""
         del element
-        assert len(shares) == self.total, "several processes: agree on the count first"
-        return tf.add_n([share.count for share in shares]) if len(shares) > 1 else shares[0].count
+        return _total([*(share.count for share in shares), *shares.others])
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnTurn:
+    """Each worker has data of its own; an element is the batch of one of its replicas, which take them in turn.
+
+    Attributes:
+      num_replicas: of this process.
+      sum_over_workers: of a tensor, in graph; all workers take part in it.
+      full_count: examples of each step over all workers, where no batch of any of them is smaller than the others and
+        none comes to an end. None: they differ, and workers come to their end at different steps. The elements then say
+        in a last part whether they are real (`pipelines.train_division`), and counts are added up in each step.
+    """
+
+    num_replicas: int
+    sum_over_workers: Callable[[tf.Tensor], tf.Tensor]
+    full_count: int | None
+
+    def shares(self, element: tuple[Any, ...], iterator: Any) -> Shares:
+        """`element` is that of the first replica; pulls one more for each other replica from `iterator`."""
+        return Shares(self._share(one) for one in [element, *(next(iterator) for _ in range(1, self.num_replicas))])
+
+    def _share(self, element: tuple[Any, ...]) -> Share:
+        if self.full_count is not None:
+            return _share(element, num_rows(element))
+        *parts, is_real = element
+        return _share(tuple(parts), num_rows(parts) * tf.cast(is_real, tf.int64))
+
+    def replica_spec(self, element_spec: Any) -> Any:
+        """The specs as they are, without that of what says whether an element is real."""
+        return element_spec if self.full_count is not None else element_spec[:-1]
+
+    def num_steps(self, cardinality: int) -> int | None:
+        """None: it depends on the other workers."""
+        return None
+
+    @property
+    def elements_per_step(self) -> int:
+        return self.num_replicas
+
+    def global_count(self, element: tuple[Any, ...], shares: Shares) -> tf.Tensor:
+        """Examples of all workers."""
+        del element
+        if self.full_count is not None:
+            return tf.constant(self.full_count, tf.int64)
+        return self.sum_over_workers(_total([share.count for share in shares]))
+
+    @property
+    def ends_together(self) -> bool:
+        return self.full_count is None
+
+
+def full_rows(element_spec: Any) -> int | None:
+    """The leading dimension that all parts of an element state; None where one does not, or is sparse or ragged."""
+    return _static_rows(tf.nest.map_structure(none_spec, element_spec))
 
 
 def part_of(share: Share, index: tf.Tensor, num_parts: int) -> Share:
@@ -229,6 +297,10 @@ def num_rows(element: Any) -> tf.Tensor:
     return tf.shape(leaf, out_type=tf.int64)[0]
 
 
+def _total(counts: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.add_n(counts) if len(counts) > 1 else counts[0]
+
+
 def _share(element: tuple[Any, ...], count: tf.Tensor) -> Share:
     return Share(element[0], element[1] if len(element) > 1 else None, count)
 
@@ -245,7 +317,7 @@ def _share_or_placeholder(optional: Any, element: tuple[Any, ...]) -> Share:
 def _static_rows(element: Any) -> int | None:
     """The leading dimension that all dense tensors state; None where one does not, or is sparse or ragged."""
     rows = {
-        leaf.shape[0] if isinstance(leaf, tf.Tensor) and leaf.shape.rank else None
+        leaf.shape[0] if isinstance(leaf, tf.Tensor | tf.TensorSpec) and leaf.shape.rank else None
         for leaf in tf.nest.flatten(element)
         if leaf is not None
     }

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from runner import averages, bridge, refusals
@@ -17,6 +18,7 @@ from runner.operations import operations
 from runner.parts import Cut, PartedStep, trace_cut
 from runner.precision import LossScale, ModelCall
 from runner.run_config import RunConfig
+from runner.sharding import Shares
 from runner.traces import Replica, trace_step
 from runner.updates import apply_update, gradients_of, objective
 from runner.variables import VariableStore
@@ -316,8 +318,13 @@ class Loop:
           may_end: the input may have fewer elements than that; costs a little more for each step.
         """
         run = self._ending if may_end else self._bounded
-        with bridge.optimised_once():
-            result = run(iterator, tf.constant(num_steps))
+        try:
+            with bridge.optimised_once():
+                result = run(iterator, tf.constant(num_steps))
+        except tf.errors.OutOfRangeError:
+            if not self._feed.ends_together:
+                raise
+            return LoopResult(0, np.zeros(0), 0, [], data_ended=True)  # there is no example at all, not for anybody
         taken = int(result["taken"])
         losses, *values = (value.numpy()[:taken] for value in result["stacked"])
         return LoopResult(
@@ -338,9 +345,13 @@ class Loop:
         def running(taken: tf.Tensor, examples: tf.Tensor, ended: tf.Tensor, fine: tf.Tensor, *_: Any) -> tf.Tensor:
             return (taken < num_steps) & fine & ~ended
 
-        def step(element: Any, taken: tf.Tensor, examples: tf.Tensor, arrays: Sequence[Any]) -> Any:
+        def step_of(element: Any, taken: tf.Tensor, examples: tf.Tensor, arrays: Sequence[Any]) -> Any:
             shares = self._feed.shares(element, iterator)
-            global_count = self._feed.global_count(element, shares)
+            return step(shares, self._feed.global_count(element, shares), taken, examples, arrays)
+
+        def step(
+            shares: Shares, global_count: tf.Tensor, taken: tf.Tensor, examples: tf.Tensor, arrays: Sequence[Any]
+        ) -> Any:
             outputs = self._step(shares, global_count)
             fine = tf.math.is_finite(outputs[0]) if self._stop_at_nan else tf.constant(True)
             examples += global_count
@@ -348,12 +359,21 @@ class Loop:
             return (taken + 1, examples, tf.constant(False), fine, *arrays)
 
         def body(taken: tf.Tensor, examples: tf.Tensor, ended: tf.Tensor, fine: tf.Tensor, *arrays: Any) -> Any:
+            if self._feed.ends_together:
+                element = next(iterator)
+                shares = self._feed.shares(element, iterator)
+                count = self._feed.global_count(element, shares)
+                return tf.cond(
+                    count > 0,
+                    lambda: step(shares, count, taken, examples, arrays),
+                    lambda: (taken, examples, tf.constant(True), fine, *arrays),
+                )
             if not ends:
-                return step(next(iterator), taken, examples, arrays)
+                return step_of(next(iterator), taken, examples, arrays)
             element = iterator.get_next_as_optional()
             return tf.cond(
                 element.has_value(),
-                lambda: step(element.get_value(), taken, examples, arrays),
+                lambda: step_of(element.get_value(), taken, examples, arrays),
                 lambda: (taken, examples, tf.constant(True), fine, *arrays),
             )
 

@@ -29,8 +29,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("gang", "sharding", "gradients", "metrics", "shipping", "checkpoints", "predictions", "errors"),
     ("agreement", "damage", "saving", "record"),
     ("boundary",),
-    ("inputs", "variables"),
-    ("traced",),
+    ("pipelines", "variables"),
+    ("inputs", "traced"),
     ("position",),
     # 2
     ("hooks",),

@@ -1,0 +1,235 @@
+"""How several workers share one input function: what each of them calls it with, and whose data it then reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from runner import cluster_bridge
+from runner.agreement import Agreement
+from runner.sharding import Division, InTurn, OwnTurn, Rows, full_rows
+
+_log = logging.getLogger(__name__)
+
+# From the one that any function allows to the one that asks most of it: where workers find different ones, all take the
+# first of theirs.
+_WAYS = ("examples", "files", "input_fn")
+
+
+class InputContext(tf.distribute.InputContext):
+    """tf.distribute's InputContext, which remembers whether the function looked at its place among the pipelines."""
+
+    def __init__(self, num_input_pipelines: int = 1, input_pipeline_id: int = 0, num_replicas_in_sync: int = 1) -> None:
+        super().__init__(num_input_pipelines, input_pipeline_id, num_replicas_in_sync)
+        self._was_sharded = False
+
+    @property
+    def input_pipeline_id(self) -> int:
+        """Which of the pipelines this is, from 0."""
+        self._was_sharded = True
+        return self._input_pipeline_id
+
+    @property
+    def num_input_pipelines(self) -> int:
+        """Pipelines that share the data."""
+        self._was_sharded = True
+        return self._num_input_pipelines
+
+    @property
+    def was_sharded(self) -> bool:
+        """Whether one of the two was read. Reading the batch size alone does not divide the data."""
+        return self._was_sharded
+
+    def __str__(self) -> str:
+        # Of the fields, since the base class prints the properties: to log a context is not to divide by it.
+        return f"InputContext(input pipeline id {self._input_pipeline_id}, total: {self._num_input_pipelines})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """This process among those that train together."""
+
+    num_replicas: int
+    worker_index: int
+    num_workers: int
+
+    @property
+    def total(self) -> int:
+        return self.num_replicas * self.num_workers
+
+    @property
+    def first(self) -> int:
+        return self.num_replicas * self.worker_index
+
+    def __str__(self) -> str:
+        if self.num_workers == 1:
+            return f"{self.total} replicas"
+        return f"{self.total} replicas ({self.num_workers} workers x {self.num_replicas} replicas)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What the function is told, and how its elements are then divided.
+
+    Attributes:
+      batch_size: its `params["batch_size"]`; None: not given.
+    """
+
+    context: InputContext
+    batch_size: int | None
+    division: Division
+
+
+Build = Callable[[Plan], tf.data.Dataset]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """What one worker reads.
+
+    Attributes:
+      shard: examples, files, input_fn or off.
+      reason: why, for the log.
+      is_own: others read other examples, or the same ones in steps of their own; else all read the same.
+      whole: gives the undivided data, of elements like the dataset's.
+    """
+
+    shard: str
+    reason: str
+    plan: Plan
+    dataset: tf.data.Dataset
+    is_own: bool
+    whole: Callable[[], tf.data.Dataset]
+
+
+def choose(shard: str, batch_size: int | None, place: Place, build: Build, agreement: Agreement) -> Pipeline | None:
+    """The pipeline of this worker; None: shard=input_fn, and the function does not read its place.
+
+    Args:
+      shard: as of `Input`; auto finds out by calling the function.
+      batch_size: examples of one step over all replicas; None: the function's own batches are per replica.
+      build: calls the function, and gives its dataset.
+      agreement: of the workers; they may find different ways, and take one.
+    """
+    if place.num_workers == 1 or shard in ("examples", "off"):
+        reason = "one process, so there is nothing to divide" if shard == "auto" else f"shard={shard}"
+        return _all_examples("examples" if shard == "auto" else shard, reason, batch_size, place, build)
+    if shard == "auto":
+        plan = _plan("examples", batch_size, place)
+        dataset = build(plan)
+        files, found = _files(dataset, place)
+        way = "input_fn" if plan.context.was_sharded else "files" if files else "examples"
+        way = _agreed(way, agreement)
+        if way == "input_fn":
+            # Called again, now with its true place: what it built for "one pipeline" is of no use here.
+            plan = _plan("input_fn", batch_size, place)
+            reason = "the function read its place among the input pipelines"
+            return _own("input_fn", reason, plan, build(plan), place, build)
+        if way == "files":
+            return _by_files(found, batch_size, place, build)
+        reason = f"the function did not read its place among the input pipelines, and {found}"
+        return Pipeline("examples", reason, plan, dataset, False, lambda: dataset)
+    plan = _plan(shard, batch_size, place)
+    dataset = build(plan)
+    if plan.context.was_sharded:
+        return _own(shard, f"shard={shard}", plan, dataset, place, build)
+    if shard == "input_fn":
+        return None
+    files, found = _files(dataset, place)
+    if _agreed("files" if files else "examples", agreement) == "files":
+        return _by_files(found, batch_size, place, build)
+    _log.warning("shard=files: %s. Every worker reads all of the data instead, and takes its examples.", found)
+    return _all_examples("examples", f"shard=files, and {found}", batch_size, place, build)
+
+
+def train_division(
+    pipeline: Pipeline, dataset: tf.data.Dataset, place: Place, agreement: Agreement
+) -> tuple[tf.data.Dataset, Division]:
+    """What training reads, and how it is divided, where workers read data of their own.
+
+    Args:
+      dataset: the pipeline's, perhaps made endless.
+    """
+    endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+    rows = full_rows(dataset.element_spec) if endless else None
+    not_full, global_count = agreement.sum([rows is None, (rows or 0) * place.num_replicas])
+    if not not_full:
+        return dataset, OwnTurn(place.num_replicas, agreement.sum_in_graph, int(global_count))
+    return _marked(dataset, pipeline.whole()), OwnTurn(place.num_replicas, agreement.sum_in_graph, None)
+
+
+def _marked(own: tf.data.Dataset, whole: tf.data.Dataset) -> tf.data.Dataset:
+    """`own`, each element with True; then, without end, one that counts for nothing, with False.
+
+    That is its own first one, or where it has none the first one of all: something that the model is made for.
+    """
+    placeholder = own.take(1).concatenate(whole.take(1)).take(1).cache().repeat()
+    return own.map(_real).concatenate(placeholder.map(_not_real))
+
+
+@tf.autograph.experimental.do_not_convert
+def _real(*element: Any) -> tuple[Any, ...]:
+    return (*element, True)
+
+
+@tf.autograph.experimental.do_not_convert
+def _not_real(*element: Any) -> tuple[Any, ...]:
+    return (*element, False)
+
+
+def _all_examples(shard: str, reason: str, batch_size: int | None, place: Place, build: Build) -> Pipeline:
+    plan = _plan(shard, batch_size, place)
+    dataset = build(plan)
+    is_own = shard == "off" and place.num_workers > 1
+    return Pipeline(shard, reason, plan, dataset, is_own, lambda: dataset)
+
+
+def _own(shard: str, reason: str, plan: Plan, dataset: tf.data.Dataset, place: Place, build: Build) -> Pipeline:
+    """Of a function that divides by itself."""
+    one = dataclasses.replace(plan, context=InputContext(1, 0, place.total))
+    return Pipeline(shard, reason, plan, dataset, True, lambda: build(one))
+
+
+def _by_files(found: str, batch_size: int | None, place: Place, build: Build) -> Pipeline:
+    """Each worker reads its part of the files, of which the function knows nothing."""
+    plan = dataclasses.replace(_plan("files", batch_size, place), context=InputContext(1, 0, place.total))
+    whole = build(plan)
+    own = cluster_bridge.part_of_files(whole, place.num_workers, place.worker_index)
+    return Pipeline("files", found, plan, own, True, lambda: whole)
+
+
+def _files(dataset: tf.data.Dataset, place: Place) -> tuple[bool, str]:
+    """(whether each worker can read files of its own, what was found)."""
+    count = cluster_bridge.num_files(dataset)
+    if not count:
+        return False, "its data is not read from files that TensorFlow can divide"
+    found = f"it reads {count} file{'' if count == 1 else 's'}"
+    return count >= place.num_workers, f"{found} and there are {place.num_workers} workers"
+
+
+def _agreed(way: str, agreement: Agreement) -> str:
+    counts = agreement.sum([way == one for one in _WAYS])
+    return next(one for one, count in zip(_WAYS, counts, strict=True) if count)
+
+
+def _plan(shard: str, batch_size: int | None, place: Place) -> Plan:
+    if shard in ("files", "input_fn"):
+        context = InputContext(place.num_workers, place.worker_index, place.total)
+        return Plan(context, _per_replica(batch_size, place), InTurn(0, place.num_replicas, place.num_replicas))
+    if shard == "off" and place.num_workers > 1:
+        in_turn = InTurn(0, place.num_replicas, place.num_replicas)
+        return Plan(InputContext(1, 0, place.total), _per_replica(batch_size, place), in_turn)
+    # One pipeline and one replica: the function gives whole global batches. Without a batch_size its batches are per
+    # replica, so that is the number it must be able to divide its own size by.
+    kind = InTurn if batch_size is None else Rows
+    context = InputContext(1, 0, 1 if batch_size else place.total)
+    return Plan(context, batch_size, kind(place.first, place.num_replicas, place.total))
+
+
+def _per_replica(batch_size: int | None, place: Place) -> int | None:
+    # EVAL takes any global size: rounded down, so that a step never holds more examples than the user allowed.
+    return None if batch_size is None else max(1, batch_size // place.total)
