@@ -24,8 +24,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from runner import composing, mistakes, parsing, saved, user_code
-from runner.config import TRAINING_COMMANDS, TRAINING_RUNS, Config, ConfigError
+from runner import composing, mistakes, parsing, resolvers, saved, user_code
+from runner.config import CLUSTER_COMMANDS, ENVIRONMENT_COMMANDS, TRAINING_COMMANDS, TRAINING_RUNS, Config, ConfigError
 from runner.masking import mask_text, secrets_of, secrets_of_overrides
 from runner.outcome import FAILED, FINISHED, USER_ERROR
 from runner.output import keep_saying
@@ -128,9 +128,14 @@ class CommandLine:
                 raise ConfigError(
                     "hydra.job.chdir=true: a run stays in the directory where it was started. Leave it out."
                 )
-            config = _checked(composed, directory, overrides, is_sweep=is_sweep)
+            config = _checked(composed, directory, overrides, self._env, is_sweep=is_sweep)
             if is_sweep and config.command in TRAINING_RUNS:
                 return self._run_in_sweep(config, hydra_config, overrides)
+            if config.command in ENVIRONMENT_COMMANDS:
+                from runner import cluster_info
+
+                cluster_info.show(config, self._env)
+                return None
             from runner import supervisor
 
             code = supervisor.run(config, self._env, ["runner", *overrides], stops=self._stops)
@@ -186,7 +191,9 @@ class CommandLine:
         self._sweep_dir = directory
 
 
-def _checked(composed: DictConfig, directory: Path, overrides: Sequence[str], *, is_sweep: bool) -> Config:
+def _checked(
+    composed: DictConfig, directory: Path, overrides: Sequence[str], env: Mapping[str, str], *, is_sweep: bool
+) -> Config:
     """The config of a job, with its model_dir.
 
     Raises:
@@ -194,7 +201,8 @@ def _checked(composed: DictConfig, directory: Path, overrides: Sequence[str], *,
     """
     tree: Any = OmegaConf.to_container(composed, resolve=True)
     command, model_dir = tree.get("command"), tree.get("model_dir")
-    left = saved.read_saved(Path(model_dir)) if model_dir and command not in TRAINING_COMMANDS else None
+    reads_a_run = command not in (*TRAINING_COMMANDS, *ENVIRONMENT_COMMANDS)
+    left = saved.read_saved(Path(model_dir)) if model_dir and reads_a_run else None
     if left is None:
         config = parsing.parse(tree)
     else:
@@ -210,6 +218,8 @@ def _checked(composed: DictConfig, directory: Path, overrides: Sequence[str], *,
         )
     for key, name, default in config.functions():
         user_code.locate(key, name, default)
+    if config.command in CLUSTER_COMMANDS or (config.strategy.name == "tpu" and config.command != "inspect"):
+        resolvers.detect(env, config.cluster, config.strategy)
     if config.command in TRAINING_RUNS:
         return dataclasses.replace(config, model_dir=str(Path(config.model_dir or directory).absolute()))
     return dataclasses.replace(config, model_dir=config.model_dir and str(Path(config.model_dir).absolute()))

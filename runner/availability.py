@@ -8,14 +8,6 @@ from typing import Any
 from runner.config import Config, ConfigError
 
 AVAILABLE: Mapping[str, tuple[Any, ...]] = {
-    "strategy.name": (
-        "default",
-        "one_device",
-        "mirrored",
-        "central_storage",
-        "multi_worker",
-        "parameter_server",
-    ),
     "eval_strategy.name": ("default", "one_device", "mirrored", "central_storage"),
     "export.exporters": (None,),
     "export.dir": (None,),

@@ -209,4 +209,7 @@ def _build_strategy(strategy: StrategyConfig) -> Any:
         num_packs=1 if strategy.num_packs is None else strategy.num_packs,
         communication=strategy.communication or "auto",
         timeout_secs=strategy.timeout_secs,
+        address=strategy.address,
+        zone=strategy.zone,
+        project=strategy.project,
     )

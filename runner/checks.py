@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from runner.config import (
+    ENVIRONMENT_COMMANDS,
     EVALUATING_COMMANDS,
     STRATEGY_OPTIONS,
     TRAINING_COMMANDS,
@@ -33,6 +34,7 @@ def check(config: Config) -> None:
     """
     _check_functions(config)
     _check_model_dir(config)
+    _check_cluster(config)
     _check_strategy("strategy", config.strategy)
     _check_strategy("eval_strategy", config.eval_strategy)
     _check_virtual_devices(config)
@@ -60,6 +62,8 @@ def newest_runs(outputs: Path) -> list[Path]:
 def _check_functions(config: Config) -> None:
     """That there is a function for all that the command calls."""
     command, input = config.command, config.input
+    if command in ENVIRONMENT_COMMANDS:
+        return
     if command != "inspect" and not config.model.fn:
         raise ConfigError("model.fn is not set. Give package.module or package.module.function, or choose model=...")
     if command in TRAINING_COMMANDS and not input.train.fn:
@@ -76,7 +80,7 @@ def _check_functions(config: Config) -> None:
 
 def _check_model_dir(config: Config) -> None:
     """That a command that reads a run has one to read."""
-    if config.command in TRAINING_COMMANDS:
+    if config.command in (*TRAINING_COMMANDS, *ENVIRONMENT_COMMANDS):
         return
     runs = ", ".join(map(str, newest_runs(Path("outputs"))))
     newest = f" The newest: {runs}." if runs else ""
@@ -89,6 +93,23 @@ def _check_model_dir(config: Config) -> None:
         raise ConfigError(
             f"model_dir={config.model_dir}: there is no checkpoint in it for command={config.command}.{newest}"
         )
+
+
+def _check_cluster(config: Config) -> None:
+    """Refuses a resolver that cannot serve the strategy, and settings that the resolver does not read."""
+    cluster, strategy = config.cluster, config.strategy.name
+    if cluster.resolver == "tpu" and strategy != "tpu":
+        raise ConfigError(f"cluster.resolver=tpu goes with strategy=tpu, and not with strategy={strategy}.")
+    if strategy == "tpu" and cluster.resolver not in ("auto", "tpu"):
+        raise ConfigError(f"cluster.resolver={cluster.resolver} with strategy=tpu: a TPU is found by auto or tpu.")
+    readers = {"port": ("auto", "slurm", "kubernetes"), "service": ("auto", "kubernetes")}
+    for name, resolvers in readers.items():
+        value = getattr(cluster, name)
+        if value is not None and cluster.resolver not in resolvers:
+            raise ConfigError(
+                f"cluster.{name}={value} has no effect with cluster.resolver={cluster.resolver}, only with "
+                f"{' and '.join(resolvers[1:])}."
+            )
 
 
 def _check_strategy(key: str, strategy: StrategyConfig) -> None:

@@ -19,13 +19,15 @@ from yaml import YAMLError
 from runner.files import write_atomically
 from runner.masking import secrets_of
 
-COMMANDS = ("train_and_evaluate", "train", "evaluate", "predict", "dry_run", "inspect")
+COMMANDS = ("train_and_evaluate", "train", "evaluate", "predict", "dry_run", "inspect", "cluster_info")
 TRAINING_COMMANDS = ("train_and_evaluate", "train", "dry_run")
 """Those that need an input to train on; the others read what a run left in its model_dir."""
 TRAINING_RUNS = ("train_and_evaluate", "train")
 """Those that make a model_dir and write its config."""
 UNRECORDED_COMMANDS = ("dry_run", "inspect")
 """Those that only tell something: they leave nothing behind, no journal either."""
+ENVIRONMENT_COMMANDS = ("cluster_info",)
+"""Those that are about no run: they need neither functions nor a model_dir, and start no task."""
 EVALUATING_COMMANDS = ("train_and_evaluate", "evaluate", "dry_run")
 """Those that need the functions of `input.eval`."""
 STRATEGY_OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -132,6 +134,8 @@ class ClusterConfig:
 
     Attributes:
       max_restarts: None: three with a cluster strategy, none without.
+      port: what tasks listen on where Slurm or Kubernetes starts them; None: chosen by the resolver.
+      service: the headless Service of Kubernetes; None: it has the name of the Job or StatefulSet.
     """
 
     resolver: str = _setting("auto", choices=("auto", "local", "tf_config", "slurm", "kubernetes", "tpu"))
@@ -141,6 +145,8 @@ class ClusterConfig:
     max_restarts: int | None = _setting(None, minimum=0)
     start_timeout_secs: int = _setting(120, minimum=1)
     standby: bool = False
+    port: int | None = _setting(None, above=0, below=65536)
+    service: str | None = None
 
 
 @dataclass(frozen=True)
@@ -292,7 +298,7 @@ class Config:
 
     def functions(self) -> Iterator[tuple[str, str, str]]:
         """(config key, dotted name, default function) of each function of the user that this run calls."""
-        if self.command == "inspect":
+        if self.command in ("inspect", *ENVIRONMENT_COMMANDS):
             return
         assert self.model.fn is not None
         yield "model.fn", self.model.fn, "model_fn"

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from runner.cluster import Cluster
-from runner.config import Config
+from runner.config import ClusterConfig, Config
 
 HOST = "127.0.0.1"
 
@@ -20,18 +20,24 @@ def local_places(config: Config, ports: Callable[[int], Sequence[int]] | None = 
     """
     settings, tasks = config.cluster, dict[str, list[str]]()
     if config.is_cluster:
-        by_strategy = {
-            "multi_worker": {"chief": 1, "worker": settings.num_workers - 1},
-            "parameter_server": {"chief": 1, "worker": settings.num_workers, "ps": settings.num_ps},
-        }
-        counts = by_strategy[str(config.strategy.name)]
+        counts = task_counts(settings, str(config.strategy.name))
         free = iter((ports or free_ports)(sum(counts.values())))
-        tasks = {name: [f"{HOST}:{next(free)}" for _ in range(count)] for name, count in counts.items() if count}
+        tasks = {name: [f"{HOST}:{next(free)}" for _ in range(count)] for name, count in counts.items()}
     places = [Cluster(name, index, tasks) for name, addresses in tasks.items() for index in range(len(addresses))]
     places = places or [Cluster()]
     if settings.evaluator and config.command == "train_and_evaluate":
         places.append(Cluster("evaluator", 0, tasks))
     return places
+
+
+def task_counts(settings: ClusterConfig, strategy: str) -> dict[str, int]:
+    """Task type -> how many processes the config asks for, the evaluator aside."""
+    counts = {"chief": 1}
+    if strategy == "multi_worker":
+        counts["worker"] = settings.num_workers - 1
+    if strategy == "parameter_server":
+        counts |= {"worker": settings.num_workers, "ps": settings.num_ps}
+    return {name: count for name, count in counts.items() if count}
 
 
 def free_ports(count: int) -> list[int]:

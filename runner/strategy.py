@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import tensorflow as tf
 
-from runner import cluster_bridge
+from runner import cluster_bridge, tpu
+from runner.config import ConfigError
 
 _COMMUNICATION = {
     "auto": tf.distribute.experimental.CommunicationImplementation.AUTO,
@@ -44,12 +46,15 @@ def build_strategy(
     num_packs: int = 1,
     communication: str = "auto",
     timeout_secs: float | None = None,
+    address: str | None = None,
+    zone: str | None = None,
+    project: str | None = None,
 ) -> tf.distribute.Strategy | None:
     """The strategy that config names.
 
     Args:
-      name: default, one_device, mirrored, central_storage or multi_worker (with TF_CONFIG in the environment; returns
-        when all workers have found each other).
+      name: default, one_device, mirrored, central_storage, multi_worker (with TF_CONFIG in the environment; returns
+        when all workers have found each other) or tpu.
       devices: TensorFlow's names ("GPU:0", "CPU:1"); None: all GPUs, or the virtual CPUs where there is no GPU.
       num_gpus: only the first so many GPUs; None: all.
       virtual_devices: see `split_cpu`.
@@ -57,16 +62,20 @@ def build_strategy(
       num_packs: packs into which gradients are put for nccl and hierarchical_copy.
       communication: auto, ring or nccl: how the processes of multi_worker exchange gradients.
       timeout_secs: after which a collective of multi_worker is given up; None: never (heartbeats tell of lost peers).
+      address: of a TPU: grpc://host:port, a name, "local" for one of this machine; None: the environment names it.
+      zone, project: of a TPU that is named; None: those of this machine of Google Cloud.
 
     Returns: the strategy; None for TensorFlow's default.
 
     Raises:
       ValueError: the name, a device or cross_device_ops is not there; the message lists those that are.
     """
-    _check_known("name", name, ("default", "one_device", "mirrored", "central_storage", "multi_worker"))
+    _check_known("name", name, ("default", "one_device", "mirrored", "central_storage", "multi_worker", "tpu"))
     _check_known("communication", communication, tuple(_COMMUNICATION))
     _check_known("cross_device_ops", cross_device_ops, ("auto", *_CROSS_DEVICE_OPS))
     split_cpu(virtual_devices)
+    if name == "tpu":
+        return _connect_tpu(address, zone, project)
     if name == "default":
         return None
     if name == "multi_worker":  # before the devices are listed: that would start TensorFlow's runtime
@@ -82,6 +91,20 @@ def build_strategy(
     if name == "mirrored":
         return tf.distribute.MirroredStrategy(chosen, _cross_device_ops(cross_device_ops, num_packs, chosen))
     return tf.distribute.experimental.CentralStorageStrategy(chosen, parameter_device="/cpu:0")
+
+
+def _connect_tpu(address: str | None, zone: str | None, project: str | None) -> tf.distribute.Strategy:
+    """Connects, initialises, builds, as TensorFlow's guide on TPUs does."""
+    found, said_by = tpu.find_tpu(os.environ, address)
+    tpu.check_reachable(found, zone, project, os.environ)
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(found, zone, project)
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+    except (tf.errors.OpError, OSError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"strategy=tpu: {found!r} ({said_by}) is no TPU that can be used: {reason}") from error
+    return tf.distribute.TPUStrategy(resolver)
 
 
 def _cross_device_ops(name: str, num_packs: int, devices: Sequence[str]) -> tf.distribute.CrossDeviceOps | None:

@@ -18,9 +18,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("types", "files", "report", "journal", "user_code", "cluster", "masking", "identity", "garbage", "names"),
     ("ranking", "output", "step_range"),
     ("config", "early_stopping"),  # the schema
-    ("availability", "checks", "debugging", "local_cluster"),
-    ("parsing", "lock", "saved"),  # a tree, checked against the schema
-    ("mistakes", "provenance"),
+    ("availability", "checks", "debugging", "local_cluster", "tf_config", "slurm", "kubernetes", "tpu"),
+    ("parsing", "lock", "saved", "resolvers"),  # a tree, checked against the schema
+    ("mistakes", "provenance", "cluster_info"),
     # 1 one mechanism each
     ("cluster_bridge",),
     ("launcher", "run_config", "strategy", "elements", "seeds", "operations", "manifest", "tracking"),
@@ -67,7 +67,8 @@ WITHOUT_TENSORFLOW = (
     "shipping", "sweep", "supervisor", "app", "masking", "garbage", "identity", "lock", "saved", "mistakes",
     "provenance", "outcome", "stopping", "composing", "multirun", "availability", "checks", "debugging",
     "names", "curves", "predictions", "errors", "task", "ranking", "output", "step_range",
-    "manifest", "retention", "local_cluster", "gang",
+    "manifest", "retention", "local_cluster", "gang", "tf_config", "slurm", "kubernetes", "tpu",
+    "resolvers", "cluster_info",
 )  # fmt: skip
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 MODULES = sorted(path.stem for path in RUNNER.glob("*.py") if path.stem != "__init__")

@@ -31,7 +31,6 @@ OPTIONS = sorted(
     (path.parent.name, path.stem) for path in CONF.glob("*/*.yaml") if path.parent.name not in ("experiment", "local")
 )
 EXPERIMENTS = sorted(path.stem for path in CONF.glob("experiment/*.yaml"))
-LATER = [("strategy", name) for name in STRATEGY_OPTIONS if name not in AVAILABLE["strategy.name"]]
 NOT_YET = "(not yet available)"
 
 
@@ -47,18 +46,10 @@ def parsed(*overrides: str) -> Config:
     return parsing.parse(composed(overrides))
 
 
-@pytest.mark.parametrize(("group", "option"), [option for option in OPTIONS if option not in LATER])
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes(group: str, option: str) -> None:
     needed = ["model.fn=a.b", "input.train.fn=a.b", "input.eval.fn=a.b"] if option == "custom" else []
     assert isinstance(parsed(f"{group}={option}", *needed), Config)
-
-
-@pytest.mark.parametrize(("group", "option"), LATER)
-def test_an_option_of_a_later_version_composes_and_is_refused(group: str, option: str) -> None:
-    assert composed([f"{group}={option}"])[group]["name"] == option
-    with pytest.raises(ConfigError, match=f"^{group}={option}: this version of the runner cannot do that yet; use def"):
-        parsed(f"{group}={option}")
-    assert (CONF / group / f"{option}.yaml").read_text().splitlines()[0].endswith(NOT_YET)
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -407,13 +398,27 @@ BAD = [
         "input.train.batch_size=64 does not divide over 1 x 3 parts (train.gradient_accumulation=3). Use 63 or 66.",
     ),
     (["run.debug=overfit", "train.max_steps=null"], "train.max_steps=null does not end it. Set train.max_steps."),
-    (["strategy=tpu"], "strategy=tpu: this version of the runner cannot do that yet; use default,"),
     (
         ["strategy=multi_worker", "run.inline=true"],
         "run.inline=true with strategy=multi_worker: each task is a process",
     ),
     (["cluster.evaluator=true", "run.inline=true"], "run.inline=true with cluster.evaluator=true, which is a process"),
-    (["strategy=tpu"], "strategy=tpu: this version of the runner cannot do that yet; use default, one_device, mirrore"),
+    # clusters
+    (["cluster.resolver=tpu"], "cluster.resolver=tpu goes with strategy=tpu, and not with strategy=default."),
+    (["strategy=tpu", "cluster.resolver=slurm"], "cluster.resolver=slurm with strategy=tpu: a TPU is found by auto or"),
+    (
+        ["cluster.port=80", "cluster.resolver=local"],
+        "cluster.port=80 has no effect with cluster.resolver=local, only with slurm and kubernetes.",
+    ),
+    (
+        ["cluster.service=x", "cluster.resolver=slurm"],
+        "cluster.service=x has no effect with cluster.resolver=slurm, only",
+    ),
+    (["cluster.port=70000"], "cluster.port=70000 must be more than 0 and less than 65536."),
+    (
+        ["strategy=tpu"],
+        "strategy=tpu: no TPU is named, neither by strategy.address nor by KUBE_GOOGLE_CLOUD_TPU_ENDPOI",
+    ),
     # secrets are not repeated
     (["++tracking.password=hunter2"], "tracking.password=***: there is no key 'tracking.password'."),
     (["tracking.api_key=hunter2"], "tracking.api_key=***: there is no key 'tracking.api_key'."),
@@ -563,7 +568,7 @@ def test_what_a_later_version_will_do_is_refused_and_not_left_out(
 
 
 def test_a_value_of_every_key_of_a_later_version_is_tried() -> None:
-    assert {key for key, _, _, _ in LATER_VALUES} == set(AVAILABLE) - {"strategy.name", "eval_strategy.name"}
+    assert {key for key, _, _, _ in LATER_VALUES} == set(AVAILABLE) - {"eval_strategy.name"}
 
 
 @pytest.fixture(scope="module")
