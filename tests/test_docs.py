@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("deploy/*.md")]
+)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -25,7 +27,7 @@ def test_relative_links_lead_to_files(document: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_files_that_are_named_exist(document: Path) -> None:
-    for name in re.findall(r"`((?:runner|tests|benchmarks|conf|docs)/[\w./]+\.\w+)`", document.read_text()):
+    for name in re.findall(r"`((?:runner|tests|benchmarks|conf|docs|deploy)/[\w./]+\.\w+)`", document.read_text()):
         assert (ROOT / name).exists(), f"{document.name} names {name}"
 
 
