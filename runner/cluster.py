@@ -12,7 +12,8 @@ class Cluster:
     """The processes of a run and this one's place among them.
 
     Attributes:
-      task_type: worker, chief, ps or evaluator; a single process is worker 0.
+      task_type: worker, chief, ps or evaluator; a single process is worker 0. An evaluator takes no part in training:
+        for itself it is a single process.
       task_index: among the tasks of that type.
       tasks: task type -> addresses `host:port`; empty for a single process.
     """
@@ -60,8 +61,15 @@ class Cluster:
         return self.task_type == "ps" or (self.task_type == "worker" and "ps" in self.tasks)
 
     @property
+    def is_evaluator(self) -> bool:
+        """Whether this process only evaluates what others train."""
+        return self.task_type == "evaluator"
+
+    @property
     def num_workers(self) -> int:
         """Processes that train, the chief included; 1 for a single process."""
+        if self.is_evaluator:
+            return 1
         return len(self.tasks.get("chief", ())) + len(self.tasks.get("worker", ())) or 1
 
     @property

@@ -1,7 +1,8 @@
 """Early stopping: training ends when an evaluation's metric no longer improves.
 
 What the metric was at each step is kept in model_dir, so that a run that was killed decides as an undisturbed one: by
-the evaluations up to its checkpoint, those after it being done again.
+the evaluations up to its checkpoint, those after it being done again. Where an evaluator process evaluates, it alone
+writes them, and the chief reads them (`Watched.decided`).
 """
 
 from __future__ import annotations
@@ -85,6 +86,17 @@ class Watched:
             return None
         return self.rule.reason(self._values, step)
 
+    def decided(self, step: int) -> str | None:
+        """Why training, which has come to `step`, is to end by an evaluation of that step or an earlier one; None: it
+        goes on.
+
+        An evaluator is behind training: what it found of a step once, holds for all steps after it.
+        """
+        if self.rule.metric is None:
+            return None
+        reasons = (self.rule.reason(self._values, at) for at in sorted(self._values) if at <= step)
+        return next((reason for reason in reasons if reason is not None), None)
+
     def has(self, step: int) -> bool:
         """Whether the metric at `step` is known."""
         return step in self._values
@@ -93,12 +105,21 @@ class Watched:
         """Forgets what came after `step`: the run takes these steps again."""
         self._values = {at: value for at, value in self._values.items() if at <= step}
 
+    def forget_after(self, step: int) -> None:
+        """As `goes_on_from`, for another process that reads."""
+        if any(at > step for at in self._values):
+            self.goes_on_from(step)
+            self._write()
+
     def note(self, step: int, metrics: Mapping[str, float]) -> None:
         """Notes an evaluation; `metrics` by their names in the journal. Raises: ValueError: the metric is not there."""
         assert self.rule.metric is not None
         if self.rule.metric not in metrics:
             raise ValueError(_unknown(self.rule.metric, metrics))
         self._values[step] = float(metrics[self.rule.metric])
+        self._write()
+
+    def _write(self) -> None:
         values = {str(at): repr(value) for at, value in sorted(self._values.items())}  # JSON has no NaN
         write_json(self._path, {"metric": self.rule.metric, "values": values})
 

@@ -2,20 +2,26 @@
 
 What an evaluation said of a checkpoint lies beside it, in `model.ckpt-<step>.metrics.json`: it is there after a restart
 and goes with it. All else follows from the times in the manifests, so nothing has to be remembered.
+
+Another process may evaluate a checkpoint while this one expires: a lease keeps it until its metrics are known.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from runner import manifest
 from runner.files import read_json, write_json
 from runner.ranking import mode_of
 from runner.run_config import KeepBest, RunConfig
+
+LEASE = "evaluating.json"
+"""In model_dir: which checkpoint the evaluator reads. There is one evaluator, and so one lease."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +63,22 @@ def metrics_of(path: str | os.PathLike[str]) -> dict[str, float]:
     """What evaluations found of the checkpoint `path`, by the names of the journal (eval/accuracy)."""
     noted = read_json(Path(f"{os.fspath(path)}{manifest.METRICS}")) or {}
     return {name: float(value) for name, value in noted.items() if isinstance(value, int | float)}
+
+
+@contextlib.contextmanager
+def lease(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Keeps the checkpoint `path` while another process trains and saves; it may have gone just before."""
+    file = Path(path).parent / LEASE
+    write_json(file, {"checkpoint": Path(path).name})
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def release(model_dir: str | os.PathLike[str]) -> None:
+    """Ends the lease of a process that was killed."""
+    (Path(model_dir) / LEASE).unlink(missing_ok=True)
 
 
 def expire(model_dir: Path, latest: str, keep: Keep) -> None:
@@ -118,6 +140,7 @@ def _reasons(model_dir: Path, whole: list[str], groups: Mapping[str, list[str]],
     newest = whole[-keep.newest :] if keep.newest else whole
     best = _best(model_dir, whole, keep.best)
     hourly = _hourly(model_dir, whole, groups, keep.every_hours)
+    leased = str((read_json(model_dir / LEASE) or {}).get("checkpoint"))
     reasons: dict[str, list[str]] = {name: [] for name in whole}
     for name in newest:
         reasons[name].append(f"last {keep.newest}" if keep.newest else "all are kept")
@@ -125,6 +148,8 @@ def _reasons(model_dir: Path, whole: list[str], groups: Mapping[str, list[str]],
         reasons[name].append(f"best {keep.best.metric if keep.best else ''}")
     for name in hourly:
         reasons[name].append(f"every {keep.every_hours:g} h")
+    if leased in reasons:
+        reasons[leased].append("being evaluated")
     return reasons
 
 

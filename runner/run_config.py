@@ -107,6 +107,9 @@ class RunConfig:
       train_distribute: strategy of training; None: TensorFlow's default.
       eval_distribute: strategy of evaluation and prediction; None: that of training; "default": TensorFlow's own.
       cluster: who this process is.
+      has_evaluator: another process evaluates the checkpoints of this one (`Cluster("evaluator", 0)` in its RunConfig,
+        the same model_dir), and `train_and_evaluate` leaves it to that.
+      generation: which start of the run this process belongs to; 0: nobody counts them.
 
     Raises:
       ValueError: both save cadences are given, or a number is negative.
@@ -136,6 +139,8 @@ class RunConfig:
     train_distribute: Any = None
     eval_distribute: Any = None
     cluster: Cluster = dataclasses.field(default_factory=Cluster)
+    has_evaluator: bool = False
+    generation: int = 0
 
     def __post_init__(self) -> None:
         if self.model_dir is not None:

@@ -1,16 +1,20 @@
-"""Training with evaluations along the way."""
+"""Training with evaluations along the way, in one process or with an evaluator beside those that train."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from runner import checkpoints, metrics
+from runner import checkpoints, metrics, retention
 from runner.early_stopping import EarlyStopping, Watched
+from runner.elsewhere import EvaluatedElsewhere
+from runner.ending import Ending
 from runner.estimator import Estimator, InputFn
+from runner.following import Follower, TrainingWatch
 from runner.hooks import Hook, Interrupted, Run
 from runner.loop import TrainingRun
 
@@ -81,11 +85,11 @@ class TrainingResult:
 
     Attributes:
       metrics: name of the evaluation ("" where it has none) -> its metrics at the last checkpoint; of a run that was
-        interrupted, the last that there are.
+        interrupted, the last that there are. Empty where an evaluator process has them.
       global_step: of the last checkpoint.
       examples: trained on by this call; 0 when there was nothing left to train.
       steps_per_sec: of this call's training, evaluations not counted; 0 when no step was taken.
-      checkpoint: path of the last checkpoint.
+      checkpoint: path of the last checkpoint; None: an evaluator saw none before training failed.
       stopped_early: why training ended before its last step; None: it did not.
     """
 
@@ -93,14 +97,18 @@ class TrainingResult:
     global_step: int
     examples: int
     steps_per_sec: float
-    checkpoint: str
+    checkpoint: str | None
     stopped_early: str | None = None
 
 
 def train_and_evaluate(
     estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec | Sequence[EvalSpec]
 ) -> TrainingResult:
-    """Trains, and evaluates each checkpoint as it is saved, the last one always.
+    """Trains and evaluates; what this process does of it, is what `RunConfig.cluster` says that it is.
+
+    A process that trains evaluates each checkpoint as it is saved, the last one always. With
+    `RunConfig(has_evaluator=True)` it leaves that to the evaluator, which follows the checkpoints in a process of its
+    own, and ends when that finds that training should stop early.
 
     A run that is finished already (its last step is taken, it was stopped early, or without `max_steps` its input was
     read to the end by an earlier process) is evaluated and reported. One that is interrupted ends with its checkpoint.
@@ -108,12 +116,59 @@ def train_and_evaluate(
     Raises:
       ValueError: two evaluations have the same name, or early stopping watches what is not evaluated.
     """
-    eval_specs = [eval_spec] if isinstance(eval_spec, EvalSpec) else list(eval_spec)
-    names = [spec.name or "" for spec in eval_specs]
-    if len(set(names)) < len(names):
-        raise ValueError(f"train_and_evaluate: evaluations must differ in name, and there are {names}.")
-    _check_watched(train_spec.early_stopping, names)
-    evaluations = _Evaluations(estimator, eval_specs, train_spec.early_stopping)
+    if estimator.config.cluster.is_evaluator:
+        return follow(estimator, train_spec, eval_spec)
+    eval_specs = _checked(train_spec, eval_spec)
+    if estimator.config.has_evaluator:
+        elsewhere = EvaluatedElsewhere(estimator, train_spec.early_stopping)
+        with elsewhere.told():
+            return _train(estimator, train_spec, elsewhere)
+    retention.release(estimator.model_dir)  # of an evaluator that an earlier start had
+    return _train(estimator, train_spec, _Evaluations(estimator, eval_specs, train_spec.early_stopping))
+
+
+def follow(
+    estimator: Estimator,
+    train_spec: TrainSpec,
+    eval_spec: EvalSpec | Sequence[EvalSpec],
+    wait: Callable[[float], None] = time.sleep,
+) -> TrainingResult:
+    """The evaluator's part of `train_and_evaluate`: evaluates what others save in model_dir, until training has ended.
+
+    The last checkpoint is evaluated in any case, unless training failed or was interrupted.
+
+    Args:
+      wait: called with seconds between two looks; what it raises passes, but `Interrupted` after an evaluation.
+
+    Raises:
+      ValueError: as `train_and_evaluate`; there is one evaluator, and this is another.
+    """
+    config = estimator.config
+    if config.cluster.task_index:
+        raise ValueError(f"evaluator {config.cluster.task_index}: there is one evaluator in a run, of index 0.")
+    eval_specs = _checked(train_spec, eval_spec)
+    watch = TrainingWatch(estimator.model_dir, config.generation)
+    evaluations = _Evaluations(estimator, eval_specs, train_spec.early_stopping, [watch])
+    ending = Ending()
+    try:
+        ending = Follower(estimator.model_dir, watch, evaluations, estimator.latest_checkpoint, wait).follow()
+    except Interrupted:
+        if not evaluations.metrics:
+            raise
+    return TrainingResult(
+        metrics=evaluations.metrics,
+        global_step=evaluations.last_step,
+        examples=0,
+        steps_per_sec=0.0,
+        checkpoint=evaluations.last_path,
+        stopped_early=evaluations.reason_to_stop() if ending.status == "stopped_early" else None,
+    )
+
+
+def _train(
+    estimator: Estimator, train_spec: TrainSpec, evaluations: _Evaluations | EvaluatedElsewhere
+) -> TrainingResult:
+    """Trains, in a process that does."""
     run = None
     if not evaluations.have_ended(train_spec.max_steps):
         run = estimator.train_run(
@@ -143,15 +198,25 @@ def train_and_evaluate(
 class _Evaluations(Hook):
     """The evaluations of a run: before its first step, after its checkpoints, at its end; and what follows from them.
 
+    In a process that trains, its methods as a hook and `after_save` are called; in an evaluator, `of_checkpoint`.
+
+    Args:
+      hooks: of every evaluation, beside its own.
+
     Attributes:
       metrics: name of the evaluation -> its last metrics.
       stopped_early: why training ended; None: it did not.
+      last_step, last_path: of the checkpoint that was evaluated last, by a process that names them; 0 and None: none.
     """
 
-    def __init__(self, estimator: Estimator, specs: Sequence[EvalSpec], early_stopping: EarlyStopping) -> None:
+    def __init__(
+        self, estimator: Estimator, specs: Sequence[EvalSpec], early_stopping: EarlyStopping, hooks: Sequence[Hook] = ()
+    ) -> None:
         self.metrics: dict[str, Mapping[str, Any]] = {}
         self.stopped_early: str | None = None
-        self._estimator, self._specs = estimator, specs
+        self.last_step = 0
+        self.last_path: str | None = None
+        self._estimator, self._specs, self._hooks = estimator, specs, hooks
         self._agreement = estimator.agreement
         self._has_begun = False
         self._started = time.monotonic()
@@ -197,6 +262,32 @@ class _Evaluations(Hook):
                 if self._last_step.get(spec.name or "") != step:
                     self._evaluate(spec, step)
 
+    def is_due(self) -> bool:
+        """Whether a new checkpoint would be evaluated now."""
+        return any(self._is_first(spec) or self._due(spec) for spec in self._specs)
+
+    def of_checkpoint(self, path: str, *, is_last: bool) -> Sequence[Callable[[], None]]:
+        """What is due and not done of the checkpoint `path`, each to be called; of the last one, what is not done.
+
+        A checkpoint that no run would stop at by itself (the one before the first step, or where it was interrupted)
+        only counts where it is the last, or the first with `at_start`.
+        """
+        step = checkpoints.checkpoint_step(path)
+        self._watched.forget_after(step)
+        open_specs = [spec for spec in self._specs if self._last_step.get(spec.name or "") != step]
+        due = [spec for spec in open_specs if is_last or self._is_first(spec)]
+        others = [spec for spec in open_specs if spec not in due and self._due(spec)]
+        if others and checkpoints.Reader(path).extra().get("evaluate"):
+            due += others
+        return [functools.partial(self._evaluate, spec, step, path) for spec in due]
+
+    def reason_to_stop(self) -> str | None:
+        """Why training ends, by the evaluations of this process; None: it goes on."""
+        return self._watched.decided(self.last_step)
+
+    def _is_first(self, spec: EvalSpec) -> bool:
+        return spec.at_start and (spec.name or "") not in self._last_step
+
     def _evaluate_during(self, run: Run, specs: Sequence[EvalSpec]) -> None:
         assert isinstance(run, TrainingRun)
         if specs:
@@ -214,16 +305,19 @@ class _Evaluations(Hook):
         since = now - self._last_start.get(spec.name or "", -float("inf"))
         return now - self._started >= spec.start_delay_secs and since >= spec.throttle_secs
 
-    def _evaluate(self, spec: EvalSpec, step: int) -> None:
+    def _evaluate(self, spec: EvalSpec, step: int, path: str | None = None) -> None:
+        """Args: path: of the checkpoint of `step`; None: it is the latest."""
         name = spec.name or ""
-        self._last_start[name], self._last_step[name] = time.monotonic(), step
+        self._last_start[name] = time.monotonic()
         try:
             self.metrics[name] = self._estimator.evaluate(
-                spec.input_fn, steps=spec.steps, hooks=spec.hooks, name=spec.name
+                spec.input_fn, steps=spec.steps, hooks=[*spec.hooks, *self._hooks], checkpoint_path=path, name=spec.name
             )
         except Exception as error:
-            error.add_note(f"evaluating {name!r} at step {step} from {self._estimator.latest_checkpoint()}")
+            error.add_note(f"evaluating {name!r} at step {step} from {path or self._estimator.latest_checkpoint()}")
             raise
+        self._last_step[name] = self.last_step = step
+        self.last_path = path
         if name == self._watched.rule.evaluation and self._agreement.is_chief:
             prefix = f"eval_{name}" if name else "eval"
             scalars = metrics.scalars(self.metrics[name])
@@ -239,6 +333,16 @@ class _Evaluations(Hook):
         self._estimator.announce("stopped_early", f"stopped early: {reason}", step=step)
         if run is not None:
             run.request_stop(f"stopped early: {reason}")
+
+
+def _checked(train_spec: TrainSpec, eval_spec: EvalSpec | Sequence[EvalSpec]) -> list[EvalSpec]:
+    """The evaluations. Raises: ValueError: as `train_and_evaluate`."""
+    eval_specs = [eval_spec] if isinstance(eval_spec, EvalSpec) else list(eval_spec)
+    names = [spec.name or "" for spec in eval_specs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"train_and_evaluate: evaluations must differ in name, and there are {names}.")
+    _check_watched(train_spec.early_stopping, names)
+    return eval_specs
 
 
 def _check_watched(rule: EarlyStopping, names: Sequence[str]) -> None:

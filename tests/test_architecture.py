@@ -16,7 +16,7 @@ RUNNER = ROOT / "runner"
 LAYERS: tuple[tuple[str, ...], ...] = (
     # 0 plain Python
     ("types", "files", "report", "journal", "user_code", "cluster", "masking", "identity", "garbage", "names"),
-    ("ranking", "output", "step_range"),
+    ("ranking", "output", "step_range", "ending"),
     ("config", "early_stopping"),  # the schema
     ("availability", "checks", "debugging", "local_cluster", "tf_config", "slurm", "kubernetes", "tpu"),
     ("parsing", "lock", "saved", "resolvers"),  # a tree, checked against the schema
@@ -35,7 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # 2
     ("hooks",),
     # 3 the contract
-    ("model_fn", "profiling"),
+    ("model_fn", "profiling", "following"),
     # 4
     ("traces", "export", "precision", "rates"),
     ("averages", "refusals", "flops"),
@@ -49,6 +49,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("evaluation",),
     # 5
     ("estimator",),
+    ("elsewhere",),
     # 6
     ("training",),
     # 7
@@ -68,7 +69,7 @@ WITHOUT_TENSORFLOW = (
     "provenance", "outcome", "stopping", "composing", "multirun", "availability", "checks", "debugging",
     "names", "curves", "predictions", "errors", "task", "ranking", "output", "step_range",
     "manifest", "retention", "local_cluster", "gang", "tf_config", "slurm", "kubernetes", "tpu",
-    "resolvers", "cluster_info",
+    "resolvers", "cluster_info", "ending",
 )  # fmt: skip
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 MODULES = sorted(path.stem for path in RUNNER.glob("*.py") if path.stem != "__init__")
