@@ -16,6 +16,7 @@ from runner.early_stopping import EarlyStopping
 from runner.estimator import Estimator
 from runner.inputs import Input
 from runner.journal import Journal, NullJournal
+from runner.loopback import kept_local
 from runner.model_fn import declared_arguments
 from runner.report import NullProgress, Progress
 from runner.retention import Keep
@@ -109,7 +110,8 @@ def _functions_and_run_config(
     # TensorFlow 2.21: "Collective ops must be configured at program startup", before a module may use a device.
     configure_tensorflow(config.run)
     journal.event("joining")
-    run_config = build_run_config(config, cluster)
+    with kept_local(cluster):
+        run_config = build_run_config(config, cluster)
     journal.event("joined")
     return functions(), run_config
 

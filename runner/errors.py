@@ -26,6 +26,10 @@ USER_ERRORS = (
 _OF_A_LOST_PEER = ("UnavailableError", "AbortedError", "DeadlineExceededError", "CancelledError")
 
 
+QUIET_ERRORS = "RUNNER_QUIET_ERRORS"
+"""The environment variable of a task whose errors its supervisor says: several may say the same."""
+
+
 class PeerLost(RuntimeError):
     """A peer, or the connection to it, is gone: this task can do nothing about it."""
 
@@ -42,12 +46,11 @@ def report_error(error: Exception, journal: Journal | NullJournal, env: Mapping[
     """Says what went wrong, to the person and to the journal.
 
     A mistake of the user's is one message and the line of their code; anything else comes with its traceback, and so
-    does everything with HYDRA_FULL_ERROR=1.
+    does everything with HYDRA_FULL_ERROR=1. Where the supervisor is to say it, only the journal is told.
     """
     said = str(error) if isinstance(error, ConfigError | UserCodeError) else f"{type(error).__name__}: {error}"
     said = mask_text(re.sub(r"\x1b\[[0-9;]*m", "", said), secrets)  # Keras makes parts of its messages bold
     trace = mask_text("".join(traceback.format_exception(error)), secrets)
-    journal.event("error", error=textwrap.shorten(said, 300, placeholder="..."), traceback=trace)
     if isinstance(error, USER_ERRORS) and env.get("HYDRA_FULL_ERROR") != "1":
         lines = [f"runner: {said}", *(mask_text(note, secrets) for note in getattr(error, "__notes__", ()))]
     else:
@@ -57,6 +60,11 @@ def report_error(error: Exception, journal: Journal | NullJournal, env: Mapping[
         lines.append(f"  in {error.filename}, line {error.lineno}: {error.text.strip()}")
     elif frame is not None:
         lines.append(f"  in {frame.filename}, line {frame.lineno}, in {frame.name}: {frame.line}")
+    facts = {"error": textwrap.shorten(said, 300, placeholder="..."), "traceback": trace}
+    if env.get(QUIET_ERRORS):
+        journal.event("error", **facts, said="\n".join(lines))
+        return
+    journal.event("error", **facts)
     print(*lines, sep="\n", file=sys.stderr, flush=True)
 
 

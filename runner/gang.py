@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from runner.cluster import Cluster
-from runner.launcher import Process, start_process
-from runner.outcome import FINISHED, INTERRUPTED, PEER_LOST
+from runner.launcher import Process, describe_exit, start_process
+from runner.outcome import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR
 
 POLL_SECS = 0.1
 SETTLE_SECS = 5.0
 """How long the others may take to end by themselves after one has failed: what they say may be the reason."""
 SAVE_SECS = 60.0
-"""How long the others may take after one was asked to stop, and has done so."""
+"""How long the others may take after one was asked to stop and has saved, or after the chief has finished."""
+SILENCE_SECS = 60.0
+"""A task that gave no sign of life for so long has frozen. To import a module may keep Python busy for some seconds."""
+SLEPT_SECS = 5.0
+"""A look at the tasks that comes so late was held up itself: this process was stopped, or the machine slept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,14 +30,17 @@ class Task:
       place: who it is.
       argv, env: its command and whole environment.
       prefix: of each line that it says; '': it talks to our terminal.
-      serves: it does what others ask it to, and ends when it is told to.
     """
 
     place: Cluster
     argv: Sequence[str]
     env: Mapping[str, str]
     prefix: str = ""
-    serves: bool = False
+
+    @property
+    def is_replaceable(self) -> bool:
+        """Whether the others go on without it until it is started again."""
+        return self.place.task_type == "evaluator" or (self.place.is_server and self.place.task_type == "worker")
 
 
 @dataclass(frozen=True)
@@ -42,43 +50,76 @@ class Ending:
     Attributes:
       code: the exit code of the task that decided; negative: the signal that killed it.
       task: that task.
+      reason: what became of it, in words; '' when all have finished.
     """
 
     code: int
     task: Task
+    reason: str = ""
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether a task was lost through no fault of its own: to start all again may help."""
+        asked = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
+        return self.code == PEER_LOST or (self.code < 0 and self.code not in asked)
+
+    @property
+    def rank(self) -> int:
+        """The lower, the more likely it is the reason for the other ends: nothing that a task does sends SIGKILL."""
+        if self.code == -signal.SIGKILL:
+            return 0
+        if self.code in (FAILED, USER_ERROR):
+            return 1
+        return {INTERRUPTED: 2, PEER_LOST: 4}.get(self.code, 3)
 
 
 class Gang:
-    """The processes of `tasks`, the chief first. `run` starts them and returns when none is left."""
+    """The processes of some tasks, the chief's first.
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
-        self._tasks = tasks
+    Args:
+      start_timeout_secs: how long the tasks of a cluster may take to find each other.
+      has_joined: whether a task has found the others.
+      may_replace: asked when a task is lost that the others can do without for a while; it may wait.
+      launch: starts a process.
+    """
+
+    def __init__(
+        self,
+        *,
+        start_timeout_secs: float = float("inf"),
+        has_joined: Callable[[Task], bool] = lambda task: True,
+        may_replace: Callable[[Ending], bool] = lambda ending: False,
+        launch: Callable[[Task], Process] = lambda task: start_process(task.argv, task.env, task.prefix),
+    ) -> None:
+        self._start_timeout_secs, self._has_joined = start_timeout_secs, has_joined
+        self._may_replace, self._launch = may_replace, launch
         self._running: dict[Task, Process] = {}
-        self._ended: list[tuple[Task, int]] = []
-        self._decided: tuple[Task, int] | None = None
-        self._until = float("inf")
+        self._begin(())
 
-    def start(self) -> None:
-        """Starts all."""
-        for task in self._tasks:
-            self._running[task] = start_process(task.argv, task.env, task.prefix)
+    def run(self, tasks: Sequence[Task], stops: Sequence[int] = ()) -> Ending:
+        """Starts `tasks` and returns when none is left.
 
-    def wait(self) -> Ending:
-        """Returns when all have ended, by themselves or because one of them did."""
-        while self._waits_for_somebody():
-            self._collect()
-            if time.monotonic() > self._until:
-                break
-            time.sleep(POLL_SECS)
-        self.kill()
-        self._close()
-        task, code = self._decided or (self._tasks[0], FINISHED)
-        return Ending(code, task)
+        Args:
+          stops: grows when somebody asks for a stop; one that comes while tasks are started reaches all of them.
+        """
+        self._begin(tasks)
+        for task in tasks:
+            self._running[task] = self._launch(task)
+        if stops:
+            self.ask_to_stop()
+        while any(not task.place.is_server for task in self._running):
+            self._look()
+            time.sleep(POLL_SECS if self._running else 0)
+        self.kill()  # servers end when nobody is left to ask them
+        for process in self._running.values():
+            process.close()
+        self._running = {}
+        return self._ending or Ending(FINISHED, tasks[0])
 
     def ask_to_stop(self) -> None:
         """Asks those that train or evaluate to save and end; servers are needed for that."""
-        for task, process in self._running.items():
-            if not task.serves:
+        for task, process in list(self._running.items()):
+            if not task.place.is_server:
                 process.ask_to_stop()
 
     def kill(self) -> None:
@@ -86,31 +127,80 @@ class Gang:
         for process in list(self._running.values()):
             process.kill()
 
-    def _waits_for_somebody(self) -> bool:
-        return any(not task.serves for task in self._running)
+    def _begin(self, tasks: Sequence[Task]) -> None:
+        self._ending: Ending | None = None
+        self._deadlines: dict[Task, float] = {}
+        self._looked = time.monotonic()
+        self._join_until = time.monotonic() + self._start_timeout_secs
+        self._joining = [task for task in tasks if task.place.tasks and task.place.task_type != "evaluator"]
+        self._has_peers = len(tasks) > 1
 
-    def _collect(self) -> None:
+    def _look(self) -> None:
+        """One look at all tasks: who has ended, who has frozen, who did not come."""
+        now, before = time.monotonic(), self._looked
+        self._looked = now
         for task, process in list(self._running.items()):
             code = process.wait(0)
-            if code is None:
-                continue
-            process.kill()  # what the task may have left running
-            process.close()
-            del self._running[task]
-            self._note(task, code)
+            if now - before > SLEPT_SECS:
+                process.pulse.forgive()
+            silent_secs = process.pulse.silent_secs()
+            if code is not None:
+                self._end(task, code)
+            elif self._has_peers and silent_secs > SILENCE_SECS:
+                self._freeze(task, silent_secs)
+            elif now > self._deadlines.get(task, float("inf")):
+                self._overdue(task, silent_secs)
+            elif process.pulse.wants_to_stop:
+                process.pulse.wants_to_stop = False
+                self.ask_to_stop()
+        if self._joining and now > self._join_until:
+            self._check_joined()
 
-    def _note(self, task: Task, code: int) -> None:
-        """One has ended: what becomes of the others."""
+    def _end(self, task: Task, code: int, reason: str = "") -> None:
+        """A task has ended: what becomes of the others."""
+        process = self._running.pop(task)
+        process.kill()  # what the task may have left running
+        process.close()
         if code == FINISHED:
+            if task.place.is_chief:  # an evaluator has the last checkpoint before it
+                self._limit(SAVE_SECS, [other for other in self._running if other.place.task_type != "evaluator"])
             return
-        if self._decided is None:
-            self._until = time.monotonic() + (SAVE_SECS if code == INTERRUPTED else SETTLE_SECS)
+        reason = reason or ("lost its connection to a peer" if code == PEER_LOST else describe_exit(code))
+        ending = Ending(code, task, f"{task.place.name if self._has_peers else 'the task'} {reason}")
+        if ending.is_loss and task.is_replaceable and self._ending is None and self._may_replace(ending):
+            self._running[task] = self._launch(task)
+            return
+        if self._ending is None:
+            self._limit(SAVE_SECS if code == INTERRUPTED else SETTLE_SECS, self._running)
             if code == INTERRUPTED:
                 self.ask_to_stop()
-        if self._decided is None or self._decided[1] == PEER_LOST:  # who lost a peer is not the reason
-            self._decided = (task, code)
+        if self._ending is None or ending.rank < self._ending.rank:
+            self._ending = ending
 
-    def _close(self) -> None:
-        for process in self._running.values():
-            process.close()
-        self._running = {}
+    def _freeze(self, task: Task, silent_secs: float) -> None:
+        """A task that is frozen is as good as killed."""
+        self._running[task].kill()
+        self._end(task, -signal.SIGKILL, f"froze: no sign of life for {silent_secs:.0f} s")
+
+    def _overdue(self, task: Task, silent_secs: float) -> None:
+        """A task did not end by itself after another had."""
+        if silent_secs > SETTLE_SECS / 2:
+            self._freeze(task, silent_secs)  # that is why the others ended
+            return
+        process = self._running.pop(task)
+        process.kill()
+        process.close()
+
+    def _limit(self, secs: float, tasks: Iterable[Task]) -> None:
+        """These have so long to end by themselves; servers need not."""
+        for task in tasks:
+            self._deadlines.setdefault(task, time.monotonic() + secs)
+
+    def _check_joined(self) -> None:
+        missing = [task for task in self._joining if not self._has_joined(task)]
+        self._joining = []
+        if missing and self._ending is None:
+            names = ", ".join(task.place.name for task in missing)
+            reason = f"did not find the others within cluster.start_timeout_secs={self._start_timeout_secs:g}"
+            self._ending = Ending(FAILED, missing[0], f"{names} {reason}")
+            self._limit(0, self._running)

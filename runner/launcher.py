@@ -2,7 +2,7 @@
 
 A child gets a session of its own, so that everything it starts can be ended with it and a Ctrl-C on the terminal
 reaches only the parent. It holds the read end of a pipe whose write end only the parent has: when the parent dies,
-however it dies, the pipe ends and the child stops itself (`end_with_parent`).
+however it dies, the pipe ends and the child stops itself (`end_with_parent`). On another pipe it gives signs of life.
 """
 
 from __future__ import annotations
@@ -17,14 +17,23 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+from runner.heartbeat import HEARTBEAT, Pulse
+
 LIFELINE = "RUNNER_LIFELINE_FD"
 """The environment variable that tells a child which file descriptor ends when its parent does."""
 
 
 class Process:
-    """A running child. Its group is `pid`: it leads its own session."""
+    """A running child. Its group is `pid`: it leads its own session.
 
-    def __init__(self, popen: subprocess.Popen[bytes], lifeline: int, pumps: Sequence[threading.Thread] = ()) -> None:
+    Attributes:
+      pulse: its signs of life.
+    """
+
+    def __init__(
+        self, popen: subprocess.Popen[bytes], lifeline: int, pulse: Pulse, pumps: Sequence[threading.Thread] = ()
+    ) -> None:
+        self.pulse = pulse
         self._popen = popen
         self._lifeline = lifeline
         self._pumps = pumps
@@ -67,6 +76,7 @@ class Process:
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
+            self.pulse.close()
         return code
 
 
@@ -77,24 +87,27 @@ def start_process(argv: Sequence[str], env: Mapping[str, str], prefix: str = "")
       prefix: put before each line that it says, where several processes talk at a time; '': its output goes where ours
         goes, a terminal stays one.
     """
-    read_end, write_end = os.pipe()
+    lifeline, write_end = os.pipe()
+    pulse, heart = os.pipe()
     output = subprocess.PIPE if prefix else None
     try:
         popen = subprocess.Popen(
-            list(argv), env={**env, LIFELINE: str(read_end)}, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            start_new_session=True, pass_fds=(read_end,),
+            list(argv), env={**env, LIFELINE: str(lifeline), HEARTBEAT: str(heart)}, stdin=subprocess.DEVNULL,
+            stdout=output, stderr=output, start_new_session=True, pass_fds=(lifeline, heart),
         )  # fmt: skip
     except BaseException:
         os.close(write_end)
+        os.close(pulse)
         raise
     finally:
-        os.close(read_end)
+        os.close(lifeline)
+        os.close(heart)
     pumps = [
         _start_pump(ours, theirs, prefix)
         for ours, theirs in ((popen.stdout, sys.stdout), (popen.stderr, sys.stderr))
         if ours is not None
     ]
-    return Process(popen, write_end, pumps)
+    return Process(popen, write_end, Pulse(pulse), pumps)
 
 
 def end_with_parent(env: Mapping[str, str], grace_secs: float = 30.0) -> None:

@@ -47,11 +47,11 @@ class Outcome:
 STILL_RUNNING = Outcome(FAILED, "running", "RUNNING")
 
 
-def read_outcome(code: int, stop_requested: bool, lines: Sequence[Mapping[str, Any]], name: str = "chief") -> Outcome:
-    """The end of a run, from the exit code of the task that decided it and from the lines of the journals.
+def read_outcome(code: int, stop_requested: bool, lines: Sequence[Mapping[str, Any]], reason: str = "") -> Outcome:
+    """The end of a run, from the exit code of the task that decided it and from the lines of the chief's journal.
 
     Args:
-      name: of that task, among several.
+      reason: what went wrong, where that is known; '': what the journal or the exit code says.
     """
     facts: dict[str, Any] = {"phases": {}}
     for line in lines:
@@ -62,7 +62,8 @@ def read_outcome(code: int, stop_requested: bool, lines: Sequence[Mapping[str, A
             facts["phases"][name] = round(facts["phases"].get(name, 0.0) + float(line["secs"]), 3)
         elif line.get("event") in _OF_RESULT:
             facts.update({name: value for name, value in line.items() if name in (*_FACTS, "error")})
-    error = facts.pop("error", None)
+    noted = facts.pop("error", None)
+    error = reason or noted
     if code == FINISHED:
         return Outcome(FINISHED, "finished", "FINISHED", None, facts)
     if code == INTERRUPTED:
@@ -70,11 +71,10 @@ def read_outcome(code: int, stop_requested: bool, lines: Sequence[Mapping[str, A
     if stop_requested and facts.get("checkpoint"):
         return Outcome(INTERRUPTED, "interrupted", "KILLED", None, facts)
     if stop_requested:
-        return Outcome(FAILED, "failed", "KILLED", error or "stopped before it could save", facts)
+        return Outcome(FAILED, "failed", "KILLED", noted or "stopped before it could save", facts)
     if code == USER_ERROR:
         return Outcome(USER_ERROR, "failed", "FAILED", error, facts)
-    who = "the task" if name == "chief" else name
-    return Outcome(FAILED, "failed", "FAILED", error or f"{who} {describe_exit(code)}", facts)
+    return Outcome(FAILED, "failed", "FAILED", error or f"the task {describe_exit(code)}", facts)
 
 
 def summary_of(outcome: Outcome, config: Config, run_id: str | None, secrets: set[str]) -> dict[str, Any]:
@@ -93,6 +93,7 @@ def summary_of(outcome: Outcome, config: Config, run_id: str | None, secrets: se
         "num_replicas": outcome.facts.get("num_replicas"),
         "checkpoint": outcome.facts.get("checkpoint"),
         "predictions": outcome.facts.get("predictions"),
+        "restarts": outcome.facts.get("restarts", 0),
         "mlflow_run_id": run_id,
     }
 

@@ -31,6 +31,9 @@ MLFLOW_STATUS = {"finished": "FINISHED", "failed": "FAILED"}
 """MLflow's word for the status in a summary; KILLED for any other."""
 
 
+_SAVING = threading.Lock()
+
+
 @dataclass
 class RunRecord:
     """What a run remembers between its processes, in `model_dir/run.json`.
@@ -57,7 +60,8 @@ class RunRecord:
         return cls(**{name: value for name, value in known.items() if name in cls.__dataclass_fields__})
 
     def save(self, model_dir: Path) -> None:
-        write_json(model_dir / "run.json", asdict(self))
+        with _SAVING:  # the supervisor counts restarts while the shipper notes what it has shipped
+            write_json(model_dir / "run.json", asdict(self))
 
     def belongs_to(self, mlflow_run_id: str) -> None:
         """Goes on with this MLflow run. One that is new to us has none of what was shipped to another."""
@@ -222,7 +226,7 @@ class Shipper:
         self.record.last_steps = last_steps
         if offset != self.record.offsets.get(path.name, 0):
             # After log_points: a crash in between ships points twice; MLflow stores them once (same time and step).
-            self.record.offsets[path.name] = offset
+            self.record.offsets = {**self.record.offsets, path.name: offset}
             self.record.save(self._model_dir)
 
     def _is_new(self, point: Point, last_steps: dict[str, int]) -> bool:

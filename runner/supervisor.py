@@ -7,6 +7,7 @@ each run of a sweep can configure TensorFlow's devices afresh.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import shlex
 import signal
@@ -25,9 +26,7 @@ from runner import report
 from runner.cluster import ALONE, Cluster
 from runner.config import Config, StrategyConfig
 from runner.files import MODEL_SUMMARY_FILE, read_json
-from runner.gang import Ending, Gang, Task
-from runner.journal import journal_path, read_journal
-from runner.local_cluster import local_places
+from runner.gang import Ending, Task
 from runner.lock import alone_in, wait_for_tasks
 from runner.masking import mask_text, masked, masked_override, secrets_of
 from runner.outcome import (
@@ -41,8 +40,10 @@ from runner.outcome import (
     write_summary,
 )
 from runner.provenance import tags_of_this_process
+from runner.restarts import Restarts, max_restarts
 from runner.shipping import RunRecord, Shipper
 from runner.stopping import StopRequests
+from runner.tasks import Journals, Tasks, error_of, say_errors
 from runner.tracking import build_tracker
 
 PATIENCE_SECS = 30.0
@@ -104,8 +105,8 @@ def _run_unrecorded(config: Config, env: Mapping[str, str], stops: StopRequests,
             config = dataclasses.replace(config, model_dir=str(Path(scratch) / "model"))
         file = Path(scratch) / "config.yaml"
         configs.save(config, file)
-        ending = _run_tasks(config, file, env, stops, member)
-        return read_outcome(ending.code, bool(stops.came), ()).code
+        tasks = _build_tasks(config, file, env, stops, member, Restarts(Path(scratch), 0), RunRecord())
+        return read_outcome(_run_tasks(tasks, file).code, bool(stops.came), ()).code
 
 
 def _run_recorded(
@@ -128,14 +129,16 @@ def _run_recorded(
         earlier = read_json(model_dir / SUMMARY_FILE) or {}
         if trains:  # nobody would repair it after a reader that was killed
             write_summary(model_dir, summary_of(STILL_RUNNING, config, record.mlflow_run_id, secrets))
-        wait_for_tasks(model_dir, lambda text: print(text, file=sys.stderr, flush=True))
-        began = {path: path.stat().st_size for path in model_dir.glob("events.*.jsonl")}
+        wait_for_tasks(model_dir, _say)
+        journals = Journals(model_dir).mark()
         shipper = _build_shipper(config, model_dir, record, env, argv, member)
         shipper.start()
-        ending = _run_tasks(config, file, env, stops, member, record.generation)
-        paths = dict.fromkeys([journal_path(model_dir), journal_of(ending.task.place, model_dir)])
-        lines = [line for path in paths for line in read_journal(path, began.get(path, 0))[0]]
-        outcome = read_outcome(ending.code, bool(stops.came), lines, ending.task.place.name)
+        restarts = Restarts(model_dir, max_restarts(config), stops.came, lambda text: _say(f"{member.prefix}{text}"))
+        tasks = _build_tasks(config, file, env, stops, member, restarts, record)
+        ending = _run_tasks(tasks, file)
+        say_errors(journals, member.prefix)
+        outcome = read_outcome(ending.code, bool(stops.came), journals.lines(), error_of(ending, journals))
+        outcome.facts.update(restarts=restarts.total, last_restart=restarts.last)
         if trains:
             record.training = outcome.status
         else:
@@ -143,28 +146,19 @@ def _run_recorded(
         return _finish(outcome, config, file, shipper, env, argv, member, stops)
 
 
-def _run_tasks(
-    config: Config, file: Path, env: Mapping[str, str], stops: StopRequests, member: Member, generation: int = 1
-) -> Ending:
+def _build_tasks(
+    config: Config, file: Path, env: Mapping[str, str], stops: StopRequests, member: Member, restarts: Restarts,
+    record: RunRecord,
+) -> Tasks:  # fmt: skip
+    return Tasks(config, task_argv(file), functools.partial(task_env, env), stops, restarts, record, member.prefix)
+
+
+def _run_tasks(tasks: Tasks, file: Path) -> Ending:
     """Runs the tasks on `file`, in processes of their own or, with `run.inline`, the only one in this."""
-    if config.run.inline:
-        return Ending(_run_inline(file, stops), Task(ALONE, (), {}))
-    tasks = [
-        Task(place, task_argv(file), task_env(env, place, generation), _prefix(place, member), place.is_server)
-        for place in local_places(config)
-    ]
-    if stops.came:  # asked to stop before there was anything to stop
-        return Ending(FAILED, tasks[0])
-    gang = Gang(tasks)
-    saves = config.command in configs.TRAINING_RUNS
-    with stops.watch(gang, "the task saves a checkpoint" if saves else "nothing is saved"):
-        gang.start()
-        return gang.wait()
-
-
-def _prefix(place: Cluster, member: Member) -> str:
-    """The chief talks to the terminal itself, as a single process does."""
-    return member.prefix if place.is_chief else f"{member.prefix}[{place.name}] "
+    if tasks.config.run.inline:
+        return Ending(_run_inline(file, tasks.stops), Task(ALONE, (), {}))
+    saves = tasks.config.command in configs.TRAINING_RUNS
+    return tasks.run("the task saves a checkpoint" if saves else "nothing is saved")
 
 
 def _run_inline(file: Path, stops: StopRequests) -> int:
@@ -197,11 +191,6 @@ def task_env(env: Mapping[str, str], place: Cluster = ALONE, generation: int = 1
     if home.name not in ("site-packages", "dist-packages"):  # a checkout that is not installed
         result["PYTHONPATH"] = os.pathsep.join(filter(None, (str(home), env.get("PYTHONPATH"))))
     return result
-
-
-def journal_of(place: Cluster, model_dir: Path) -> Path:
-    """Where the task at `place` notes what happens."""
-    return journal_path(model_dir, place.role, place.task_index)
 
 
 def _say_changes(config: Config, file: Path) -> None:
@@ -245,7 +234,9 @@ def _finish(
         _say_lost(config, env, error)
         outcome = Outcome(FAILED, "failed", "FAILED", _lost(config, error), outcome.facts)
     summary = summary_of(outcome, config, run_id, secrets_of(tree))
-    tags = {name: str(summary[name]) for name in ("status", "strategy", "num_replicas") if summary[name] is not None}
+    told = {**summary, "last_restart": outcome.facts.get("last_restart")}
+    names = ("status", "strategy", "num_replicas", *(("restarts", "last_restart") if summary["restarts"] else ()))
+    tags = {name: str(told[name]) for name in names if told[name] is not None}
     with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
         copy = Path(scratch) / file.name
         copy.write_text(configs.as_yaml(masked(tree)))
@@ -297,3 +288,7 @@ def _build_shipper(
         is_reader=config.command not in configs.TRAINING_RUNS,
         patience_secs=PATIENCE_SECS if config.command in configs.TRAINING_RUNS else 0.0,
     )  # fmt: skip
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

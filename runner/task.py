@@ -26,6 +26,7 @@ from runner import config as configs
 from runner import errors, garbage, manifest, parsing, report, user_code
 from runner.cluster import ALONE, Cluster
 from runner.config import TRAINING_COMMANDS, UNRECORDED_COMMANDS, Config, ConfigError
+from runner.heartbeat import Heart
 from runner.hooks import Hook, Interrupted, Run
 from runner.journal import Journal, NullJournal, journal_path
 from runner.launcher import end_with_parent
@@ -110,6 +111,7 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
         return USER_ERROR
     if not inline:
         end_with_parent(os.environ)
+        Heart(os.environ).start()
         cluster = Cluster.from_tf_config(os.environ.get("TF_CONFIG"))
         with _held(config, cluster):
             progress_mode = config.run.progress if cluster.is_chief else "off"

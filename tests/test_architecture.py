@@ -22,13 +22,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("parsing", "lock", "saved", "resolvers"),  # a tree, checked against the schema
     ("mistakes", "provenance", "cluster_info"),
     # 1 one mechanism each
-    ("cluster_bridge",),
+    ("cluster_bridge", "heartbeat", "loopback"),
     ("launcher", "run_config", "strategy", "elements", "seeds", "operations", "manifest", "tracking"),
     ("bridge", "v1_bridge", "keras_bridge", "random_bridge", "variable_spec", "bundles", "snapshots", "retention"),
     ("outcome", "stopping", "curves", "randomness"),
     ("gang", "sharding", "gradients", "metrics", "shipping", "checkpoints", "predictions", "errors"),
-    ("agreement", "damage", "saving", "record"),
-    ("boundary",),
+    ("agreement", "damage", "saving", "record", "restarts"),
+    ("boundary", "tasks"),
     ("pipelines", "variables"),
     ("inputs", "traced"),
     ("position",),
@@ -69,7 +69,7 @@ WITHOUT_TENSORFLOW = (
     "provenance", "outcome", "stopping", "composing", "multirun", "availability", "checks", "debugging",
     "names", "curves", "predictions", "errors", "task", "ranking", "output", "step_range",
     "manifest", "retention", "local_cluster", "gang", "tf_config", "slurm", "kubernetes", "tpu",
-    "resolvers", "cluster_info", "ending",
+    "resolvers", "cluster_info", "ending", "heartbeat", "loopback", "restarts", "tasks",
 )  # fmt: skip
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 MODULES = sorted(path.stem for path in RUNNER.glob("*.py") if path.stem != "__init__")

@@ -81,6 +81,7 @@ def test_a_task_that_finishes_is_summarised(
         "num_replicas": 2,
         "checkpoint": "c",
         "predictions": None,
+        "restarts": 0,
         "mlflow_run_id": None,
     }
     assert (tmp_path / "run" / "config.yaml").exists()

@@ -1,0 +1,120 @@
+"""The tasks of one run: who they are, how they are started, and started again when one of them is lost."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runner.cluster import Cluster
+from runner.config import Config
+from runner.errors import QUIET_ERRORS
+from runner.gang import Ending, Gang, Task
+from runner.journal import journal_path, read_journal
+from runner.local_cluster import local_places
+from runner.outcome import FAILED
+from runner.restarts import Restarts
+from runner.shipping import RunRecord
+from runner.stopping import StopRequests
+
+
+@dataclass
+class Journals:
+    """What the tasks of a run noted since `mark`."""
+
+    model_dir: Path
+    _sizes: Mapping[Path, int] = field(default_factory=dict)
+
+    def mark(self) -> Journals:
+        """From now on."""
+        self._sizes = {path: path.stat().st_size for path in self.model_dir.glob("events.*.jsonl")}
+        return self
+
+    def lines(self, role: str = "chief", index: int = 0) -> list[dict[str, Any]]:
+        path = journal_path(self.model_dir, role, index)
+        return read_journal(path, self._sizes.get(path, 0))[0]
+
+    def has(self, task: Task, event: str) -> bool:
+        """Whether `task` has noted `event`."""
+        return any(line.get("event") == event for line in self.lines(task.place.role, task.place.task_index))
+
+
+@dataclass
+class Tasks:
+    """The tasks of one run.
+
+    Args:
+      argv: the command of each; the same, since TF_CONFIG says who it is.
+      env: the environment of the task at a place, for a generation.
+      prefix: of all that they say.
+      record: counts the starts.
+    """
+
+    config: Config
+    argv: Sequence[str]
+    env: Callable[[Cluster, int], Mapping[str, str]]
+    stops: StopRequests
+    restarts: Restarts
+    record: RunRecord
+    prefix: str = ""
+
+    def run(self, answer: str) -> Ending:
+        """Runs them to their end.
+
+        Args:
+          answer: what they do when they are asked to stop, for the person who asked.
+        """
+        started = Journals(self.restarts.model_dir)
+        gang = Gang(
+            start_timeout_secs=self.config.cluster.start_timeout_secs,
+            has_joined=lambda task: started.has(task, "joined"),
+            may_replace=lambda ending: self.restarts.allow(ending, alone=True),
+        )
+        with self.stops.watch(gang, answer):
+            while True:
+                tasks = self._tasks()
+                if self.stops.came:  # asked to stop before there was anything to stop
+                    return Ending(FAILED, tasks[0])
+                started.mark()
+                ending = gang.run(tasks, self.stops.came)
+                if not ending.is_loss or not self.restarts.allow(ending):
+                    return ending
+                self.record.generation += 1
+                self.record.save(self.restarts.model_dir)
+
+    def _tasks(self) -> list[Task]:
+        places = local_places(self.config)  # at each start other ports: the old ones may be in use for a while
+        return [Task(place, self.argv, self._env(place), self._prefix(place)) for place in places]
+
+    def _env(self, place: Cluster) -> Mapping[str, str]:
+        env = self.env(place, self.record.generation)
+        return env if place.is_chief else {**env, QUIET_ERRORS: "1"}
+
+    def _prefix(self, place: Cluster) -> str:
+        """The chief talks to the terminal itself, as a single process does."""
+        return self.prefix if place.is_chief else f"{self.prefix}[{place.name}] "
+
+
+def say_errors(journals: Journals, prefix: str = "") -> None:
+    """Says the errors of all tasks, those that the chief has said left out and each once."""
+    said = {line.get("error") for line in journals.lines() if line.get("event") == "error"}
+    for path in sorted(journals.model_dir.glob("events.*.jsonl")):
+        _, role, _ = path.name.split(".")
+        name, _, index = role.rpartition("-")
+        for line in journals.lines(name, int(index)):
+            if line.get("event") == "error" and line.get("error") not in said and line.get("said"):
+                said.add(line["error"])
+                place = Cluster(name, int(index), {"chief": ("",)}).name
+                for text in str(line["said"]).splitlines():
+                    print(f"{prefix}[{place}] {text}", file=sys.stderr, flush=True)
+
+
+def error_of(ending: Ending, journals: Journals) -> str:
+    """Why a run ended, in one line; '' when it finished."""
+    place = ending.task.place
+    noted = [line for line in journals.lines(place.role, place.task_index) if line.get("event") == "error"]
+    if noted and not ending.is_loss:
+        return f"{'' if place.is_chief else f'{place.name}: '}{noted[-1]['error']}"
+    return ending.reason
