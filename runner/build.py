@@ -18,6 +18,7 @@ from runner.inputs import Input
 from runner.journal import Journal, NullJournal
 from runner.loopback import kept_local
 from runner.model_fn import declared_arguments
+from runner.parameter_server import build_parameter_server
 from runner.report import NullProgress, Progress
 from runner.retention import Keep
 from runner.run_config import KeepBest, RunConfig, WarmStart
@@ -124,7 +125,7 @@ def build_run_config(config: Config, cluster: Cluster = ALONE) -> RunConfig:
     """
     # Once, before either strategy touches a device: TensorFlow cannot split them afterwards.
     split_cpu(config.strategy.virtual_devices or config.eval_strategy.virtual_devices)
-    strategy = _build_strategy(config.strategy)
+    strategy = _build_strategy(config.strategy, cluster)
     return RunConfig(
         cluster=cluster,
         model_dir=config.model_dir,
@@ -201,7 +202,9 @@ def _build_eval_strategy(strategy: StrategyConfig) -> Any:
     return _build_strategy(strategy)
 
 
-def _build_strategy(strategy: StrategyConfig) -> Any:
+def _build_strategy(strategy: StrategyConfig, cluster: Cluster = ALONE) -> Any:
+    if strategy.name == "parameter_server":
+        return build_parameter_server(cluster.tasks, strategy.partitioner)
     return build_strategy(
         strategy.name or "default",
         devices=strategy.devices,

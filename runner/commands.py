@@ -16,6 +16,7 @@ from runner.config import Config
 from runner.hooks import Hook, Run
 from runner.journal import Journal, NullJournal
 from runner.report import Progress, relative
+from runner.server import serve, start_server
 from runner.training import train_and_evaluate
 
 _log = logging.getLogger(__name__)
@@ -85,7 +86,11 @@ def run(config: Config, around: Surroundings) -> dict[str, Any]:
 
 def _serve(config: Config, around: Surroundings) -> dict[str, Any]:
     """The life of a parameter server, and of a worker beside one."""
-    raise NotImplementedError("strategy=parameter_server")
+    around.journal.event("joining")
+    server = start_server(around.cluster)
+    around.journal.event("joined")
+    serve(server)
+    return {}
 
 
 def _follow(config: Config, around: Surroundings) -> dict[str, Any]:

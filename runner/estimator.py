@@ -204,7 +204,8 @@ class Estimator:
         if latest is None:
             self._models.clear()  # what is in memory is of a model_dir that somebody has emptied
         with self._journal.phase("build"):
-            return self._feed(input_fn, ModeKeys.TRAIN, self._model(training=True), max_epochs)
+            model = self._model(training=True)
+            return model.training_feed(self._feed(input_fn, ModeKeys.TRAIN, model, max_epochs))
 
     def _prepare(
         self,
@@ -239,7 +240,7 @@ class Estimator:
         if self._config.warm_start is None:
             return
         with self._journal.phase("restore"):
-            loaded = warm_start.load(self._config.warm_start, model.store.specs)
+            loaded = warm_start.load(self._config.warm_start, model.store.saved_specs)
             model.assign(loaded.values)
         self._journal.event("warm_start", **loaded.facts)
         self._progress.message(format_table(f"warm start from {loaded.path}", ["variable", "shape", ""], loaded.rows))

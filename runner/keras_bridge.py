@@ -6,6 +6,7 @@ Written against Keras 3.15. `tests/test_bridge.py` fails first, and by name, whe
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -52,7 +53,8 @@ def keras_trace(traced: Any, reduce: Callable[[list[Any]], list[Any]] | None = N
     """Watches Keras 3 during a trace of the graph `traced`, and gives it fresh name counters and seed generators.
 
     Private, all in Keras 3.15: `backend.Variable._initialize` (Keras hands tf.Variable only the short name; its
-    `path` is what a checkpoint needs), `TFOptimizer.assign*` (the methods every Keras optimizer writes through) and
+    `path` is what a checkpoint needs), `_initialize_with_initializer` (hides the shape of what it initializes),
+    `TFOptimizer.assign*` (the methods every Keras optimizer writes through) and
     `TFOptimizer._all_reduce_sum_gradients` (its sum over replicas), `global_state.GLOBAL_STATE_TRACKER` (what
     `keras.utils.clear_session` replaces; replaced and put back here, so that the caller's own models keep theirs).
     `losses.loss.scale_loss_for_distribution`: Keras divides each scalar loss by the number of replicas, for
@@ -75,6 +77,10 @@ def keras_trace(traced: Any, reduce: Callable[[list[Any]], list[Any]] | None = N
     def owned_initialize(self: Any, value: Any) -> None:
         with trace.owned_by(self):
             initialize(self, value)
+
+    def initialize_with_shape(self: Any, initializer: Any) -> None:
+        """As Keras does, but so that one can see the shape: a divided variable is initialized part by part."""
+        self._initialize(functools.partial(initializer, self._shape, dtype=self._dtype))
 
     def recorded(method: Callable[..., Any]) -> Callable[..., Any]:
         def write(self: Any, variable: Any, value: Any) -> None:
@@ -100,6 +106,7 @@ def keras_trace(traced: Any, reduce: Callable[[list[Any]], list[Any]] | None = N
 
     patches: list[tuple[Any, str, Any]] = [
         (Variable, "_initialize", owned_initialize),
+        (Variable, "_initialize_with_initializer", initialize_with_shape),
         (TFOptimizer, "_all_reduce_sum_gradients", reduced),
         (keras_random.SeedGenerator, "next", next_of_replica),
         (keras_loss, "scale_loss_for_distribution", lambda value: value),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,13 +15,16 @@ import tensorflow as tf
 from runner.agreement import agreement_of
 from runner.averages import average_name
 from runner.checkpoints import Reader
+from runner.coordinator import Coordinator, RangeLoop
 from runner.inference import EvalProgram, PredictProgram
 from runner.inputs import Feed
 from runner.journal import Journal, NullJournal
 from runner.model_fn import ModelFn
+from runner.parameter_server import is_parameter_server
 from runner.precision import LossScale, with_precision
 from runner.run_config import RunConfig
-from runner.steps import TrainProgram
+from runner.spread import Spread
+from runner.steps import Loop, TrainProgram
 from runner.variables import VariableStore
 
 _log = logging.getLogger(__name__)
@@ -49,6 +54,7 @@ class Model:
         self._config = config
         self._model_fn = with_precision(model_fn, config.precision)
         self._journal = journal
+        self._coordinator = Coordinator(strategy) if is_parameter_server(strategy) else None
         self._programs: dict[Any, Any] = {}
         self._values_of: str | None = None
         self._weights: dict[str, tf.Tensor] = {}
@@ -74,9 +80,20 @@ class Model:
                 self._config,
                 summary_writer=summary_writer,
                 stop_at_nan=stop_at_nan,
+                loop_type=self._loop_type,
             )
 
         return self._program(("train", stop_at_nan), feed, build)
+
+    def training_feed(self, feed: Feed) -> Feed:
+        """`feed` as those who train read it: under parameter servers each worker has a copy of the dataset."""
+        if self._coordinator is None:
+            return feed
+        return dataclasses.replace(feed, dataset=Spread(feed.dataset, self._coordinator.workers))
+
+    @property
+    def _loop_type(self) -> Callable[..., Any]:
+        return Loop if self._coordinator is None else functools.partial(RangeLoop, coordinator=self._coordinator)
 
     def eval_program(self, feed: Feed) -> EvalProgram:
         """The evaluation step for inputs like `feed`'s."""
@@ -147,12 +164,14 @@ class Model:
 
     def assign(self, values: Mapping[str, Any]) -> None:
         """Gives variables these values, by name, on all replicas."""
+        variables = self.store.saved if values else {}
         with self._scope():
             for name, value in values.items():
-                self.store[name].assign(value)
+                variables[name].assign(value)
 
-    def values(self) -> dict[str, tf.Tensor]:
-        """Name -> value of every variable that belongs in a checkpoint, replicas collapsed.
+    def values(self) -> dict[str, Any]:
+        """Name -> value of every variable that belongs in a checkpoint, replicas collapsed; of one that is divided over
+        parameter servers a tuple of the values of its parts. What is on a server stays there.
 
         It costs no copy: a tensor shares the buffer of its variable, until an update of that makes a new one.
         """
@@ -173,11 +192,7 @@ class Model:
 
     def not_finite(self) -> list[str]:
         """Names of the variables that hold a value that is not finite."""
-        return [
-            name
-            for name, value in self.values().items()
-            if value.dtype.is_floating and not np.all(np.isfinite(value.numpy()))
-        ]
+        return [name for name, value in self.values().items() if not all(map(_is_finite, tf.nest.flatten(value)))]
 
     def _beginnings(self, reader: Reader) -> dict[str, Any]:
         """State that the run of the checkpoint had no option for -> its value, or the name of whose it takes."""
@@ -211,8 +226,9 @@ class Model:
 
     def _warn_of_learning_rates(self, values: Mapping[str, Any], path: str) -> None:
         """Keras keeps the learning rate in a variable: a new one in model_fn has no effect on a model that goes on."""
+        specs = self.store.saved_specs
         for name, value in values.items():
-            initial = self.store.specs[name].initial
+            initial = specs[name].initial
             if name.endswith("learning_rate") and not callable(initial) and not np.allclose(initial, value):
                 _log.warning(
                     "%s is %g in %s, and stays so; model_fn sets %g. A schedule, or a new model_dir, changes it.",
@@ -224,3 +240,8 @@ class Model:
 
     def _scope(self) -> contextlib.AbstractContextManager[Any]:
         return self.strategy.scope() if self.strategy is not None else contextlib.nullcontext()
+
+
+def _is_finite(value: tf.Tensor) -> bool:
+    with tf.device(value.device):  # a parameter server's is not fetched for this
+        return not value.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(value)))

@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import tensorflow as tf
 
+from runner.divided import part_name
 from runner.files import MODEL_SUMMARY_FILE
 from runner.flops import Flops, count_flops
 from runner.hooks import Hook, Run
@@ -100,9 +101,9 @@ def print_variables(training: Preparation, stream: IO[str], max_rows: int | None
       max_rows: None: all variables, and the layers too.
     """
     trainable = training.program.trace.served.trainable
-    specs = training.model.store.specs
     variables = [
-        _Variable(name, specs[name].shape, specs[name].dtype, name in trainable) for name in training.model.store.saved
+        _Variable(name, one.shape, one.dtype, name in trainable or part_name(name, 0) in trainable)
+        for name, one in training.model.store.saved.items()
     ]
     rows = [
         [one.name, shape_text(one), one.dtype.name, "yes" if one.trainable else "", f"{one.parameters:,}"]

@@ -103,6 +103,8 @@ def state_is_exact(dataset: tf.data.Dataset) -> bool:
     `shuffle().repeat().batch()` and `drop_remainder=True` are exact. The stages are read from `__debug_string__`,
     which is for people; should it change, resuming falls back to what iterators save.
     """
+    if not isinstance(dataset, tf.data.Dataset):
+        return False  # workers read it, each on its own
     debug_string = getattr(dataset, "__debug_string__", lambda: "")()
     stages = [line.lstrip("-<") for line in debug_string.splitlines()]
     repeated = itertools.dropwhile(lambda stage: not stage.startswith("_RepeatDataset"), stages)

@@ -114,6 +114,7 @@ class TrainProgram:
     Args:
       config: what happens between gradients and variables.
       stop_at_nan: a loop ends with the first step whose loss is not finite.
+      loop_type: what takes the steps, called as Loop; None: Loop.
 
     Raises:
       ValueError: `config` asks for what this model_fn cannot do.
@@ -128,8 +129,10 @@ class TrainProgram:
         *,
         summary_writer: Any,
         stop_at_nan: bool,
+        loop_type: Callable[..., Any] | None = None,
     ) -> None:
         self._store, self._feed = store, feed
+        self._loop_type = loop_type or Loop
         self._loops: dict[Any, Loop] = {}
         self.loss_scale = LossScale(store) if config.precision == "mixed_float16" else None
         num_replicas = 1 if store.strategy is None else store.strategy.num_replicas_in_sync
@@ -185,7 +188,7 @@ class TrainProgram:
         key = (summaries, tuple(id(fetch) for fetch in fetches))
         if key not in self._loops:
             step = self._step(fetches, summaries=summaries)
-            self._loops[key] = Loop(step, self._feed, stop_at_nan=self._stop_at_nan)
+            self._loops[key] = self._loop_type(step, self._feed, stop_at_nan=self._stop_at_nan)
         return self._loops[key]
 
     def _step(self, fetches: Sequence[Any], *, summaries: bool) -> _Step | _Parts:

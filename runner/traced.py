@@ -180,7 +180,7 @@ class Trace:
 
 
 def _handles(variable: Any, replica: int | None) -> list[Any]:
-    components = getattr(variable, "values", None) or [variable]
+    components = getattr(variable, "values", None) or getattr(variable, "variables", None) or [variable]
     if replica is not None and len(components) > 1:
         components = [components[replica]]
     return [component.handle for component in components]

@@ -110,6 +110,7 @@ def _discover(
             bridge.fresh_thread_collections(),
             keras_trace(v1.get_default_graph()) as keras,
             store.discovering(keras, served, training=training) as new,
+            store.placement.tracing(),
             stateless_random_ops(),
         ):
             reductions, step = Reductions(_default(), weights), store.twin(GLOBAL_STEP)
@@ -165,6 +166,7 @@ def _serve(
             bridge.fresh_collections(),
             strategy.scope(),
             _weighted(strategy, weights) as (reductions, keras),
+            store.placement.tracing(),
             stateless_random_ops(),
         ):
             serving = store.serving(keras, served, training=training)

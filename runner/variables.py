@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import re
 import threading
 import zlib
@@ -20,7 +21,10 @@ from typing import Any
 import tensorflow as tf
 
 from runner import bridge
+from runner.divided import Divided, folded, part_name, rows_of
 from runner.keras_bridge import KerasTrace
+from runner.placement import Servers, placement_of
+from runner.ps_bridge import ShardedVariable
 from runner.seeds import seeded
 from runner.variable_spec import VariableSpec, is_metric, is_seed_state, spec_of
 
@@ -43,11 +47,15 @@ class Served:
 
     @property
     def trainable(self) -> dict[str, tuple[tf.Variable, Any]]:
-        """Name -> (variable, owner) to optimise. A Keras layer may have been frozen once built: its owner decides."""
+        """Name -> (variable, owner) to optimise. A Keras layer may have been frozen once built: its owner decides.
+
+        Of a variable that is divided, its parts.
+        """
         return {
-            name: (variable, owner)
-            for name, (variable, owner) in self.requests.items()
-            if (owner.trainable if owner is not None else variable.trainable)
+            name: (variable, None if part else owner)
+            for whole, (asked, owner) in self.requests.items()
+            for name, variable, part in _parts_of(whole, asked)
+            if (owner if owner is not None else variable).trainable
         }
 
     def keras_variables(self, *, metrics_only: bool = False) -> list[tf.Variable]:
@@ -113,8 +121,12 @@ class VariableStore:
         self.specs: dict[str, VariableSpec] = {}
         self._variables: dict[str, tf.Variable] = {}
         self._twins: dict[str, tf.Variable] = {}
-        # CentralStorage keeps one copy, which a trace without a strategy can use as it is.
-        self.has_one_copy = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
+        self.placement = placement_of(strategy)
+        self._parts: dict[str, tuple[str, int]] = {}  # name of a part -> name of the whole, which part it is
+        # CentralStorage and parameter servers keep one copy, which a trace without a strategy can use as it is.
+        self.has_one_copy = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy) or isinstance(
+            self.placement, Servers
+        )
         # The runner's own: counts updates, whoever makes them, atomically, once for all replicas.
         self.declare(GLOBAL_STEP, tf.constant(0, tf.int64))
 
@@ -125,9 +137,24 @@ class VariableStore:
         return name in self._variables
 
     @property
-    def saved(self) -> dict[str, tf.Variable]:
-        """Name -> variable of everything that belongs in a checkpoint, in order of creation."""
-        return {name: variable for name, variable in self._variables.items() if not self.specs[name].local}
+    def saved(self) -> dict[str, Any]:
+        """Name -> variable (Divided where it is) of everything that belongs in a checkpoint, in order of creation."""
+        variables = {name: variable for name, variable in self._variables.items() if not self.specs[name].local}
+        if not self._parts:
+            return variables
+        for name in {whole for whole, _ in self._parts.values()}:
+            del variables[name]
+        return folded(variables, self._parts)
+
+    @property
+    def saved_specs(self) -> dict[str, VariableSpec]:
+        """Name -> what is known of each variable of `saved`."""
+        return {
+            name: dataclasses.replace(self.specs[one.names[0]], name=name, shape=one.shape)
+            if isinstance(one, Divided)
+            else self.specs[name]
+            for name, one in self.saved.items()
+        }
 
     def reset_local(self, names: Iterable[str]) -> None:
         """Gives those of `names` that are no part of the model (metrics, evaluation's random state) a fresh start."""
@@ -182,12 +209,22 @@ class VariableStore:
 
         def make(name: str, kwargs: Mapping[str, Any], owner: Any) -> tf.Variable:
             spec = spec_of(name, kwargs, owner, local_random=not training)
-            self.specs[name] = spec
-            self._twins[name] = bridge.uninitialized_variable(
-                name, spec.shape, spec.dtype, spec.trainable, lambda: self._initial_value(spec)
+            rows = () if spec.local else self.placement.parts(spec)
+            if rows:
+                parts = [make_one(part) for part in self._divide(spec, rows)]
+                self.specs[name] = spec
+                self._twins[name] = ShardedVariable(parts, name)
+                new.append(spec)
+                return self._twins[name]
+            return make_one(spec)
+
+        def make_one(spec: VariableSpec) -> tf.Variable:
+            self.specs[spec.name] = spec
+            self._twins[spec.name] = bridge.uninitialized_variable(
+                spec.name, spec.shape, spec.dtype, spec.trainable, lambda: self._initial_value(spec)
             )
             new.append(spec)
-            return self._twins[name]
+            return self._twins[spec.name]
 
         with bridge.creator_scope(self._creator(self._twins, make, keras, served, training=training)):
             yield new
@@ -217,10 +254,11 @@ class VariableStore:
           evaluate: runs a tensor of the discovery graph, or a callable inside that graph, and gives its value.
           on_one_device: what discovery traced is what will run: its local variables need no strategy.
         """
+        wholes = {whole for whole, _ in self._parts.values()}
         with bridge.kernels_kept():  # each name has a seed of its own
             for spec in new:
                 initial = spec.initial
-                if isinstance(initial, tf.Tensor) and not hasattr(initial, "numpy"):
+                if isinstance(initial, tf.Tensor) and not hasattr(initial, "numpy") and spec.name not in wholes:
                     initial = evaluate(initial)
                 try:
                     self._materialise(spec, initial, on_one_device=on_one_device)
@@ -231,12 +269,33 @@ class VariableStore:
                     self._materialise(spec, evaluate(initial), on_one_device=on_one_device)
         tf.random.set_seed(self.seed)
 
+    def _divide(self, spec: VariableSpec, rows: Sequence[tuple[int, int]]) -> list[VariableSpec]:
+        """The specs of the parts of a variable."""
+        parts = []
+        for number, (first, end) in enumerate(rows):
+            name = part_name(spec.name, number)
+            self._parts[name] = spec.name, number
+            shape = tf.TensorShape([end - first]).concatenate(spec.shape[1:])
+            initial = rows_of(spec.initial, spec.shape, first, end)
+            parts.append(dataclasses.replace(spec, name=name, shape=shape, initial=initial))
+        return parts
+
     def _materialise(self, spec: VariableSpec, initial: Any, *, on_one_device: bool = False) -> None:
         spec = self.specs[spec.name] = dataclasses.replace(spec, initial=initial)
+        wholes = {whole for whole, _ in self._parts.values()}
+        if spec.name in wholes:
+            parts = [self._variables[part] for part, (whole, _) in self._parts.items() if whole == spec.name]
+            self._variables[spec.name] = self._twins[spec.name] = ShardedVariable(parts, spec.name)
+            return
         if self.strategy is None or (on_one_device and spec.local):
             twin = self._variables[spec.name] = self._twins[spec.name]
             with tf.init_scope():
                 twin.assign(self._initial_value(spec))
+            return
+        if isinstance(self.placement, Servers):
+            variable = self._variables[spec.name] = self._twins[spec.name] = self.placement.variable(spec)
+            with tf.init_scope(), tf.device(variable.device):  # it is computed there, and nowhere else
+                variable.assign(self._initial_value(spec), read_value=False)
             return
         copies: list[tf.Variable] = []
 
@@ -314,7 +373,14 @@ def _collect(variable: tf.Variable, spec: VariableSpec, requested: Any) -> None:
     if spec.trainable:
         names.append(_KEYS.TRAINABLE_VARIABLES)
     graph = v1.get_default_graph()
-    for name in names:
+    for name, (_, one, _) in itertools.product(names, _parts_of(spec.name, variable)):
         # wrap_function's own holder may have added it already.
-        if not any(member is variable for member in graph.get_collection_ref(name)):
-            graph.add_to_collection(name, variable)
+        if not any(member is one for member in graph.get_collection_ref(name)):
+            graph.add_to_collection(name, one)
+
+
+def _parts_of(name: str, variable: Any) -> list[tuple[str, tf.Variable, bool]]:
+    """(name, variable, whether it is a part) of each part of a variable, or of itself where it is whole."""
+    if not isinstance(variable, ShardedVariable):
+        return [(name, variable, False)]
+    return [(part_name(name, number), part, True) for number, part in enumerate(variable.variables)]

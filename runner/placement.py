@@ -1,0 +1,94 @@
+"""Where the variables of a model live, and in how many parts."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from runner import ps_bridge
+from runner.parameter_server import is_parameter_server
+
+
+class Spec(Protocol):
+    """What is known of a variable before it is made."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> tf.TensorShape: ...
+    @property
+    def dtype(self) -> tf.DType: ...
+    @property
+    def trainable(self) -> bool: ...
+
+
+Rows = tuple[int, int]
+"""First row of a part, and the row after its last."""
+
+
+class Whole:
+    """Nothing is divided: every strategy without parameter servers."""
+
+    def parts(self, spec: Spec) -> Sequence[Rows]:
+        """The rows of each part of a variable; empty: it stays whole."""
+        return ()
+
+    def tracing(self) -> contextlib.AbstractContextManager[None]:
+        """While a step is traced."""
+        return contextlib.nullcontext()
+
+
+class Servers:
+    """Parameter servers: a variable goes to the one with the least bytes, state of an optimizer beside its weights."""
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self.strategy = strategy
+        self._partitioner: Callable[..., Any] | None = ps_bridge.partitioner_of(strategy)
+        self._bytes = {f"/job:ps/task:{n}/device:CPU:0": 0 for n in range(len(ps_bridge.tasks_of(strategy)["ps"]))}
+        self._homes: dict[str, tuple[tf.TensorShape, str]] = {}
+        ps_bridge.traced_before_scheduled(strategy)
+
+    def parts(self, spec: Spec) -> Sequence[Rows]:
+        """As the strategy's partitioner wants it, along the first dimension; only weights are divided."""
+        if self._partitioner is None or not spec.trainable or not spec.shape.rank or not spec.shape.is_fully_defined():
+            return ()
+        rows = int(spec.shape[0])
+        number = min(int(self._partitioner(shape=spec.shape, dtype=spec.dtype)[0]), rows)
+        if number <= 1:
+            return ()
+        each, extra = divmod(rows, number)
+        ends = [each * (part + 1) + min(part + 1, extra) for part in range(number)]
+        return list(zip([0, *ends[:-1]], ends, strict=True))
+
+    def variable(self, spec: Spec) -> tf.Variable:
+        """The variable on its server, without a value."""
+        device = self._beside(spec) or min(self._bytes, key=self._bytes.__getitem__)
+        size = spec.shape.num_elements() or 1
+        self._bytes[device] += size * (spec.dtype.size or 1)
+        if spec.trainable:
+            self._homes[spec.name] = spec.shape, device
+        return ps_bridge.variable_on(device, self.strategy, spec.name, spec.shape, spec.dtype, trainable=spec.trainable)
+
+    def tracing(self) -> contextlib.AbstractContextManager[None]:
+        """While a step is traced: what it does to variables suits that they are far away and that others write them."""
+        return ps_bridge.served_variables()
+
+    def _beside(self, spec: Spec) -> str | None:
+        """Where the weights are that `spec` is the optimizer's state of, by its name and shape."""
+        flat = _flat(spec.name)
+        found = [name for name, (shape, _) in self._homes.items() if shape == spec.shape and _flat(name) in flat]
+        return self._homes[max(found, key=len)][1] if found and not spec.trainable else None
+
+
+def placement_of(strategy: tf.distribute.Strategy | None) -> Whole | Servers:
+    """How the variables of `strategy` are placed."""
+    return Servers(strategy) if is_parameter_server(strategy) else Whole()
+
+
+def _flat(name: str) -> str:
+    """Keras writes the name of the weights with underscores into the names of their slots."""
+    return re.sub(r"\W", "_", name)

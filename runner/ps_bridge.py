@@ -1,0 +1,157 @@
+"""Private names of TensorFlow and Keras that parameter servers need; for all others see `runner.bridge`.
+
+Written against TensorFlow 2.21 and Keras 3.15. `tests/test_bridge.py` fails first, and by name, when one moves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+# ShardedVariable: what tf.distribute itself serves in place of a variable that is divided over parameter servers. When
+# it moves: it is what a variable made under a ParameterServerStrategy with a partitioner is an instance of.
+from tensorflow.python.distribute.sharded_variable import ShardedVariable
+
+# embedding_ops: where tf.nn's lookups look for what else can be looked up in.
+from tensorflow.python.ops import embedding_ops
+
+# UninitializedVariable: see runner.bridge.
+from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+from tensorflow.python.util import dispatch
+
+__all__ = [
+    "ShardedVariable",
+    "lookup_by_rows",
+    "partitioner_of",
+    "served_variables",
+    "tasks_of",
+    "traced_before_scheduled",
+    "variable_on",
+]
+
+# --- parameter servers ------------------------------------------------------------------------------------------------
+
+
+def partitioner_of(strategy: tf.distribute.Strategy) -> Callable[..., Any] | None:
+    """The partitioner that a ParameterServerStrategy was made with; None: variables are not divided.
+
+    Private: `extended._variable_partitioner`. When it moves: have build_strategy hand the partitioner on.
+    """
+    return strategy.extended._variable_partitioner
+
+
+def tasks_of(strategy: tf.distribute.Strategy) -> Mapping[str, Sequence[str]]:
+    """Task type -> addresses of the cluster of a ParameterServerStrategy.
+
+    Private: `_cluster_resolver`; the public `cluster_resolver` of this strategy is None in TensorFlow 2.21.
+    """
+    tasks: Mapping[str, Sequence[str]] = strategy._cluster_resolver.cluster_spec().as_dict()
+    return tasks
+
+
+def traced_before_scheduled(strategy: tf.distribute.Strategy) -> None:
+    """Lets `strategy.run` be traced on its own: what is traced here is scheduled later, inside another function.
+
+    Private: `extended._allow_run_without_coordinator`, which TensorFlow's tests set. Without it each trace logs that it
+    may run on the coordinator. When it moves, leave this out.
+    """
+    strategy.extended._allow_run_without_coordinator = True
+
+
+def variable_on(
+    device: str, strategy: tf.distribute.Strategy, name: str, shape: tf.TensorShape, dtype: tf.DType, trainable: bool
+) -> tf.Variable:
+    """A variable of `strategy` on `device`, without a value; `assign` there gives it one.
+
+    A tf.Variable made in `strategy.scope()` is wrapped, divided and put on a server in turn, whatever its size.
+    Private: `UninitializedVariable(distribute_strategy=)`, which Keras and v1 optimizers ask a variable for before they
+    put their state beside it.
+    """
+    with tf.init_scope(), tf.compat.v1.name_scope(None), tf.device(device):
+        return UninitializedVariable(
+            name=name, shape=shape, dtype=dtype, trainable=trainable, distribute_strategy=strategy
+        )
+
+
+@contextlib.contextmanager
+def served_variables() -> Iterator[None]:
+    """While a step on variables of parameter servers is traced.
+
+    `keras.Variable.assign_add` and `assign_sub` are one operation each: Keras 3.15 reads, adds and assigns, and of 2000
+    updates of `optimizer.iterations` by two workers 1217 were counted. `keras.ops.take` of a variable fetches rows, not
+    the variable (an Embedding of 1 GB would be sent whole in each step).
+    Private: the methods of `keras.src.backend.tensorflow.core.Variable`, its `_value`, and `take` of
+    `keras.src.backend.tensorflow.numpy`, which keras.ops calls. Does nothing without Keras 3.
+    """
+    if "keras" not in sys.modules:
+        yield
+        return
+    from keras.src.backend.tensorflow import numpy as keras_numpy
+    from keras.src.backend.tensorflow.core import Variable
+
+    take = keras_numpy.take
+
+    def add(self: Any, value: Any) -> Any:
+        self.value.assign_add(tf.cast(value, self.value.dtype), read_value=False)
+        return self
+
+    def subtract(self: Any, value: Any) -> Any:
+        self.value.assign_sub(tf.cast(value, self.value.dtype), read_value=False)
+        return self
+
+    def take_rows(x: Any, indices: Any, axis: int | None = None) -> Any:
+        if (
+            axis != 0
+            or not isinstance(x, Variable)
+            or not tf.is_tensor(indices)
+            or isinstance(indices, tf.SparseTensor)
+        ):
+            return take(x, indices, axis)
+        ids = tf.where(indices < 0, indices + tf.cast(x.shape[0], indices.dtype), indices)
+        return lookup_by_rows(x._value, ids)
+
+    own = {name: Variable.__dict__.get(name) for name in ("assign_add", "assign_sub")}
+    Variable.assign_add, Variable.assign_sub, keras_numpy.take = add, subtract, take_rows
+    try:
+        yield
+    finally:
+        keras_numpy.take = take
+        for name, method in own.items():
+            if method is None:
+                delattr(Variable, name)
+            else:
+                setattr(Variable, name, method)
+
+
+def lookup_by_rows(params: Any, ids: Any) -> tf.Tensor:
+    """Rows `ids` of a variable, which may be divided."""
+    parts = params.variables if isinstance(params, ShardedVariable) else [params]
+    return tf.nn.embedding_lookup(parts, ids) if len(parts) == 1 else _lookup_in_parts(parts, ids)
+
+
+def _lookup_in_parts(parts: Any, ids: Any) -> tf.Tensor:
+    return tf.compat.v1.nn.embedding_lookup(parts, ids, partition_strategy="div")
+
+
+class _ByRows(dispatch.OpDispatcher):
+    """Lookups in a divided variable go by consecutive rows, as it is divided and saved.
+
+    `tf.compat.v1.nn.embedding_lookup` and its relatives say partition_strategy="mod" where nobody says anything, and
+    TensorFlow hands that on: ids would find other rows than those of their number.
+    Private: `OpDispatcher` and the list in which a function keeps those that it asks in turn.
+    """
+
+    def handle(self, args: Any, kwargs: Any) -> Any:
+        arguments = dict(zip(("params", "ids"), args, strict=False)) | kwargs
+        params = arguments["params"]
+        params = params[0] if isinstance(params, list | tuple) and len(params) == 1 else params
+        if not isinstance(params, ShardedVariable) or arguments.get("max_norm") is not None:
+            return self.NOT_SUPPORTED
+        return lookup_by_rows(params, arguments["ids"])
+
+
+embedding_ops.embedding_lookup._tf_fallback_dispatchers.insert(0, _ByRows())
