@@ -40,7 +40,7 @@ def read_slurm(env: Mapping[str, str], port: int | None) -> tuple[int, Sequence[
     if len(places) != count:
         raise ConfigError(f"Slurm's variables differ: {name}={nodelist} holds {len(places)} tasks, and not {count}.")
     _check_own_place(env, places[rank], nodes, rank)
-    base = _port_of(env) if port is None else port
+    base = _first_port(env, port, most=1 + max(local for _, local in places))
     return rank, [f"{nodes[node]}:{base + local}" for node, local in places]
 
 
@@ -108,10 +108,16 @@ def _check_own_place(env: Mapping[str, str], place: tuple[int, int], nodes: Sequ
             )
 
 
-def _port_of(env: Mapping[str, str]) -> int:
-    """The same for all tasks of a job step; steps that share a node get different ones."""
-    job = _number(env, "SLURM_JOB_ID", env.get("SLURM_JOBID"), default=0)
-    return FIRST_PORT + (31 * job + _number(env, "SLURM_STEP_ID", default=0)) % SLOTS * PORTS_PER_SLOT
+def _first_port(env: Mapping[str, str], port: int | None, most: int) -> int:
+    """The same for all tasks of a job step; steps that share a node differ. `most` tasks are on one node."""
+    last = 65536 - most
+    if port is None:
+        job = _number(env, "SLURM_JOB_ID", env.get("SLURM_JOBID"), default=0)
+        slot = (31 * job + _number(env, "SLURM_STEP_ID", default=0)) % SLOTS
+        return min(FIRST_PORT + slot * PORTS_PER_SLOT, last)
+    if port > last:
+        raise ConfigError(f"cluster.port={port} and {most} tasks on a node go beyond port 65535. Use {last} at most.")
+    return port
 
 
 def _of_job(env: Mapping[str, str]) -> str | None:

@@ -37,7 +37,7 @@ def _parsed(text: str) -> Mapping[str, Any]:
         tree = json.loads(text.strip() or "{}")
     except json.JSONDecodeError as error:
         before, after = text[max(0, error.pos - _CONTEXT) : error.pos], text[error.pos : error.pos + _CONTEXT]
-        quotes = " JSON takes double quotes." if "'" in after[:1] or "'" in before[-1:] else ""
+        quotes = " (JSON takes double quotes)" if "'" in after[:1] or "'" in before[-1:] else ""
         raise ConfigError(
             f"TF_CONFIG is no JSON: {error.msg} at character {error.pos + 1}, here: {before}>>>{after}{quotes}"
         ) from error
@@ -91,7 +91,12 @@ def _listed(task_type: str, addresses: Any) -> list[Any]:
 
 def _check_address(where: str, address: Any) -> None:
     host, colon, port = str(address).rpartition(":")
-    is_one = isinstance(address, str) and bool(host) and "/" not in address and (":" not in host or host[0] == "[")
+    is_one = (
+        isinstance(address, str)
+        and bool(host)
+        and not set("/ \t\n") & set(host)
+        and (":" not in host or host[0] == "[")
+    )
     if not (is_one and colon and port.isdecimal() and 0 < int(port) < 65536):
         raise ConfigError(f"TF_CONFIG: {where}={json.dumps(address)} is no address. Write host:port, as node1:2222.")
 

@@ -107,7 +107,7 @@ OF_THREE = {"cluster": CHIEF_AND_TWO}
 BAD_TF_CONFIGS = [
     ('{"cluster": {"worker": ["a:1" "b:1"]}}', "no JSON: Expecting ',' delimiter at character 31, here: "),
     ("{'cluster': {}}", "no JSON: Expecting property name enclosed in double quotes at character 2, "),
-    ("{'cluster': {}}", "{>>>'cluster': {}} JSON takes double quotes."),
+    ("{'cluster': {}}", "{>>>'cluster': {}} (JSON takes double quotes)"),
     ("tf_config.json", "no JSON: Expecting value at character 1, here: >>>tf_config.json"),
     ("[]", 'TF_CONFIG=[]: it must be an object: {"cluster": {...}, "task": {...}}.'),
     ({"cluster": ["a:1"]}, 'cluster=["a:1"] must be {"chief": ["host:port"], "worker": [...]}.'),
@@ -125,6 +125,8 @@ BAD_TF_CONFIGS = [
     ({"cluster": {"worker": [":2222"]}}, "is no address"),
     ({"cluster": {"worker": ["::1:2222"]}}, "is no address"),
     ({"cluster": {"worker": ["grpc://h:2222"]}}, "is no address"),
+    ({"cluster": {"worker": [" h:2222"]}}, "is no address"),
+    ({"cluster": {"worker": None}}, "cluster.worker=null must be a list"),
     ({"cluster": {"worker": [2222]}}, "cluster.worker[0]=2222 is no address"),
     ({"cluster": {"chief": [A], "worker": [B, A]}}, f"chief 0 and worker 1 have the same address '{A}'."),
     ({**OF_THREE}, "TF_CONFIG names a cluster (1 chief, 2 worker) and not which task of it this "),
@@ -220,6 +222,11 @@ def test_slurm_tasks_of_a_node_listen_on_neighbouring_ports_of_their_job() -> No
         for step in (0, 1)
     }
     assert len(chosen) == 8 and min(chosen) >= 61440 and max(chosen) + 15 <= 65535
+    many = [found(slurm(0, 40, "node1", SLURM_JOB_ID=str(job))).cluster.tasks["worker"][-1] for job in range(256)]
+    assert max(int(address.rpartition(":")[2]) for address in many) == 65535
+    assert (
+        refused(env, port=65535) == "cluster.port=65535 and 2 tasks on a node go beyond port 65535. Use 65534 at most."
+    )
 
 
 def test_tasks_of_slurm_have_roles_by_their_number() -> None:
