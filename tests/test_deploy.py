@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from tests.hosts import two_hosts
+
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
 SCRIPT = DEPLOY / "slurm" / "multi_worker.sbatch"
@@ -24,12 +26,11 @@ import json, os, subprocess, sys
 options = [word for word in sys.argv[1:] if word.startswith("--")]
 command = [word for word in sys.argv[1:] if not word.startswith("--")]
 tasks = json.loads(os.environ["FAKE_TASKS"])
-running = [
-    subprocess.Popen(
-        command, env={**os.environ, **task}, stdout=open(f"{rank}.out", "w"), stderr=open(f"{rank}.err", "w")
-    )
-    for rank, task in enumerate(tasks)
-]
+prefixes = json.loads(os.environ["FAKE_PREFIXES"]) or [[]] * len(tasks)
+running = []
+for rank, (task, prefix) in enumerate(zip(tasks, prefixes)):
+    out, err = open(f"{rank}.out", "w"), open(f"{rank}.err", "w")
+    running.append(subprocess.Popen(prefix + command, env={**os.environ, **task}, stdout=out, stderr=err))
 json.dump(options, open("srun.json", "w"))
 sys.exit(max(task.wait() for task in running))
 """
@@ -166,8 +167,18 @@ def slurm_tasks(nodes: Sequence[str], nodelist: str, per_node: int) -> list[dict
     ]
 
 
-def run_script(tmp_path: Path, tasks: Sequence[dict[str, str]], *words: str, timeout: int = 60) -> int:
-    """Runs the batch script as Slurm does, with `words` behind it. Its exit code."""
+def run_script(
+    tmp_path: Path,
+    tasks: Sequence[dict[str, str]],
+    *words: str,
+    prefixes: Sequence[Sequence[str]] = (),
+    timeout: int = 60,
+) -> int:
+    """Runs the batch script as Slurm does, with `words` behind it. Its exit code.
+
+    Args:
+      prefixes: what goes before the command of each task, to run it elsewhere.
+    """
     programs = tmp_path / "bin"
     programs.mkdir(exist_ok=True)
     (tmp_path / "srun.py").write_text(SRUN)
@@ -181,7 +192,7 @@ def run_script(tmp_path: Path, tasks: Sequence[dict[str, str]], *words: str, tim
     env = {
         **os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "digits", "SLURM_NTASKS": str(len(tasks)), "SLURM_PROCID": "0",
-        "FAKE_TASKS": json.dumps(tasks),
+        "FAKE_TASKS": json.dumps(tasks), "FAKE_PREFIXES": json.dumps(prefixes),
     }  # fmt: skip
     command = ["bash", str(SCRIPT), *words]
     return subprocess.run(command, cwd=tmp_path, env=env, timeout=timeout, check=False).returncode
@@ -225,13 +236,32 @@ def test_the_batch_script_queues_itself_again_after_3_alone(code: int, requeued:
     assert int(directives()["signal"].removeprefix("TERM@")) > 60  # what a supervisor gives its task
 
 
+def test_hosts_of_these_tests_reach_each_other_by_their_addresses() -> None:
+    """So that the test below tests what it says."""
+    listen = "import socket; s = socket.create_server(('{}', 0)); print(s.getsockname()[1], flush=True); s.accept()"
+    connect = "import socket; socket.create_connection(('{}', {}), 20)"
+    with two_hosts() as hosts:
+        first, last = hosts[0], hosts[-1]
+        command = [*last.prefix, sys.executable, "-c", listen.format(last.address)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            port = int(server.stdout.readline())
+            subprocess.run([*first.prefix, sys.executable, "-c", connect.format(last.address, port)], check=True)
+            assert server.wait(20) == 0
+    assert len(hosts) == 1 or hosts[0].address != hosts[1].address
+
+
 @pytest.mark.slow
 @pytest.mark.multi_process
 @pytest.mark.skip(reason="needs the gang")
-def test_the_batch_script_trains_with_two_tasks_on_one_host(tmp_path: Path) -> None:
-    """Two nodes would need two network namespaces: TensorFlow listens on all addresses, so ports of a host differ."""
-    tasks = slurm_tasks(["127.0.0.1"], "127.0.0.1", per_node=2)
-    code = run_script(tmp_path, tasks, "train.max_steps=20", "tracking=none", "run.seed=7", timeout=280)
+def test_the_batch_script_trains_with_two_tasks(tmp_path: Path) -> None:
+    """On two hosts, or on one where network namespaces are not allowed: TensorFlow listens on all its addresses."""
+    with two_hosts() as hosts:
+        nodelist = ",".join(host.address for host in hosts)
+        tasks = slurm_tasks([host.address for host in hosts], nodelist, per_node=2 // len(hosts))
+        prefixes = [host.prefix for host in hosts] * (2 // len(hosts))
+        words = ["train.max_steps=20", "tracking=none"]
+        code = run_script(tmp_path, tasks, *words, prefixes=prefixes, timeout=280)
     said = [(tmp_path / f"{rank}.err").read_text() for rank in range(2)]
     assert code == 0, said
     model_dir = tmp_path / "outputs" / "digits"
