@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,8 +12,18 @@ import tensorflow as tf
 
 from runner import user_code
 from runner.cluster import ALONE, Cluster
-from runner.config import Config, InputBlock, KeepBestConfig, RunSettings, StrategyConfig, WarmStartConfig, eval_key
+from runner.config import (
+    CLUSTER_STRATEGIES,
+    Config,
+    InputBlock,
+    KeepBestConfig,
+    RunSettings,
+    StrategyConfig,
+    WarmStartConfig,
+    eval_key,
+)
 from runner.early_stopping import EarlyStopping
+from runner.ending import generation_in
 from runner.estimator import Estimator
 from runner.inputs import Input
 from runner.journal import Journal, NullJournal
@@ -107,7 +118,7 @@ def _functions_and_run_config(
     if not cluster.tasks:  # what a module sets for TensorFlow (memory growth) comes before a device is used
         loaded = functions()
         configure_tensorflow(config.run)
-        return loaded, build_run_config(config)
+        return loaded, build_run_config(config, cluster)
     # TensorFlow 2.21: "Collective ops must be configured at program startup", before a module may use a device.
     configure_tensorflow(config.run)
     journal.event("joining")
@@ -125,9 +136,11 @@ def build_run_config(config: Config, cluster: Cluster = ALONE) -> RunConfig:
     """
     # Once, before either strategy touches a device: TensorFlow cannot split them afterwards.
     split_cpu(config.strategy.virtual_devices or config.eval_strategy.virtual_devices)
-    strategy = _build_strategy(config.strategy, cluster)
+    strategy = _build_strategy(_training_strategy(config, cluster), cluster)
     return RunConfig(
         cluster=cluster,
+        has_evaluator=config.cluster.evaluator and not cluster.is_evaluator,
+        generation=generation_in(os.environ),
         model_dir=config.model_dir,
         tf_random_seed=config.run.seed,
         save_summary_steps=config.train.summary_steps,
@@ -194,6 +207,12 @@ def _build_keep_best(settings: KeepBestConfig) -> KeepBest | None:
 
 def _build_warm_start(settings: WarmStartConfig) -> WarmStart | None:
     return None if settings.checkpoint is None else WarmStart(settings.checkpoint, settings.include, settings.rename)
+
+
+def _training_strategy(config: Config, cluster: Cluster) -> StrategyConfig:
+    """That of this process: an evaluator has no part in what several processes train with."""
+    is_alone = cluster.is_evaluator and config.strategy.name in (*CLUSTER_STRATEGIES, "tpu")
+    return StrategyConfig() if is_alone else config.strategy
 
 
 def _build_eval_strategy(strategy: StrategyConfig) -> Any:

@@ -45,6 +45,7 @@ def check(config: Config) -> None:
     _check_keep_best(config)
     _check_warm_start(config)
     _check_early_stopping(config)
+    _check_evaluator(config)
     _check_prediction(config)
     _check_sweep(config)
     _check_tracking(config.tracking.uri)
@@ -275,6 +276,19 @@ def _check_early_stopping(config: Config) -> None:
             "Use command=train_and_evaluate."
         )
     _check_metric("train.early_stopping.metric", settings.metric, config)
+
+
+def _check_evaluator(config: Config) -> None:
+    """Refuses an evaluator that has nothing to do. (Commands that read a run begin with the config of its training.)"""
+    if not config.cluster.evaluator:
+        return
+    if config.command == "train":
+        raise ConfigError(
+            "cluster.evaluator=true has no effect with command=train, which does not evaluate. Use "
+            "command=train_and_evaluate."
+        )
+    if config.command == "train_and_evaluate" and not config.input.evals:
+        raise ConfigError("cluster.evaluator=true, and input.eval is empty: there is nothing to evaluate.")
 
 
 def _check_prediction(config: Config) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 from runner import checkpoints, inspection, metrics, predictions, rehearsal
 from runner.build import Job, build_job, build_keep
 from runner.cluster import ALONE, Cluster
-from runner.config import Config
-from runner.hooks import Hook, Run
+from runner.config import Config, ConfigError
+from runner.hooks import Hook, PassRun, Run
 from runner.journal import Journal, NullJournal
 from runner.report import Progress, relative
 from runner.server import serve, start_server
-from runner.training import train_and_evaluate
+from runner.training import follow, train_and_evaluate
 
 _log = logging.getLogger(__name__)
 
@@ -69,8 +69,8 @@ def run(config: Config, around: Surroundings) -> dict[str, Any]:
         return {}
     if around.cluster.is_server:
         return _serve(config, around)
-    if around.cluster.task_type == "evaluator":
-        return _follow(config, around)
+    if around.cluster.is_evaluator:
+        _check_evaluator(config)
     with around.journal.phase("build"):
         hooks = (around.stop, Ready(around))
         job = build_job(config, around.journal, around.progress, hooks, around.cluster)
@@ -80,7 +80,9 @@ def run(config: Config, around: Surroundings) -> dict[str, Any]:
         return {}
     replicas = job.estimator.config.num_replicas_in_sync
     around.journal.event("built", num_replicas=replicas)
-    around.progress.message(_headline(config, replicas))
+    around.progress.message(_headline(config, replicas, around.cluster))
+    if around.cluster.is_evaluator:
+        return _follow(job, around)
     return _COMMANDS[config.command](config, job, around)
 
 
@@ -93,9 +95,27 @@ def _serve(config: Config, around: Surroundings) -> dict[str, Any]:
     return {}
 
 
-def _follow(config: Config, around: Surroundings) -> dict[str, Any]:
+def _check_evaluator(config: Config) -> None:
+    """Refuses to be an evaluator that the others do not know of: they would evaluate, too."""
+    if config.command != "train_and_evaluate":
+        raise ConfigError(f"this process is the evaluator of its cluster, and command={config.command} needs none.")
+    if not config.cluster.evaluator:
+        raise ConfigError(
+            "this process is the evaluator of its cluster, and cluster.evaluator=false lets the others evaluate. "
+            "Start all of them with cluster.evaluator=true."
+        )
+
+
+def _follow(job: Job, around: Surroundings) -> dict[str, Any]:
     """The life of an evaluator."""
-    raise NotImplementedError("cluster.evaluator=true")
+    assert job.train_spec is not None
+
+    def wait(secs: float) -> None:
+        time.sleep(secs)
+        around.stop.after_batches(PassRun(job.estimator.model_dir, 0), 0)
+
+    # All else that the summary tells of the run, the chief knows.
+    return {"metrics": flat_metrics(follow(job.estimator, job.train_spec, job.eval_specs, wait).metrics)}
 
 
 def _train_and_evaluate(config: Config, job: Job, around: Surroundings) -> dict[str, Any]:
@@ -171,8 +191,10 @@ def flat_metrics(by_eval: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     }
 
 
-def _headline(config: Config, replicas: int) -> str:
+def _headline(config: Config, replicas: int, cluster: Cluster) -> str:
     """What is about to run, in one line."""
+    if cluster.is_evaluator:
+        return f"evaluating {config.model.fn} as it is trained, {replicas} replica{'' if replicas == 1 else 's'}"
     facts = [f"{config.command} {config.model.fn}", f"strategy {config.strategy.name}"]
     facts.append(f"{replicas} replica{'' if replicas == 1 else 's'}")
     if config.command in ("train_and_evaluate", "train"):

@@ -137,7 +137,10 @@ def _run_recorded(
         tasks = _build_tasks(config, file, env, stops, member, restarts, record)
         ending = _run_tasks(tasks, file)
         say_errors(journals, member.prefix)
-        outcome = read_outcome(ending.code, bool(stops.came), journals.lines(), error_of(ending, journals))
+        # What the evaluator found of the last checkpoint; all else the chief knows.
+        found = [line for line in journals.lines("evaluator") if line.get("event") == "result"]
+        lines = [*journals.lines(), *found]
+        outcome = read_outcome(ending.code, bool(stops.came), lines, error_of(ending, journals))
         outcome.facts.update(restarts=restarts.total, last_restart=restarts.last)
         if trains:
             record.training = outcome.status

@@ -114,13 +114,19 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
         Heart(os.environ).start()
         cluster = Cluster.from_tf_config(os.environ.get("TF_CONFIG"))
         with _held(config, cluster):
-            progress_mode = config.run.progress if cluster.is_chief else "off"
-            return _run(config, cluster, StopRequest(), progress_mode, started)
+            return _run(config, cluster, StopRequest(), _progress_mode(config, cluster), started)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported
     saves = "a checkpoint is saved" if config.command in TRAINING_COMMANDS else "nothing is saved"
     stop = StopRequest((signal.SIGTERM, signal.SIGINT), f"\nStopping: {saves}. Ctrl-C once more stops at once.\n")
     # A live line and the prompt of a debugger do not go together.
     return _run(config, ALONE, stop, "plain" if config.run.progress == "auto" else config.run.progress, started)
+
+
+def _progress_mode(config: Config, cluster: Cluster) -> str:
+    """How this task says what happens: the live line is the chief's, and an evaluator says what it found."""
+    if cluster.is_chief:
+        return config.run.progress
+    return "plain" if cluster.is_evaluator and config.run.progress != "off" else "off"
 
 
 def _held(config: Config, cluster: Cluster) -> AbstractContextManager[None]:
@@ -145,7 +151,7 @@ def _run(config: Config, cluster: Cluster, stop: StopRequest, progress_mode: str
     except Interrupted as reason:
         progress.stop()
         journal.event("interrupted", reason=str(reason))
-        trains = config.command in TRAINING_COMMANDS
+        trains = config.command in TRAINING_COMMANDS and not cluster.is_evaluator
         what = " before its first step" if trains else f": {config.command} has no result"
         print(f"Stopped by {reason}{what}.", file=sys.stderr, flush=True)
         return INTERRUPTED if not trains or manifest.latest_checkpoint(config.model_dir) else FAILED

@@ -403,6 +403,11 @@ BAD = [
         "run.inline=true with strategy=multi_worker: each task is a process",
     ),
     (["cluster.evaluator=true", "run.inline=true"], "run.inline=true with cluster.evaluator=true, which is a process"),
+    (["cluster.evaluator=true", "command=train"], "cluster.evaluator=true has no effect with command=train"),
+    (
+        ["cluster.evaluator=true", "input.eval=null"],
+        "cluster.evaluator=true, and input.eval is empty: there is nothing",
+    ),
     # clusters
     (["cluster.resolver=tpu"], "cluster.resolver=tpu goes with strategy=tpu, and not with strategy=default."),
     (["strategy=tpu", "cluster.resolver=slurm"], "cluster.resolver=slurm with strategy=tpu: a TPU is found by auto or"),

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from runner import Estimator, Hook, RunConfig, TrainingResult, manifest, retention, train_and_evaluate
@@ -23,7 +25,9 @@ from runner.ending import Ending, generation_in, read_ending, remove_ending, wri
 from runner.following import Follower, TrainingWatch
 from runner.hooks import Interrupted
 from runner.journal import Journal, journal_path, read_journal
+from runner.outcome import INTERRUPTED, USER_ERROR
 from runner.training import follow
+from tests import jobs
 from tests.evaluator import BEST, PLACE, evaluator, specs
 from tests.line import points, steps_of
 from tests.test_early_stopping import Interrupter, around_six
@@ -198,6 +202,71 @@ def test_best_checkpoint_stays_by_what_the_evaluator_found(companion: Companion,
     companion.end()
     assert [info.step for info in manifest.list_checkpoints(tmp_path)] == [6, 12]
     assert retention.metrics_of(tmp_path / "model.ckpt-6")["eval/distance"] == 0
+
+
+# --- from the command line ---------------------------------------------------------------------------------------
+
+
+def overrides(folder: Path, *others: str) -> list[str]:
+    """The small job of tests/jobs.py with the metric that is best at step 6, and an evaluator."""
+    fn = "model.fn=tests.test_early_stopping.around_six"
+    return [*jobs.SMALL, fn, "cluster.evaluator=true", f"model_dir={folder}/run", *others]
+
+
+def test_command_line_starts_an_evaluator_whose_early_stop_ends_the_run(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    command = overrides(
+        tmp_path, "tracking=mlflow", f"tracking.uri={uri}", "train.max_steps=100000000", "checkpoint.save_secs=1",
+        "checkpoint.keep_best.metric=eval/distance", "train.early_stopping.metric=eval/distance",
+    )  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "runner", *command],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECS,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    reason = "eval/distance has not improved by 0 for 1 evaluation; best"
+    assert summary["status"] == "finished" and summary["stopped_early"].startswith(reason)
+    step = summary["global_step"]
+    assert summary["metrics"]["eval/distance"] == float(np.float32(step) - np.float32(6))
+    assert f"[evaluator] eval at step {step}: distance = " in done.stderr and f"stopped early: {reason}" in done.stderr
+    assert "eval/distance" in done.stdout, "the table at the end"
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        query = "select distinct run_uuid, key from metrics where key in ('eval/distance', 'train/loss') order by key"
+        found = database.execute(query).fetchall()
+    assert found == [(summary["mlflow_run_id"], "eval/distance"), (summary["mlflow_run_id"], "train/loss")]
+
+
+def task(folder: Path, *others: str) -> subprocess.Popen[str]:
+    """The evaluator's task, as a supervisor starts it."""
+    (folder / "run").mkdir(exist_ok=True)
+    config = jobs.config_file(folder, *overrides(folder, *others)[len(jobs.SMALL) :])
+    place = json.dumps(
+        {"cluster": {"chief": ["host:1"], "worker": ["host:2"]}, "task": {"type": "evaluator", "index": 0}}
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CONFIG": place}
+    command = [sys.executable, "-m", "runner.task", str(config)]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def test_sigterm_ends_an_evaluator_that_waits(tmp_path: Path) -> None:
+    process = task(tmp_path)
+    assert process.stderr is not None
+    guard = threading.Timer(TIMEOUT_SECS, process.kill)
+    guard.start()
+    for line in process.stderr:
+        if "waiting for the first" in line:
+            process.terminate()
+    guard.cancel()
+    assert process.wait(TIMEOUT_SECS) == INTERRUPTED
+
+
+def test_an_evaluator_of_which_the_others_do_not_know_is_refused(tmp_path: Path) -> None:
+    done = task(tmp_path, "cluster.evaluator=false")
+    _, said = done.communicate(timeout=TIMEOUT_SECS)
+    assert done.returncode == USER_ERROR
+    assert "this process is the evaluator of its cluster, and cluster.evaluator=false lets the others evaluate." in said
 
 
 # --- what the evaluator does with what it finds: the other process is played by `wait` ----------------------------
