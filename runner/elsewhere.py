@@ -10,6 +10,7 @@ from typing import Any
 from runner import checkpoints, manifest
 from runner.early_stopping import EarlyStopping, Watched
 from runner.ending import remove_ending, write_ending
+from runner.errors import tells_of_a_lost_peer
 from runner.estimator import Estimator
 from runner.hooks import Hook, Interrupted, Run
 from runner.loop import TrainingRun
@@ -37,7 +38,10 @@ class EvaluatedElsewhere(Hook):
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
-        """Tells the evaluator how its body ended; before it, that training goes on."""
+        """Tells the evaluator how its body ended; before it, that training goes on.
+
+        Who lost a peer is silent: its supervisor starts all of them again, or says that it will not.
+        """
         if not self._is_chief:
             yield
             return
@@ -45,6 +49,8 @@ class EvaluatedElsewhere(Hook):
         try:
             yield
         except BaseException as error:
+            if tells_of_a_lost_peer(error, self._estimator.config.cluster):
+                raise
             with contextlib.suppress(OSError):  # the disk is full, perhaps: the first error is the one to raise
                 self._tell("interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed")
             raise

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import tensorflow as tf
 
 from runner import EarlyStopping, Estimator, EvalSpec, RunConfig, TrainSpec, train_and_evaluate
 from runner.cluster import Cluster
@@ -26,10 +29,17 @@ def evaluator(folder: Path, **config: Any) -> Estimator:
     return Estimator(around_six, folder, RunConfig(cluster=PLACE, keep_best=BEST, **config), journal=journal)
 
 
+def untuned(input_fn: Callable[[], tf.data.Dataset]) -> Callable[[], tf.data.Dataset]:
+    """`input_fn` without autotuning: the thread for that may sleep for a minute while its iterator is to be deleted."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return lambda: input_fn().with_options(options)
+
+
 def specs(*, patience: int | None = None, endless: bool = False, **settings: Any) -> tuple[TrainSpec, EvalSpec]:
     """What both processes give to `train_and_evaluate`. Args: endless: the evaluation never ends by itself."""
     rule = EarlyStopping() if patience is None else EarlyStopping("eval/distance", patience_evals=patience)
-    train = TrainSpec(points(repeat=True), early_stopping=rule)
+    train = TrainSpec(untuned(points(repeat=True)), early_stopping=rule)
     return train, EvalSpec(points(repeat=endless), **settings)
 
 

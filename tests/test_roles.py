@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -18,21 +20,37 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner import Estimator, Hook, RunConfig, TrainingResult, manifest, retention, train_and_evaluate
+from runner import (
+    Estimator,
+    Hook,
+    RunConfig,
+    TrainingResult,
+    commands,
+    manifest,
+    parsing,
+    retention,
+    train_and_evaluate,
+)
 from runner.cluster import Cluster
+from runner.commands import Surroundings
+from runner.config import ConfigError
 from runner.damage import DamagedCheckpointsError
 from runner.ending import Ending, generation_in, read_ending, remove_ending, write_ending
+from runner.errors import PeerLost
 from runner.following import Follower, TrainingWatch
 from runner.hooks import Interrupted
-from runner.journal import Journal, journal_path, read_journal
-from runner.outcome import INTERRUPTED, USER_ERROR
+from runner.journal import Journal, NullJournal, journal_path, read_journal
+from runner.outcome import INTERRUPTED
+from runner.report import NullProgress
 from runner.training import follow
 from tests import jobs
-from tests.evaluator import BEST, PLACE, evaluator, specs
+from tests.evaluator import BEST, PLACE, evaluator, specs, untuned
 from tests.line import points, steps_of
+from tests.test_config import composed
 from tests.test_early_stopping import Interrupter, around_six
 
 ROOT = Path(__file__).parent.parent
+DOCUMENT = ROOT / "docs" / "clusters.md"
 TIMEOUT_SECS = 120.0
 REASON = "eval/distance has not improved by 0 for 2 evaluations; best 0 at step 6"
 
@@ -155,7 +173,7 @@ def test_evaluator_follows_the_checkpoints_and_ends_with_training(companion: Com
 
 def test_evaluator_ends_when_the_input_does(companion: Companion, tmp_path: Path) -> None:
     companion.begin(tmp_path, at_start=True)
-    chief(tmp_path, None, Patient(tmp_path), input_fn=points(8, 2))
+    chief(tmp_path, None, Patient(tmp_path), input_fn=untuned(points(8, 2)))
     assert companion.end()["step"] == 4
     assert evaluated(tmp_path)[-2:] == [2, 4]
 
@@ -204,6 +222,19 @@ def test_best_checkpoint_stays_by_what_the_evaluator_found(companion: Companion,
     assert retention.metrics_of(tmp_path / "model.ckpt-6")["eval/distance"] == 0
 
 
+class Losing(Hook):
+    """Training loses a worker after its first step."""
+
+    def after_step(self, run: Any, result: Any) -> None:
+        raise PeerLost("a worker of the cluster was lost")
+
+
+def test_evaluator_stays_when_training_lost_a_worker_and_will_be_started_again(tmp_path: Path) -> None:
+    with pytest.raises(PeerLost):
+        chief(tmp_path, 8, Losing())
+    assert not read_ending(tmp_path).is_over
+
+
 # --- from the command line ---------------------------------------------------------------------------------------
 
 
@@ -215,10 +246,11 @@ def overrides(folder: Path, *others: str) -> list[str]:
 
 def test_command_line_starts_an_evaluator_whose_early_stop_ends_the_run(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    command = overrides(
-        tmp_path, "tracking=mlflow", f"tracking.uri={uri}", "train.max_steps=100000000", "checkpoint.save_secs=1",
-        "checkpoint.keep_best.metric=eval/distance", "train.early_stopping.metric=eval/distance",
-    )  # fmt: skip
+    documented = re.search(r"```\n(python -m runner cluster.evaluator=true.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert documented is not None
+    shown = shlex.split(documented[1].replace("\\\n", " ").replace("eval/accuracy", "eval/distance"))[3:]
+    ours = [f"tracking.uri={uri}", "train.max_steps=100000000", "train.early_stopping.metric=eval/distance"]
+    command = overrides(tmp_path, *shown, "tracking=mlflow", *ours, "train.early_stopping.patience_evals=1")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-m", "runner", *command],
@@ -238,10 +270,10 @@ def test_command_line_starts_an_evaluator_whose_early_stop_ends_the_run(tmp_path
     assert found == [(summary["mlflow_run_id"], "eval/distance"), (summary["mlflow_run_id"], "train/loss")]
 
 
-def task(folder: Path, *others: str) -> subprocess.Popen[str]:
+def task(folder: Path) -> subprocess.Popen[str]:
     """The evaluator's task, as a supervisor starts it."""
     (folder / "run").mkdir(exist_ok=True)
-    config = jobs.config_file(folder, *overrides(folder, *others)[len(jobs.SMALL) :])
+    config = jobs.config_file(folder, *overrides(folder)[len(jobs.SMALL) :])
     place = json.dumps(
         {"cluster": {"chief": ["host:1"], "worker": ["host:2"]}, "task": {"type": "evaluator", "index": 0}}
     )
@@ -262,11 +294,19 @@ def test_sigterm_ends_an_evaluator_that_waits(tmp_path: Path) -> None:
     assert process.wait(TIMEOUT_SECS) == INTERRUPTED
 
 
-def test_an_evaluator_of_which_the_others_do_not_know_is_refused(tmp_path: Path) -> None:
-    done = task(tmp_path, "cluster.evaluator=false")
-    _, said = done.communicate(timeout=TIMEOUT_SECS)
-    assert done.returncode == USER_ERROR
-    assert "this process is the evaluator of its cluster, and cluster.evaluator=false lets the others evaluate." in said
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ("cluster.evaluator=false", "cluster.evaluator=false lets the others evaluate. Start all of them with"),
+        ("command=evaluate", "this process is the evaluator of its cluster, and command=evaluate needs none."),
+    ],
+)
+def test_an_evaluator_of_which_the_others_do_not_know_is_refused(changes: str, message: str, tmp_path: Path) -> None:
+    train(tmp_path / "run", 1)
+    config = parsing.parse(composed(overrides(tmp_path, changes)))
+    around = Surroundings(NullJournal(), NullProgress(), Hook(), lambda: None, 0.0, PLACE)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        commands.run(config, around)
 
 
 # --- what the evaluator does with what it finds: the other process is played by `wait` ----------------------------
