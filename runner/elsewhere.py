@@ -57,13 +57,12 @@ class EvaluatedElsewhere(Hook):
         self._tell("interrupted" if self._is_interrupted else "stopped_early" if self.stopped_early else "finished")
 
     def have_ended(self, max_steps: int | None) -> bool:
-        """Whether the run was stopped early before. Several workers find that out together, in `begin`."""
-        latest = self._estimator.latest_checkpoint()
-        if latest is None or self._estimator.config.cluster.num_workers > 1:
-            return False
-        step = checkpoints.checkpoint_step(latest)
-        if max_steps is None or step < max_steps:
+        """Whether the run was stopped early before. All workers ask together."""
+        latest = self._estimator.agreed_checkpoint()
+        step = -1 if latest is None else checkpoints.checkpoint_step(latest)
+        if self._is_chief and latest is not None and (max_steps is None or step < max_steps):
             self._look(step)
+        self.stopped_early = self._estimator.agreement.text_of_chief(self.stopped_early or "") or None
         return self.stopped_early is not None
 
     def begin(self, run: Run) -> None:
