@@ -56,6 +56,7 @@ __all__ = [
 v1 = tf.compat.v1
 
 _numbers = itertools.count()
+_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 
 
 class _Twin(UninitializedVariable):
@@ -262,8 +263,10 @@ def function_of_part(
     unfed = [op.name for op in there - {tensor.op for tensor in inputs} if op.type == "Placeholder"]
     if unfed:
         raise ValueError(f"a value outside the step depends on the input of the step: {', '.join(sorted(unfed))}.")
+    # Reads, too: whoever waits for a function waits for these alone, and a write elsewhere must not come before a read.
+    waited_for = list(dict.fromkeys([*effects, *(op for op in running if op.type in _READS)]))
     part = _Part(
-        graph, get_operations=lambda: list(running), inputs=inputs, outputs=list(fetches), control_outputs=list(effects)
+        graph, get_operations=lambda: list(running), inputs=inputs, outputs=list(fetches), control_outputs=waited_for
     )
     kind = function_type.from_structured_signature(((), {}), list(fetches), {})
     atomic = atomic_function.from_func_graph(f"part_of_{graph.name}_{next(_numbers)}", part, {}, kind)

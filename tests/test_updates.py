@@ -171,6 +171,29 @@ def test_parts_run_one_after_the_other(tmp_path: Path) -> None:
     assert order == ["forward", "backward"] * 8
 
 
+def test_the_step_that_a_part_reads_is_the_one_before_the_update(tmp_path: Path) -> None:
+    """Its random operations go by it."""
+    seen: list[int] = []
+
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        step = v1.train.get_global_step().read_value()
+
+        class Look(tf.compat.v1.train.SessionRunHook):
+            def before_run(self, context: Any) -> Any:
+                return v1.train.SessionRunArgs(step)
+
+            def after_run(self, context: Any, values: Any) -> None:
+                seen.append(int(values.results))
+
+        predictions = tf.nn.dropout(keras.layers.Dense(1)(features), 0.1)
+        loss = tf.square(predictions - labels)[:, 0]
+        return EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(0.01), training_hooks=[Look()])
+
+    config = RunConfig(tf_random_seed=5, gradient_accumulation=3)
+    Estimator(model_fn, tmp_path, config).train(train_input(6, num_examples=19), steps=12)
+    assert seen == list(range(12))
+
+
 def test_steps_are_updates_and_hooks_and_summaries_see_the_last_part(tmp_path: Path) -> None:
     seen: list[Any] = []
 
