@@ -14,7 +14,7 @@ import functools
 import itertools
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -32,6 +32,9 @@ from tensorflow.python.distribute.values import PerReplica
 from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function import atomic_function
 
+# Which operations have kernels of XLA.
+from tensorflow.python.framework import kernels
+
 # UninitializedVariable: a tf.Variable with a handle but no value, so that discovery allocates nothing.
 # When it moves: create tf.Variable(tf.zeros(shape)) instead; discovery then holds a second copy of the model.
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
@@ -41,6 +44,7 @@ __all__ = [
     "PerReplica",
     "collect_call_time_values",
     "control_inputs",
+    "control_inputs_within",
     "creator_scope",
     "drop_kernels",
     "fresh_collections",
@@ -49,6 +53,7 @@ __all__ = [
     "kernels_kept",
     "optimised_once",
     "names_in_object_graph",
+    "operations_of_xla",
     "program_order_in_branches",
     "uninitialized_variable",
 ]
@@ -218,6 +223,22 @@ def control_inputs(edges: Mapping[tf.Operation, list[tf.Operation]]) -> Iterator
             operation._add_control_inputs(before)
 
 
+@contextlib.contextmanager
+def control_inputs_within(running: Collection[tf.Operation]) -> Iterator[None]:
+    """Meanwhile these operations wait only for each other, for a function of them alone. Private: as above."""
+    there = set(running)
+    cut = {one: list(one.control_inputs) for one in running if not there.issuperset(one.control_inputs)}
+    for operation, before in cut.items():
+        operation._remove_all_control_inputs()
+        operation._add_control_inputs([one for one in before if one in there])
+    try:
+        yield
+    finally:
+        for operation, before in cut.items():
+            operation._remove_all_control_inputs()
+            operation._add_control_inputs(before)
+
+
 def program_order_in_branches(graph: Any) -> None:
     """Bodies of `tf.cond`, `tf.while_loop` in `graph` run all their effects in program order, as in tf.function.
 
@@ -244,6 +265,8 @@ def function_of_part(
     feeds: Sequence[tf.Tensor],
     fetches: Sequence[tf.Tensor],
     effects: Sequence[tf.Operation],
+    *,
+    by_xla: bool = False,
 ) -> Callable[..., list[tf.Tensor]]:
     """Those operations of `graph` as a function from values of `feeds` to values of `fetches`.
 
@@ -253,9 +276,11 @@ def function_of_part(
     Args:
       running: all operations that it takes, in program order.
       effects: those of them that run whether or not their value is used.
+      by_xla: XLA compiles them, for each shape of the inputs that comes, when they first run.
 
-    Private: `atomic_function.from_func_graph`, which takes operations, inputs and outputs from the graph it is given.
-    When it moves: `wrapped.prune(feeds, [effects, fetches])`.
+    Private: `atomic_function.from_func_graph`, which takes operations, inputs and outputs from the graph it is given;
+    `_XlaMustCompile` is what tf.function(jit_compile=True) makes of itself.
+    When it moves: `wrapped.prune(feeds, [effects, fetches])`, in a tf.function where it is for XLA.
     """
     there = set(running)
     captures = [(external, internal) for external, internal in graph.captures if internal.op in there]
@@ -269,9 +294,22 @@ def function_of_part(
         graph, get_operations=lambda: list(running), inputs=inputs, outputs=list(fetches), control_outputs=waited_for
     )
     kind = function_type.from_structured_signature(((), {}), list(fetches), {})
-    atomic = atomic_function.from_func_graph(f"part_of_{graph.name}_{next(_numbers)}", part, {}, kind)
+    attributes = {"_XlaMustCompile": True} if by_xla else {}
+    atomic = atomic_function.from_func_graph(f"part_of_{graph.name}_{next(_numbers)}", part, attributes, kind)
     handles = [external for external, _ in captures]
     return lambda *values: list(atomic.call_flat(*values, *handles) or ())  # None, where nothing is returned
+
+
+@functools.cache
+def operations_of_xla(device_type: str) -> frozenset[str]:
+    """Types of operations that XLA can compile for a "CPU" or a "GPU".
+
+    Private: `kernels.get_all_registered_kernels`; those of XLA are there once it has compiled something.
+    When it moves: leave the question out; the first step then fails with XLA's own message.
+    """
+    tf.function(lambda: tf.zeros([]), jit_compile=True)()
+    there = kernels.get_all_registered_kernels().kernel
+    return frozenset(kernel.op for kernel in there if kernel.device_type == f"XLA_{device_type}_JIT")
 
 
 @dataclasses.dataclass(frozen=True)

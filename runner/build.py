@@ -161,6 +161,7 @@ def build_run_config(config: Config, cluster: Cluster = ALONE) -> RunConfig:
         gradient_accumulation=config.train.gradient_accumulation,
         learning_rate_scaling=config.train.learning_rate_scaling,
         warmup_steps=config.train.warmup_steps,
+        jit=config.train.jit,
         precision=config.train.precision,
         ema_decay=config.train.ema_decay,
         profile_steps=None if config.run.profile is None else parse_step_range(config.run.profile),

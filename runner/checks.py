@@ -51,6 +51,7 @@ def check(config: Config) -> None:
     _check_tracking(config.tracking.uri)
     _check_profile(config)
     _check_inline(config)
+    _check_jit(config)
 
 
 def newest_runs(outputs: Path) -> list[Path]:
@@ -359,3 +360,14 @@ def _check_inline(config: Config) -> None:
         )
     if config.cluster.evaluator and config.command == "train_and_evaluate":
         raise ConfigError("run.inline=true with cluster.evaluator=true, which is a process of its own. Leave one out.")
+
+
+def _check_jit(config: Config) -> None:
+    """Refuses strategies on which the stages of a compiled step were not tried."""
+    tried = ("default", "one_device", "mirrored", "central_storage")
+    if config.train.jit and config.strategy.name not in tried:
+        reason = "a TPU compiles every step" if config.strategy.name == "tpu" else "it compiles steps of one process"
+        raise ConfigError(
+            f"train.jit=true does not go with strategy={config.strategy.name}: {reason}. Set train.jit=false, or use "
+            f"{', '.join(tried)}."
+        )

@@ -190,6 +190,7 @@ class TrainConfig:
     steps_per_loop: Any = _setting("auto", minimum=1, auto=True)
     gradient_accumulation: int = _setting(1, minimum=1)
     clip_global_norm: float | None = _setting(None, above=0)
+    jit: bool = False
     precision: str = _setting("float32", choices=("float32", "mixed_bfloat16", "mixed_float16"))
     learning_rate_scaling: str = _setting("none", choices=("none", "linear", "sqrt"))
     warmup_steps: int = _setting(0, minimum=0)

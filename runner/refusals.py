@@ -29,7 +29,8 @@ def check_training(spec: EstimatorSpec, config: RunConfig, num_replicas: int, gr
         )
     if config.cluster.num_workers > 1 and _splits_steps(config):
         raise ValueError(
-            "train.gradient_accumulation and train.precision=mixed_float16 do not work with several workers yet."
+            "train.gradient_accumulation, train.precision=mixed_float16 and train.jit do not work with several workers "
+            "yet."
         )
     if spec.optimizer is not None:
         rate = rates.in_words(config)
@@ -49,7 +50,7 @@ def check_training(spec: EstimatorSpec, config: RunConfig, num_replicas: int, gr
 
 
 def _splits_steps(config: RunConfig) -> bool:
-    return config.gradient_accumulation > 1 or config.precision == "mixed_float16"
+    return config.gradient_accumulation > 1 or config.precision == "mixed_float16" or config.jit
 
 
 def _needs_optimizer(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -59,6 +60,8 @@ def _needs_optimizer(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield f"train.clip_global_norm={config.clip_global_norm:g}", applies
     if config.gradient_accumulation > 1:
         yield f"train.gradient_accumulation={config.gradient_accumulation}", applies
+    if config.jit:
+        yield "train.jit=true", f"{applies}, so that nobody can tell them from the update, which XLA is not to compile"
     if config.precision == "mixed_float16":
         yield "train.precision=mixed_float16", f"{applies}, so that nobody can scale them"
     if config.learning_rate_scaling != "none":

@@ -101,6 +101,7 @@ class RunConfig:
       gradient_accumulation: each replica computes its part of a batch in so many parts, one after the other.
       learning_rate_scaling: "none", or by the replicas: "linear", "sqrt" of their number.
       warmup_steps: updates until the learning rate is what it is to be.
+      jit: XLA compiles what each replica computes, from its batch to its gradients.
       precision: what Keras 3 layers compute in: "float32" leaves it to them, "mixed_bfloat16", "mixed_float16".
       ema_decay: moving averages of the weights are kept with this decay, and evaluated; None: none.
       profile_steps: global steps whose profile is written for TensorBoard; None: none.
@@ -133,6 +134,7 @@ class RunConfig:
     gradient_accumulation: int = 1
     learning_rate_scaling: str = "none"
     warmup_steps: int = 0
+    jit: bool = False
     precision: str = "float32"
     ema_decay: float | None = None
     profile_steps: StepRange | None = None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner import averages, bridge, refusals
+from runner import averages, bridge, compiled, refusals
 from runner.inputs import Feed, Share
 from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.operations import operations
@@ -147,6 +147,10 @@ class TrainProgram:
         self.has_local_losses = num_replicas > feed.num_replicas and not self.is_native
         """Whether the losses of a loop are this worker's parts, to be summed over the workers."""
         self._stop_at_nan = stop_at_nan and not self.has_local_losses  # all workers leave a loop at the same step
+        self._gradients = self.trace.function
+        if config.jit:
+            gradients = compiled.Gradients([output.cut.sums for output in self.trace.outputs])
+            self._gradients = functools.partial(self.trace.function, build=gradients.function_of_part)
 
     @property
     def is_native(self) -> bool:
@@ -221,8 +225,8 @@ class TrainProgram:
         plain = [op for op in self._effects(summaries=False) if op not in updates]
         numbers = [part for part in self.trace.parts if part is not None]
         fed = [*scales, *numbers]
-        part = self.trace.function([sums, []], plain, feeds=fed)
-        last = self.trace.function([sums, list(extra)], [op for op in effects if op not in updates], feeds=fed)
+        part = self._gradients([sums, []], plain, feeds=fed)
+        last = self._gradients([sums, list(extra)], [op for op in effects if op not in updates], feeds=fed)
         update = self.trace.function(
             [cut.loss for cut in cuts],
             [op for op in self.trace.all_effects() if op in updates],
@@ -258,7 +262,7 @@ def _train_replica(
 ) -> ReplicaOutput:
     v1.add_to_collection(v1.GraphKeys.GLOBAL_STEP, replica.global_step)
     features, labels = replica_inputs(feed, replica)
-    is_cut = config.gradient_accumulation > 1 or config.precision == "mixed_float16"
+    is_cut = config.gradient_accumulation > 1 or config.precision == "mixed_float16" or config.jit
     tape = tf.GradientTape(persistent=False)
     with tape:
         spec = model_call(features, labels, ModeKeys.TRAIN)
@@ -322,7 +326,7 @@ class Loop:
         """
         run = self._ending if may_end else self._bounded
         try:
-            with bridge.optimised_once():
+            with bridge.optimised_once(), compiled.explained():
                 result = run(iterator, tf.constant(num_steps))
         except tf.errors.OutOfRangeError:
             if not self._feed.ends_together:

@@ -139,6 +139,7 @@ class Trace:
         *,
         with_inputs: bool = True,
         feeds: Sequence[tf.Tensor] = (),
+        build: Callable[..., Callable[..., list[tf.Tensor]]] = bridge.function_of_part,
     ) -> Callable[..., Any]:
         """The part of the trace that `fetches` and `effects` need, as a function.
 
@@ -147,6 +148,7 @@ class Trace:
           effects: tensors and operations that are to run, whether or not their value is used.
           with_inputs: False makes a function without arguments; `fetches` must then not depend on the inputs.
           feeds: placeholders of the trace that are further arguments, after the inputs.
+          build: makes the function, as `bridge.function_of_part` does.
         """
         run = operations(effects)
         flat = tf.nest.flatten(fetches, expand_composites=True)
@@ -155,7 +157,7 @@ class Trace:
         arguments += [value.placeholder for value in self.call_time_values]
         running = needed(self.graph, [*run, *operations(tensors)])
         with bridge.control_inputs(program_order(self.graph, running) if run else {}):
-            part = bridge.function_of_part(self.graph, running, arguments, tensors, run)
+            part = build(self.graph, running, arguments, tensors, run)
 
         def call(*inputs: tf.Tensor) -> Any:
             late = [value.capture() for value in self.call_time_values]

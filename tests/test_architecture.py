@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("boundary", "tasks"),
     ("pipelines", "variables"),
     ("inputs", "traced"),
+    ("compiled",),
     ("position",),
     # 2
     ("hooks",),

@@ -118,6 +118,7 @@ def test_the_options_of_an_update_reach_the_run(tmp_path: Path) -> None:
         "learning_rate_scaling": "sqrt",
         "warmup_steps": 7,
         "precision": "mixed_bfloat16",
+        "jit": True,
         "ema_decay": 0.99,
     }
     built = job(f"model_dir={tmp_path}", "input=digits", "train.max_epochs=3",
