@@ -81,9 +81,17 @@ def find_damage(path: str | os.PathLike[str]) -> str | None:
         parts += [str(input_path(Path(path), int(worker)))] if how == "saved" else []
     for part in parts:
         try:
-            dtypes = tf.train.load_checkpoint(part).get_variable_to_dtype_map()
-            for name, dtype in dtypes.items():  # one by one: a checkpoint may be larger than half the memory
-                bundles.read_bundle(part, {name: dtype})
+            _read(part)
         except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as error:
             return f"{os.path.basename(part)} cannot be read: {getattr(error, 'message', error)}"
     return None
+
+
+def _read(path: str) -> None:
+    """Reads all of a bundle: tensor by tensor, as it may be larger than half the memory, and one that parameter servers
+    wrote part by part, as it may be larger than all of it."""
+    reader = tf.train.load_checkpoint(path)
+    shapes, writers = reader.get_variable_to_shape_map(), manifest.num_shards(path)
+    for name, dtype in reader.get_variable_to_dtype_map().items():
+        for rows in bundles.pieces(tf.TensorShape(shapes[name]), max(1, writers - 1)):  # one is the coordinator
+            bundles.read_entries(path, "CPU:0", [(name, rows, dtype)])

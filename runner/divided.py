@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
+
+from runner import bundles
 
 
 class Divided:
@@ -27,17 +30,31 @@ class Divided:
         """Rows of each part."""
         return [int(part.shape[0]) for part in self.parts]
 
-    def read_value(self) -> tuple[tf.Tensor, ...]:
-        """The value of each part, on its server."""
-        return tuple(part.read_value() for part in self.parts)
 
-    def assign(self, value: Any) -> None:
-        """Gives the parts their rows of `value`: a tensor or array, or the values of the parts."""
-        if not isinstance(value, tuple):
-            ends = [sum(self.sizes[: number + 1]) for number in range(len(self.parts))]
-            value = tuple(value[end - size : end] for size, end in zip(self.sizes, ends, strict=True))
-        for part, rows in zip(self.parts, value, strict=True):
-            part.assign(rows, read_value=False)
+def assign(variable: Any, value: Any) -> None:
+    """Gives a variable a value: a tensor or array; for a Divided also a tuple, one of each part."""
+    if not isinstance(variable, Divided):
+        with _where(variable):
+            variable.assign(value)
+        return
+    if not isinstance(value, tuple):
+        ends = [sum(variable.sizes[: number + 1]) for number in range(len(variable.parts))]
+        value = tuple(value[end - size : end] for size, end in zip(variable.sizes, ends, strict=True))
+    for part, rows in zip(variable.parts, value, strict=True):
+        assign(part, rows)
+
+
+def value_of(variable: Any) -> Any:
+    """The value of a variable; of a Divided a tuple, one of each part. On a parameter server it stays there."""
+    if isinstance(variable, Divided):
+        return tuple(value_of(part) for part in variable.parts)
+    with _where(variable):
+        return variable.read_value()
+
+
+def _where(variable: Any) -> contextlib.AbstractContextManager[Any]:
+    """Where an operation on a variable is to run, so that its value goes nowhere else."""
+    return tf.device(variable.device) if bundles.is_far(variable) else contextlib.nullcontext()
 
 
 def part_name(name: str, number: int) -> str:
@@ -71,6 +88,25 @@ def folded(
     return {
         name: Divided({one[number]: variables[one[number]] for number in sorted(one)}) if isinstance(one, dict) else one
         for name, one in found.items()
+    }
+
+
+def read_on_servers(path: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Name -> what `assign` of each variable takes, from the checkpoint `path`: read on the servers, where it stays."""
+    by_place: dict[str, list[tuple[str, int, str, tf.DType]]] = {}
+    for name, variable in variables.items():
+        parts = variable.parts if isinstance(variable, Divided) else [variable]
+        rows = bundles.slice_specs([part.shape for part in parts]) if isinstance(variable, Divided) else [""]
+        for number, part in enumerate(parts):
+            by_place.setdefault(part.device, []).append((name, number, rows[number], part.dtype))
+    read: dict[str, dict[int, tf.Tensor]] = {name: {} for name in variables}
+    for place, wanted in by_place.items():
+        values = bundles.read_entries(path, place, [(name, rows, dtype) for name, _, rows, dtype in wanted])
+        for (name, number, _, _), value in zip(wanted, values, strict=True):
+            read[name][number] = value
+    return {
+        name: tuple(read[name][number] for number in sorted(read[name])) if isinstance(one, Divided) else read[name][0]
+        for name, one in variables.items()
     }
 
 

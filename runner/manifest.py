@@ -169,6 +169,11 @@ def size_of(path: str | os.PathLike[str]) -> int:
     return sum(_sizes(Path(path)).values())
 
 
+def num_shards(path: str | os.PathLike[str]) -> int:
+    """Files that the tensors of the bundle `path` are in: one for each process that wrote some of them."""
+    return sum(bool(_SHARD.search(name)) for name in _sizes(Path(path)) if name.startswith(f"{Path(path).name}.data-"))
+
+
 def fingerprint(path: str | os.PathLike[str]) -> tuple[tuple[str, int, int], ...]:
     """Tells whether any file of the checkpoint `path` was written anew: names, bytes and times of change."""
     path = Path(path)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,13 @@ from runner.agreement import agreement_of
 from runner.averages import average_name
 from runner.checkpoints import Reader
 from runner.coordinator import Coordinator, RangeLoop
+from runner.divided import assign, read_on_servers, value_of
 from runner.inference import EvalProgram, PredictProgram
 from runner.inputs import Feed
 from runner.journal import Journal, NullJournal
 from runner.model_fn import ModelFn
 from runner.parameter_server import is_parameter_server
+from runner.placement import Servers
 from runner.precision import LossScale, with_precision
 from runner.run_config import RunConfig
 from runner.spread import Spread
@@ -57,7 +59,7 @@ class Model:
         self._coordinator = Coordinator(strategy) if is_parameter_server(strategy) else None
         self._programs: dict[Any, Any] = {}
         self._values_of: str | None = None
-        self._weights: dict[str, tf.Tensor] = {}
+        self._weights: dict[str, Any] = {}
 
     def num_replicas(self, *, training: bool) -> int:
         """Replicas of this process that a step of training, or of evaluation, runs on."""
@@ -130,11 +132,17 @@ class Model:
             new = self._beginnings(reader)
             self._check(reader, new)
             self._values_of = None
-            values = reader.get_many(name for name in self.store.saved if name not in new)
+            values = self._read(reader, [name for name in self.store.saved if name not in new])
             values |= {name: values[start] if isinstance(start, str) else start for name, start in new.items()}
             self._warn_of_learning_rates(values, path)
             self.assign(values)
         self._values_of = path
+
+    def _read(self, reader: Reader, names: Sequence[str]) -> dict[str, Any]:
+        if isinstance(self.store.placement, Servers):
+            saved = self.store.saved
+            return read_on_servers(reader.path, {name: saved[name] for name in names})
+        return {**reader.get_many(names)}
 
     def show_averages(self, path: str) -> None:
         """Gives the weights the values of their averages in the checkpoint `path`, whose values the model has.
@@ -150,7 +158,8 @@ class Model:
                 f"train.ema_decay={self._config.ema_decay}: {path} has no moving averages of the weights to evaluate. "
                 "It was trained without; set train.ema_decay=null."
             )
-        self._weights = {name: self.store[name].read_value() for name in names}
+        saved = self.store.saved
+        self._weights = {name: value_of(saved[name]) for name in names}
         self.assign({name: self._average(name, reader) for name in names})
 
     def show_weights(self) -> None:
@@ -160,14 +169,15 @@ class Model:
 
     def _average(self, name: str, reader: Reader) -> Any:
         there = average_name(name)
-        return self.store[there].read_value() if there in self.store else reader.get(there)
+        saved = self.store.saved
+        return value_of(saved[there]) if there in saved else reader.get(there)
 
     def assign(self, values: Mapping[str, Any]) -> None:
         """Gives variables these values, by name, on all replicas."""
         variables = self.store.saved if values else {}
         with self._scope():
             for name, value in values.items():
-                variables[name].assign(value)
+                assign(variables[name], value)
 
     def values(self) -> dict[str, Any]:
         """Name -> value of every variable that belongs in a checkpoint, replicas collapsed; of one that is divided over
@@ -176,7 +186,7 @@ class Model:
         It costs no copy: a tensor shares the buffer of its variable, until an update of that makes a new one.
         """
         with self._scope():
-            return {name: variable.read_value() for name, variable in self.store.saved.items()}
+            return {name: value_of(variable) for name, variable in self.store.saved.items()}
 
     def has_values_of(self, path: str) -> None:
         """Notes that the variables are what the checkpoint `path` holds."""
