@@ -24,10 +24,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # 1 one mechanism each
     ("cluster_bridge", "heartbeat", "loopback", "parameter_server", "server"),
     ("launcher", "run_config", "strategy", "elements", "seeds", "operations", "manifest", "tracking"),
-    ("bridge", "v1_bridge", "keras_bridge", "random_bridge", "ps_bridge", "variable_spec", "bundles", "snapshots"),
-    ("outcome", "stopping", "curves", "randomness", "retention"),
+    ("bridge", "v1_bridge", "keras_bridge", "random_bridge", "ps_bridge", "variable_spec", "bundles"),
+    ("outcome", "stopping", "curves", "randomness", "retention", "divided", "snapshots"),
     ("gang", "sharding", "gradients", "metrics", "shipping", "checkpoints", "predictions", "errors"),
-    ("agreement", "damage", "saving", "record", "restarts", "placement", "divided", "spread"),
+    ("agreement", "damage", "saving", "record", "restarts", "placement", "spread"),
     ("boundary", "tasks"),
     ("pipelines", "variables"),
     ("inputs", "traced"),
