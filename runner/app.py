@@ -219,10 +219,26 @@ def _checked(
     for key, name, default in config.functions():
         user_code.locate(key, name, default)
     if config.command in CLUSTER_COMMANDS or (config.strategy.name == "tpu" and config.command != "inspect"):
-        resolvers.detect(env, config.cluster, config.strategy)
+        found = resolvers.detect(env, config.cluster, config.strategy)
+        if found.has_others:
+            _check_shared(config, found, is_sweep=is_sweep)
     if config.command in TRAINING_RUNS:
         return dataclasses.replace(config, model_dir=str(Path(config.model_dir or directory).absolute()))
     return dataclasses.replace(config, model_dir=config.model_dir and str(Path(config.model_dir).absolute()))
+
+
+def _check_shared(config: Config, found: resolvers.Detected, *, is_sweep: bool) -> None:
+    """Refuses what the processes of a cluster that something else started cannot do together."""
+    if is_sweep:
+        raise ConfigError(
+            f"--multirun in a cluster ({found.why}) is not possible: its processes would have to take the same job at "
+            "the same time. Start one cluster a job, or give cluster.resolver=local."
+        )
+    if not config.model_dir:
+        raise ConfigError(
+            f"model_dir is not set, and this process is {found.cluster.name} of a cluster ({found.why}): all tasks "
+            "meet in one folder. Give each the same model_dir, on storage that all can see."
+        )
 
 
 def _swept(hydra_config: Any) -> list[str]:

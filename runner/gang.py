@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from runner.cluster import Cluster
+from runner.cluster import ALONE, Cluster
 from runner.launcher import Process, describe_exit, start_process
 from runner.outcome import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR
 
@@ -80,7 +80,11 @@ class Gang:
       start_timeout_secs: how long the tasks of a cluster may take to find each other.
       has_joined: whether a task has found the others.
       may_replace: asked when a task is lost that the others can do without for a while; it may wait.
+      look_around: what happened elsewhere that ends the tasks here; an interruption has them asked to stop.
       launch: starts a process.
+
+    Attributes:
+      stop_wanted: whether a server asked for the end of the run.
     """
 
     def __init__(
@@ -89,10 +93,12 @@ class Gang:
         start_timeout_secs: float = float("inf"),
         has_joined: Callable[[Task], bool] = lambda task: True,
         may_replace: Callable[[Ending], bool] = lambda ending: False,
+        look_around: Callable[[], Ending | None] = lambda: None,
         launch: Callable[[Task], Process] = lambda task: start_process(task.argv, task.env, task.prefix),
     ) -> None:
         self._start_timeout_secs, self._has_joined = start_timeout_secs, has_joined
-        self._may_replace, self._launch = may_replace, launch
+        self._may_replace, self._look_around, self._launch = may_replace, look_around, launch
+        self.stop_wanted = False
         self._running: dict[Task, Process] = {}
         self._begin(())
 
@@ -107,7 +113,8 @@ class Gang:
             self._running[task] = self._launch(task)
         if stops:
             self.ask_to_stop()
-        while any(not task.place.is_server for task in self._running):
+        serves_only = all(task.place.is_server for task in tasks)
+        while any(serves_only or not task.place.is_server for task in self._running):
             self._look()
             time.sleep(POLL_SECS if self._running else 0)
         self.kill()  # servers end when nobody is left to ask them
@@ -133,7 +140,7 @@ class Gang:
         self._looked = time.monotonic()
         self._join_until = time.monotonic() + self._start_timeout_secs
         self._joining = [task for task in tasks if task.place.tasks and task.place.task_type != "evaluator"]
-        self._has_peers = len(tasks) > 1
+        self._has_peers = [task.place for task in tasks] != [ALONE]
 
     def _look(self) -> None:
         """One look at all tasks: who has ended, who has frozen, who did not come."""
@@ -152,7 +159,11 @@ class Gang:
                 self._overdue(task, silent_secs)
             elif process.pulse.wants_to_stop:
                 process.pulse.wants_to_stop = False
+                self.stop_wanted = True
                 self.ask_to_stop()
+        elsewhere = self._look_around()
+        if elsewhere is not None and self._ending is None:
+            self._follow(elsewhere)
         if self._joining and now > self._join_until:
             self._check_joined()
 
@@ -171,11 +182,20 @@ class Gang:
             self._running[task] = self._launch(task)
             return
         if self._ending is None:
-            self._limit(SAVE_SECS if code == INTERRUPTED else SETTLE_SECS, self._running)
-            if code == INTERRUPTED:
-                self.ask_to_stop()
+            self._follow(ending)
         if self._ending is None or ending.rank < self._ending.rank:
             self._ending = ending
+
+    def _follow(self, ending: Ending) -> None:
+        """Lets the others follow a task that has ended, or will."""
+        if ending.code == INTERRUPTED:
+            if not self._deadlines:
+                self.ask_to_stop()
+            self._limit(SAVE_SECS, self._running)
+            return
+        self._limit(0, [task for task in self._running if task.place.is_server])
+        self._limit(SETTLE_SECS, self._running)
+        self._ending = ending
 
     def _freeze(self, task: Task, silent_secs: float) -> None:
         """A task that is frozen is as good as killed."""

@@ -15,7 +15,7 @@ _SHOWN_ONLY = ("run.progress", "run.inline", "sweep", "tracking")
 
 def sweep_id(overrides: Iterable[str]) -> str:
     """The name of a sweep: a hash of its sorted overrides. How many jobs run at a time does not count."""
-    return _hash(sorted(text for text in overrides if not _is_shown_only(text.lstrip("+~").partition("=")[0])))
+    return _hash(sorted(text for text in overrides if not is_shown_only(text.lstrip("+~").partition("=")[0])))
 
 
 def job_id(tree: Mapping[str, Any], *, reads_a_run: bool = False) -> str:
@@ -40,7 +40,8 @@ def _pruned(tree: Mapping[str, Any], without: Iterable[str]) -> dict[str, Any]:
     return result
 
 
-def _is_shown_only(key: str) -> bool:
+def is_shown_only(key: str) -> bool:
+    """Whether `key` changes how a run is shown, ranked or recorded, not what it computes."""
     return any(key == shown or key.startswith(f"{shown}.") for shown in _SHOWN_ONLY)
 
 

@@ -68,13 +68,16 @@ def only_task_in(directory: Path, say: Callable[[str], None], name: str = "chief
         lock.release()
 
 
-def wait_for_tasks(directory: Path, say: Callable[[str], None]) -> None:
+def wait_for_tasks(directory: Path, say: Callable[[str], None], name: str = "*") -> None:
     """Returns when no task of an earlier start is left in the folder: each has written its last line.
+
+    Args:
+      name: of the task; `*`: all of them.
 
     Raises:
       RuntimeError: one is still there after a minute.
     """
     before, after = TASK_LOCK_FILE.split("{}")
-    for file in directory.glob(TASK_LOCK_FILE.format("*")):
+    for file in directory.glob(TASK_LOCK_FILE.format(name)):
         with only_task_in(directory, say, file.name.removeprefix(before).removesuffix(after)):
             pass

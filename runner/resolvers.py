@@ -34,6 +34,12 @@ class Detected:
         """Whether this run starts all its tasks itself, on this host."""
         return self.source == "local"
 
+    @property
+    def has_others(self) -> bool:
+        """Whether something else has started other processes of this run, each with a supervisor of its own."""
+        is_given = self.source in ("tf_config", "slurm", "kubernetes")
+        return is_given and bool(self.cluster.tasks or self.has_evaluator or self.cluster.task_type == "evaluator")
+
 
 def detect(env: Mapping[str, str], settings: ClusterConfig, strategy: StrategyConfig) -> Detected:
     """Whom this process belongs to, by `cluster.resolver`; auto: the first that the environment shows.

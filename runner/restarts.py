@@ -38,6 +38,7 @@ class Restarts:
 
     Attributes:
       limit: so many; 0: a loss ends the run.
+      name: of the task whose supervisor this is, where each has its own; '': the chief's.
       total: how many there were.
       last: what was said of the last one; None when there was none.
     """
@@ -47,6 +48,7 @@ class Restarts:
     stops: Sequence[int] = ()
     say: Callable[[str], None] = print
     wait: Callable[[float], None] = time.sleep
+    name: str = ""
     total: int = 0
     last: str | None = None
     _in_a_row: int = field(default=0, init=False)
@@ -84,7 +86,7 @@ class Restarts:
         return not self.stops
 
     def _note(self, ending: Ending, step: int | None) -> None:
-        journal = Journal(journal_path(self.model_dir, "supervisor"))
+        journal = Journal(journal_path(self.model_dir, f"supervisor-{self.name}".replace(":", "-").rstrip("-")))
         journal.event("restart", task=ending.task.place.name, reason=ending.reason, step=step, number=self.total)
         journal.metrics(step or 0, {METRIC: self.total})
         journal.close()

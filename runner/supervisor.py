@@ -31,6 +31,7 @@ from runner.lock import alone_in, wait_for_tasks
 from runner.masking import mask_text, masked, masked_override, secrets_of
 from runner.outcome import (
     FAILED,
+    FINISHED,
     INTERRUPTED,
     STILL_RUNNING,
     SUMMARY_FILE,
@@ -39,11 +40,14 @@ from runner.outcome import (
     summary_of,
     write_summary,
 )
+from runner.peer_run import PeerRun
+from runner.peers import Leader
 from runner.provenance import tags_of_this_process
+from runner.resolvers import detect
 from runner.restarts import Restarts, max_restarts
 from runner.shipping import RunRecord, Shipper
 from runner.stopping import StopRequests
-from runner.tasks import Journals, Tasks, error_of, say_errors
+from runner.tasks import Journals, Tasks, error_of, note_ending, say_errors
 from runner.tracking import build_tracker
 
 PATIENCE_SECS = 30.0
@@ -88,14 +92,28 @@ def run(
             f"command={config.command} runs in one process, without strategy={config.strategy.name}.", file=sys.stderr
         )
         config = dataclasses.replace(config, strategy=StrategyConfig())
+    place = None
+    if config.command in configs.CLUSTER_COMMANDS:
+        found = detect(env, config.cluster, config.strategy)
+        if found.has_others:
+            place, config = found.cluster, _with_evaluator(config, found.has_evaluator)
     with StopRequests() if stops is None else nullcontext(stops) as requests:
         try:
             if config.command in configs.UNRECORDED_COMMANDS:
                 return _run_unrecorded(config, env, requests, member)
-            return _run_recorded(config, env, argv, requests, member)
+            if place is not None and not place.is_chief:
+                return PeerRun(config, place, task_argv, functools.partial(task_env, env), requests).run()
+            return _run_recorded(config, env, argv, requests, member, place)
         except OSError as error:
             _say_lost(config, env, error)
             return FAILED
+
+
+def _with_evaluator(config: Config, has_evaluator: bool) -> Config:
+    """`config` of a run that something else has started an evaluator for."""
+    if not has_evaluator or config.command != "train_and_evaluate":
+        return config
+    return dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, evaluator=True))
 
 
 def _run_unrecorded(config: Config, env: Mapping[str, str], stops: StopRequests, member: Member) -> int:
@@ -110,8 +128,9 @@ def _run_unrecorded(config: Config, env: Mapping[str, str], stops: StopRequests,
 
 
 def _run_recorded(
-    config: Config, env: Mapping[str, str], argv: Sequence[str], stops: StopRequests, member: Member
-) -> int:
+    config: Config, env: Mapping[str, str], argv: Sequence[str], stops: StopRequests, member: Member,
+    place: Cluster | None,
+) -> int:  # fmt: skip
     assert config.model_dir is not None
     model_dir = Path(config.model_dir)
     model_dir.mkdir(parents=True, exist_ok=True)
@@ -129,24 +148,46 @@ def _run_recorded(
         earlier = read_json(model_dir / SUMMARY_FILE) or {}
         if trains:  # nobody would repair it after a reader that was killed
             write_summary(model_dir, summary_of(STILL_RUNNING, config, record.mlflow_run_id, secrets))
-        wait_for_tasks(model_dir, _say)
+        wait_for_tasks(model_dir, _say, "*" if place is None else "chief-0")
         journals = Journals(model_dir).mark()
         shipper = _build_shipper(config, model_dir, record, env, argv, member)
         shipper.start()
         restarts = Restarts(model_dir, max_restarts(config), stops.came, lambda text: _say(f"{member.prefix}{text}"))
         tasks = _build_tasks(config, file, env, stops, member, restarts, record)
-        ending = _run_tasks(tasks, file)
-        say_errors(journals, member.prefix)
-        # What the evaluator found of the last checkpoint; all else the chief knows.
-        found = [line for line in journals.lines("evaluator") if line.get("event") == "result"]
-        lines = [*journals.lines(), *found]
-        outcome = read_outcome(ending.code, bool(stops.came), lines, error_of(ending, journals))
-        outcome.facts.update(restarts=restarts.total, last_restart=restarts.last)
-        if trains:
-            record.training = outcome.status
-        else:
-            _keep_of_training(outcome, earlier)
-        return _finish(outcome, config, file, shipper, env, argv, member, stops)
+        if place is not None:
+            settings = config.cluster
+            leader = Leader(model_dir, place, settings.start_timeout_secs, has_evaluator=settings.evaluator)
+            tasks = dataclasses.replace(tasks, place=place, peers=leader)
+        code = FAILED
+        try:
+            outcome = _outcome_of(tasks, file, journals, member)
+            if not trains:
+                _keep_of_training(outcome, earlier)
+            code = _finish(outcome, config, file, shipper, env, argv, member, stops)
+        finally:
+            tasks.peers.end(code)
+        return code
+
+
+def _outcome_of(tasks: Tasks, file: Path, journals: Journals, member: Member) -> Outcome:
+    """Runs the tasks, and tells those that outlive them how training has ended."""
+    ending = _run_tasks(tasks, file)
+    say_errors(journals, member.prefix)
+    came = tasks.stops.came
+
+    def read() -> Outcome:
+        lines = [*journals.lines(), *journals.of_event("evaluator", "result")]  # it has the last checkpoint's metrics
+        return read_outcome(ending.code, bool(came), lines, error_of(ending, journals))
+
+    if tasks.config.command in configs.TRAINING_RUNS:
+        outcome = read()
+        tasks.record.training = outcome.status
+        note_ending(journals.model_dir, outcome, tasks.record.generation)
+        if ending.code == FINISHED:
+            tasks.peers.wait_for_evaluator(came)
+    outcome = read()
+    outcome.facts.update(restarts=tasks.restarts.total, last_restart=tasks.restarts.last)
+    return outcome
 
 
 def _build_tasks(

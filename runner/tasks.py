@@ -10,12 +10,14 @@ from typing import Any
 
 from runner.cluster import Cluster
 from runner.config import Config
+from runner.ending import read_ending, remove_ending, write_ending
 from runner.errors import QUIET_ERRORS
 from runner.gang import Ending, Gang, Task
 from runner.journal import journal_path, read_journal
 from runner.local_cluster import local_places
-from runner.outcome import FAILED
-from runner.restarts import Restarts
+from runner.outcome import FAILED, Outcome
+from runner.peers import NoPeers, Peers
+from runner.restarts import Restarts, latest_step
 from runner.shipping import RunRecord
 from runner.stopping import StopRequests
 
@@ -36,9 +38,13 @@ class Journals:
         path = journal_path(self.model_dir, role, index)
         return read_journal(path, self._sizes.get(path, 0))[0]
 
+    def of_event(self, role: str, event: str, index: int = 0) -> list[dict[str, Any]]:
+        """The lines of `event`."""
+        return [line for line in self.lines(role, index) if line.get("event") == event]
+
     def has(self, task: Task, event: str) -> bool:
         """Whether `task` has noted `event`."""
-        return any(line.get("event") == event for line in self.lines(task.place.role, task.place.task_index))
+        return bool(self.of_event(task.place.role, event, task.place.task_index))
 
 
 @dataclass
@@ -50,6 +56,8 @@ class Tasks:
       env: the environment of the task at a place, for a generation.
       prefix: of all that they say.
       record: counts the starts.
+      place: the task of this process, in a cluster that something else started; None: all tasks are started here.
+      peers: the supervisors of its other tasks.
     """
 
     config: Config
@@ -59,6 +67,8 @@ class Tasks:
     restarts: Restarts
     record: RunRecord
     prefix: str = ""
+    place: Cluster | None = None
+    peers: Peers = field(default_factory=NoPeers)
 
     def run(self, answer: str) -> Ending:
         """Runs them to their end.
@@ -71,21 +81,27 @@ class Tasks:
             start_timeout_secs=self.config.cluster.start_timeout_secs,
             has_joined=lambda task: started.has(task, "joined"),
             may_replace=lambda ending: self.restarts.allow(ending, alone=True),
+            look_around=self.peers.look,
         )
         with self.stops.watch(gang, answer):
             while True:
                 tasks = self._tasks()
+                failed = self.peers.gather(self.record.generation, self.stops.came)
+                if failed is not None:
+                    return failed
                 if self.stops.came:  # asked to stop before there was anything to stop
                     return Ending(FAILED, tasks[0])
+                remove_ending(self.restarts.model_dir)
                 started.mark()
-                ending = gang.run(tasks, self.stops.came)
+                ending = self.peers.reason(gang.run(tasks, self.stops.came))
                 if not ending.is_loss or not self.restarts.allow(ending):
                     return ending
                 self.record.generation += 1
                 self.record.save(self.restarts.model_dir)
 
     def _tasks(self) -> list[Task]:
-        places = local_places(self.config)  # at each start other ports: the old ones may be in use for a while
+        # At each start other ports: the old ones may be in use for a while.
+        places = local_places(self.config) if self.place is None else [self.place]
         return [Task(place, self.argv, self._env(place), self._prefix(place)) for place in places]
 
     def _env(self, place: Cluster) -> Mapping[str, str]:
@@ -99,12 +115,12 @@ class Tasks:
 
 def say_errors(journals: Journals, prefix: str = "") -> None:
     """Says the errors of all tasks, those that the chief has said left out and each once."""
-    said = {line.get("error") for line in journals.lines() if line.get("event") == "error"}
+    said = {line["error"] for line in journals.of_event("chief", "error")}
     for path in sorted(journals.model_dir.glob("events.*.jsonl")):
         _, role, _ = path.name.split(".")
         name, _, index = role.rpartition("-")
-        for line in journals.lines(name, int(index)):
-            if line.get("event") == "error" and line.get("error") not in said and line.get("said"):
+        for line in journals.of_event(name, "error", int(index)):
+            if line["error"] not in said and line.get("said"):
                 said.add(line["error"])
                 place = Cluster(name, int(index), {"chief": ("",)}).name
                 for text in str(line["said"]).splitlines():
@@ -114,7 +130,14 @@ def say_errors(journals: Journals, prefix: str = "") -> None:
 def error_of(ending: Ending, journals: Journals) -> str:
     """Why a run ended, in one line; '' when it finished."""
     place = ending.task.place
-    noted = [line for line in journals.lines(place.role, place.task_index) if line.get("event") == "error"]
+    noted = journals.of_event(place.role, "error", place.task_index)
     if noted and not ending.is_loss:
         return f"{'' if place.is_chief else f'{place.name}: '}{noted[-1]['error']}"
     return ending.reason
+
+
+def note_ending(model_dir: Path, outcome: Outcome, generation: int) -> None:
+    """Says that training is over, where the chief's task could not any more: an evaluator waits for it."""
+    known = read_ending(model_dir)
+    if not known.is_over or known.generation != generation:
+        write_ending(model_dir, outcome.status, latest_step(model_dir) or 0, generation)

@@ -1,6 +1,6 @@
 """A task of a gang without TensorFlow; started by tests/test_gang.py: `python gang_task.py <config file>`.
 
-What each does is Python code in `<folder above model_dir>/<name>.py`, run with the names below. It beats, holds the
+What each does is Python code in `./<name>.py`, run with the names below; its model_dir is ./run. It beats, holds the
 lock and notes like the task of `runner.task`.
 """
 
@@ -24,8 +24,8 @@ end_with_parent(os.environ)
 heart = Heart(os.environ)
 heart.start(0.05)
 place = Cluster.from_tf_config(os.environ.get("TF_CONFIG"))
-model_dir = Path(sys.argv[1]).parent
-folder = model_dir.parent
+folder = Path.cwd()
+model_dir = folder / "run"
 generation = int(os.environ["RUNNER_GENERATION"])
 journal = Journal(journal_path(model_dir, place.role, place.task_index))
 

@@ -28,8 +28,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("outcome", "stopping", "curves", "randomness", "retention", "divided", "snapshots"),
     ("gang", "sharding", "gradients", "metrics", "shipping", "checkpoints", "predictions", "errors"),
     ("agreement", "damage", "saving", "record", "restarts", "placement", "spread"),
-    ("boundary", "tasks"),
-    ("pipelines", "variables"),
+    ("boundary", "peers"),
+    ("tasks",),
+    ("peer_run", "pipelines", "variables"),
     ("inputs", "traced"),
     ("compiled",),
     ("position",),
@@ -69,8 +70,8 @@ WITHOUT_TENSORFLOW = (
     "shipping", "sweep", "supervisor", "app", "masking", "garbage", "identity", "lock", "saved", "mistakes",
     "provenance", "outcome", "stopping", "composing", "multirun", "availability", "checks", "debugging",
     "names", "curves", "predictions", "errors", "task", "ranking", "output", "step_range",
-    "manifest", "retention", "local_cluster", "gang", "tf_config", "slurm", "kubernetes", "tpu",
-    "resolvers", "cluster_info", "ending", "heartbeat", "loopback", "restarts", "tasks",
+    "manifest", "retention", "local_cluster", "gang", "tf_config", "slurm", "kubernetes", "tpu", "resolvers",
+    "cluster_info", "heartbeat", "loopback", "restarts", "tasks", "peers", "peer_run", "ending",
 )  # fmt: skip
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 MODULES = sorted(path.stem for path in RUNNER.glob("*.py") if path.stem != "__init__")

@@ -149,9 +149,14 @@ def test_tasks_that_do_not_find_the_others_in_time_are_named(
 SUPERVISE = """
 import os, sys
 from pathlib import Path
-from runner import parsing, supervisor
+from runner import config, gang, parsing, supervisor
 supervisor.task_argv = lambda file: [sys.executable, {task!r}, str(file)]
-sys.exit(supervisor.run(parsing.load(Path("config.yaml")), dict(os.environ)))
+gang.SETTLE_SECS = 1.0
+try:
+    sys.exit(supervisor.run(parsing.load(Path("config.yaml")), dict(os.environ)))
+except config.ConfigError as error:
+    print(f"runner: {{error}}", file=sys.stderr)
+    sys.exit(2)
 """
 
 

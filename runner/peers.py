@@ -1,0 +1,312 @@
+"""The supervisors of a cluster that something else started: what they tell each other, in small files in model_dir.
+
+The chief's supervisor leads. It writes `generation.json`: which start of the run this is, and whether it still gathers
+(phase gather), all may start their tasks (go) or the run has ended (ended). The others answer, each in a file of its
+own under `peers/`, with the run and the generation that they mean and a nonce that names their process. Only a `go`
+that repeats its nonce counts for a process: what an earlier run, or a supervisor that was killed, left says nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from runner.cluster import Cluster
+from runner.files import read_json, write_json
+from runner.gang import Ending, Task
+from runner.outcome import FAILED, INTERRUPTED, PEER_LOST
+
+CALL_FILE = "generation.json"
+PEERS_FOLDER = "peers"
+GLANCE_SECS = 0.2
+LOOK_SECS = 0.5
+"""How often a supervisor looks for news while its task runs."""
+REPLACED_SECS = 600.0
+"""How long the processes of a run may take to come back after one was lost: the platform starts a new one."""
+EVALUATOR = "evaluator"
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the chief's supervisor says.
+
+    Attributes:
+      run: names its process.
+      generation: the start of the run that this is about.
+      phase: gather, go or ended.
+      nonces: the processes that it counts on, by the name of their task.
+      code: the exit code of the run that has ended.
+    """
+
+    run: str = ""
+    generation: int = 0
+    phase: str = ""
+    nonces: Mapping[str, str] = field(default_factory=dict)
+    code: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What another supervisor says.
+
+    Attributes:
+      run, generation: those of the call that it answers.
+      nonce: names its process.
+      state: ready, stopping (its task was asked to stop), done, stopped, lost or failed.
+      reason: of the last two, in words.
+      code: the exit code of its task, where it failed.
+    """
+
+    run: str = ""
+    generation: int = 0
+    nonce: str = ""
+    state: str = ""
+    reason: str = ""
+    code: int = 0
+
+
+class Peers(Protocol):
+    """The supervisors of the other tasks, for that of the chief."""
+
+    def gather(self, generation: int, stops: Sequence[int]) -> Ending | None:
+        """Returns when all are there, or somebody asks for a stop; else why they never will be."""
+
+    def look(self) -> Ending | None:
+        """What has happened to one of them that ends the tasks of this generation; None: nothing."""
+
+    def reason(self, ending: Ending) -> Ending:
+        """`ending` of our own task, or what became of a peer that explains it."""
+
+    def wait_for_evaluator(self, stops: Sequence[int]) -> None:
+        """Returns when it has evaluated the last checkpoint, where there is one; when it never comes, too."""
+
+    def end(self, code: int) -> None:
+        """Tells them that the run has ended."""
+
+
+class NoPeers:
+    """All tasks are ours."""
+
+    def gather(self, generation: int, stops: Sequence[int]) -> Ending | None:
+        return None
+
+    def look(self) -> Ending | None:
+        return None
+
+    def reason(self, ending: Ending) -> Ending:
+        return ending
+
+    def wait_for_evaluator(self, stops: Sequence[int]) -> None: ...
+
+    def end(self, code: int) -> None: ...
+
+
+class Leader:
+    """The side of the chief's supervisor.
+
+    Args:
+      place: the chief, with the addresses of all.
+      timeout_secs: how long the others may take to come at first.
+      has_evaluator: whether one of them evaluates. It may come later than the others.
+    """
+
+    def __init__(
+        self, model_dir: Path, place: Cluster, timeout_secs: float, *, has_evaluator: bool = False,
+        settle_secs: float = 5.0, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._model_dir, self._place, self._clock = model_dir, place, clock
+        self._timeout_secs, self._settle_secs, self._has_evaluator = timeout_secs, settle_secs, has_evaluator
+        others = [Cluster(role, index, place.tasks) for role in place.tasks for index in range(len(place.tasks[role]))]
+        self._others = {other.name: other for other in others if other != place}
+        self._call = Call(run=secrets.token_hex(8))
+        self._looked = 0.0
+
+    def gather(self, generation: int, stops: Sequence[int]) -> Ending | None:
+        patience = self._timeout_secs if not self._call.generation else max(self._timeout_secs, REPLACED_SECS)
+        self._say(generation=generation, phase="gather", nonces={})
+        until = self._clock() + patience
+        while not stops:
+            answers = self._answers()
+            failed = self._failure(answers)
+            missing = [name for name in self._others if name not in answers]
+            if failed or not missing:
+                self._say(phase="go", nonces={name: answer.nonce for name, answer in answers.items()})
+                return failed
+            if self._clock() > until:
+                listed = ", ".join(f"{name} ({_address(self._others[name])})" for name in missing)
+                return Ending(FAILED, self._task(missing[0]), f"{listed} did not come within {patience:g} s")
+            time.sleep(GLANCE_SECS)
+        return None
+
+    def look(self) -> Ending | None:
+        if self._clock() - self._looked < LOOK_SECS:
+            return None
+        self._looked = self._clock()
+        answers = self._answers()
+        lost = [self._lost(name, answer) for name, answer in answers.items()]
+        return self._failure(answers) or next((ending for ending in lost if ending), None)
+
+    def reason(self, ending: Ending) -> Ending:
+        """Waits a little: who lost a peer knows less than that peer's supervisor."""
+        until = self._clock() + self._settle_secs
+        while ending.code == PEER_LOST and self._clock() < until:
+            time.sleep(GLANCE_SECS)
+            self._looked = 0.0
+            ending = self.look() or ending
+            if ending.task.place != self._place:
+                return ending
+        return ending
+
+    def wait_for_evaluator(self, stops: Sequence[int]) -> None:
+        until = self._clock() + self._timeout_secs
+        while self._has_evaluator and not stops:
+            self._looked = 0.0
+            self.look()  # takes it in
+            state = self._answers().get(EVALUATOR, Answer()).state
+            if state in ("done", "stopped", "failed") or (not state and self._clock() > until):
+                return
+            time.sleep(GLANCE_SECS)
+
+    def end(self, code: int) -> None:
+        self._say(phase="ended", code=code)
+
+    def _lost(self, name: str, answer: Answer) -> Ending | None:
+        """What the answer of a peer means while tasks run; one that is new is taken in."""
+        if name not in self._call.nonces or (self._is_replaceable(name) and self._call.nonces[name] != answer.nonce):
+            self._say(nonces={**self._call.nonces, name: answer.nonce})
+        if self._call.nonces[name] != answer.nonce:
+            return Ending(PEER_LOST, self._task(name), f"{name} was lost, and its process started again")
+        if answer.state == "lost":
+            return Ending(PEER_LOST, self._task(name), answer.reason)
+        if answer.state in ("stopping", "stopped"):
+            return Ending(INTERRUPTED, self._task(name), f"{name} was asked to stop")
+        return None
+
+    def _failure(self, answers: Mapping[str, Answer]) -> Ending | None:
+        for name, answer in answers.items():
+            if answer.state == "failed":
+                return Ending(answer.code or FAILED, self._task(name), f"{name}: {answer.reason}")
+        return None
+
+    def _answers(self) -> dict[str, Answer]:
+        """What was answered to this call, by the name of the task."""
+        found = {}
+        for name in (*self._others, EVALUATOR):
+            answer = _read(Answer, _answer_file(self._model_dir, name))
+            if (answer.run, answer.generation) == (self._call.run, self._call.generation):
+                found[name] = answer
+        return found
+
+    def _is_replaceable(self, name: str) -> bool:
+        return self._task(name).is_replaceable
+
+    def _task(self, name: str) -> Task:
+        return Task(self._others.get(name, Cluster(EVALUATOR, 0, self._place.tasks)), (), {})
+
+    def _say(self, **changes: Any) -> None:
+        self._call = Call(**{**asdict(self._call), **changes})
+        write_json(self._model_dir / CALL_FILE, asdict(self._call))
+
+
+class Follower:
+    """The side of another supervisor.
+
+    Args:
+      place: its task.
+      timeout_secs: how long the chief may take to come at first.
+
+    Attributes:
+      generation: of the call that its task was started for.
+      code: the exit code of the run; None until it has ended.
+    """
+
+    def __init__(
+        self, model_dir: Path, place: Cluster, timeout_secs: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.generation = 0
+        self.code: int | None = None
+        self._model_dir, self._place, self._clock = model_dir, place, clock
+        self._timeout_secs = timeout_secs
+        self._nonce = secrets.token_hex(8)
+        self._answered = self._followed = Call()
+        self._looked = 0.0
+        (model_dir / PEERS_FOLDER).mkdir(parents=True, exist_ok=True)
+
+    def wait_for_go(self, stops: Sequence[int], *, forever: bool = False) -> bool:
+        """Returns when the task is to be started (True), or the run has ended or somebody asked for a stop (False).
+
+        Raises:
+          TimeoutError: the chief does not come, or not back.
+        """
+        patience = max(self._timeout_secs, REPLACED_SECS) if self._followed.run else self._timeout_secs
+        until = self._clock() + patience
+        while not stops:
+            call = _read(Call, self._model_dir / CALL_FILE)
+            if self._has_ended(call):
+                return False
+            if call.run and call.phase != "ended" and not _same(call, self._answered):
+                self._answered = call
+                self.tell("ready")
+            if call.phase == "go" and self._means_us(call) and not _same(call, self._followed):
+                self._followed, self.generation = call, call.generation
+                return True
+            if self._clock() > until and not forever:
+                raise TimeoutError(
+                    f"the chief's supervisor ({_address_of_chief(self._place)}) did not come within {patience:g} s. "
+                    f"Does it run, with this very model_dir={self._model_dir} on storage that both can see?"
+                )
+            time.sleep(GLANCE_SECS)
+        return False
+
+    def look(self, task: Task) -> Ending | None:
+        """Whether the task is to end because of what the chief says."""
+        if self._clock() - self._looked < LOOK_SECS:
+            return None
+        self._looked = self._clock()
+        call = _read(Call, self._model_dir / CALL_FILE)
+        if self._has_ended(call):
+            return Ending(PEER_LOST, task, "the run has ended")
+        if call.run and not _same(call, self._followed):
+            return Ending(PEER_LOST, task, "all start again")
+        return None
+
+    def tell(self, state: str, reason: str = "", code: int = 0) -> None:
+        """Answers the last call."""
+        answer = Answer(self._answered.run, self._answered.generation, self._nonce, state, reason, code)
+        write_json(_answer_file(self._model_dir, self._place.name), asdict(answer))
+
+    def _has_ended(self, call: Call) -> bool:
+        if call.phase == "ended" and call.run and call.run in (self._followed.run, self._answered.run):
+            self.code = call.code
+        return self.code is not None
+
+    def _means_us(self, call: Call) -> bool:
+        return call.nonces.get(self._place.name) == self._nonce
+
+
+def _same(one: Call, other: Call) -> bool:
+    return (one.run, one.generation) == (other.run, other.generation)
+
+
+def _answer_file(model_dir: Path, name: str) -> Path:
+    return model_dir / PEERS_FOLDER / f"{name.replace(':', '-')}.json"
+
+
+def _read(cls: type[_T], path: Path) -> _T:
+    """What is in a file; the empty object where there is none."""
+    known = read_json(path) or {}
+    return cls(**{name: value for name, value in known.items() if name in cls.__dataclass_fields__})  # type: ignore[attr-defined]
+
+
+def _address(place: Cluster) -> str:
+    return str(place.tasks[place.task_type][place.task_index])
+
+
+def _address_of_chief(place: Cluster) -> str:
+    return str(next(iter(place.tasks.get("chief", ())), "address unknown"))
