@@ -50,14 +50,11 @@ def batches_of_arrays(
     mode: str,
     params: Mapping[str, Any],
     config: Any,
-    input_context: tf.distribute.InputContext | None,
     num_epochs: int | None = None,
 ) -> tf.data.Dataset:
-    """Batches of a nest of arrays in memory, each `[num_rows, ...]`, divided by row over the input pipelines."""
+    """Batches of a nest of arrays in memory, each `[num_rows, ...]`."""
     # Row numbers are shuffled and batched, not rows: one gather a batch is faster, and a checkpoint holds two numbers.
     rows = np.arange(num_rows, dtype=np.int64)
-    if input_context is not None and input_context.num_input_pipelines > 1:
-        rows = rows[input_context.input_pipeline_id :: input_context.num_input_pipelines]
     seed = seed_of(params, config)
     tensors = tf.nest.map_structure(tf.constant, arrays)
 

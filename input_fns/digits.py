@@ -17,7 +17,6 @@ def input_fn(
     mode: str,
     params: Mapping[str, Any],
     config: Any = None,
-    input_context: tf.distribute.InputContext | None = None,
     num_epochs: int | None = None,
 ) -> tf.data.Dataset:
     """Batches of ({"image": float32 `[batch, 8, 8, 1]` in 0..1, "id": int64 `[batch]`}, labels int64 `[batch]`).
@@ -26,6 +25,9 @@ def input_fn(
     PREDICT has no labels. The split is stratified: both parts have the classes in the same proportions.
 
     num_epochs: TRAIN ends after so many; None: it does not (train.max_epochs).
+
+    It takes no input_context: several workers divide each batch of the one pipeline, so that a step sees the same
+    examples at any number of them.
 
     Params:
       batch_size: examples a batch.
@@ -45,4 +47,4 @@ def input_fn(
     shape = (-1, 64) if params.get("flat") else (-1, 8, 8, 1)
     features = {"image": images.reshape(shape), "id": rows}
     arrays = features if mode == "infer" else (features, data.target[rows].astype(np.int64))
-    return batches_of_arrays(arrays, len(rows), mode, params, config, input_context, num_epochs)
+    return batches_of_arrays(arrays, len(rows), mode, params, config, num_epochs)

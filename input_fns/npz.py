@@ -50,7 +50,7 @@ def input_fn(
     features = {key: arrays[key] for key in keys}
     rows = len(arrays[wanted[0]])
     return batches_of_arrays(
-        features if label is None else (features, arrays[label]), rows, mode, params, config, None, num_epochs
+        features if label is None else (features, arrays[label]), rows, mode, params, config, num_epochs
     )
 
 
