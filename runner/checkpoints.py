@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner import bundles, manifest, retention
+from runner.iterators import handle_of
 from runner.manifest import CheckpointInfo, latest_checkpoint, list_checkpoints
 from runner.report import format_bytes
 from runner.retention import Keep
@@ -229,7 +230,7 @@ def serialize_iterator(iterator: tf.data.Iterator) -> tf.Tensor:
     """
     fail = tf.data.experimental.ExternalStatePolicy.FAIL.value  # rather than lose state without a word
     # What tf.train.Checkpoint(iterator=...) does, without its object graph: 0.5 ms and not 4, and the writing can wait.
-    return tf.raw_ops.SerializeIterator(resource_handle=_handle(iterator), external_state_policy=fail)
+    return tf.raw_ops.SerializeIterator(resource_handle=handle_of(iterator), external_state_policy=fail)
 
 
 def has_iterator(path: str | os.PathLike[str], worker: int) -> bool:
@@ -248,7 +249,7 @@ def restore_iterator(path: str | os.PathLike[str], worker: int, iterator: tf.dat
         return False
     state = bundles.read_bundle(str(input_path(path, worker)), {_ITERATOR: tf.variant})[_ITERATOR]
     try:
-        tf.raw_ops.DeserializeIterator(resource_handle=_handle(iterator), serialized=state)
+        tf.raw_ops.DeserializeIterator(resource_handle=handle_of(iterator), serialized=state)
     except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError) as error:
         raise ValueError(
             f"the training input is not built as when {path} was saved, so its position cannot be restored. Use the "
@@ -256,10 +257,6 @@ def restore_iterator(path: str | os.PathLike[str], worker: int, iterator: tf.dat
             "input anew."
         ) from error
     return True
-
-
-def _handle(iterator: tf.data.Iterator) -> tf.Tensor:
-    return tf.nest.flatten(iterator, expand_composites=True)[0]
 
 
 def input_path(path: Path, worker: int) -> Path:

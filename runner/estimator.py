@@ -20,6 +20,7 @@ from runner.agreement import Agreement, agreement_of
 from runner.damage import WholeCheckpoints
 from runner.hooks import Hook, PassRun
 from runner.inputs import Feed, Input, build_feed
+from runner.iterators import iterate
 from runner.journal import Journal, NullJournal
 from runner.loop import TrainingRun
 from runner.model import Model
@@ -256,7 +257,7 @@ class Estimator:
         goes_on = not is_further_call or (fn is last and feed.remaining_steps() == math.inf)
         source = source_of(input_fn, feed)
         if not goes_on:
-            return iter(feed.dataset), Position(source, num_epochs=feed.num_epochs)
+            return iterate(feed.dataset), Position(source, num_epochs=feed.num_epochs)
         return continued(feed, source, latest, self._config.cluster.worker_index)
 
     # --- evaluation and prediction ----------------------------------------------------------------------------
@@ -351,7 +352,7 @@ class Estimator:
             if program.trace.may_write_in_branches:
                 model.has_new_values()  # what runs next reads the checkpoint again
             seen = 0
-            for count, batch in program.batches(iter(feed.dataset), one_pass.session):
+            for count, batch in program.batches(iterate(feed.dataset), one_pass.session):
                 if model.is_stale(path) and not program.trace.may_write_in_branches:
                     raise RuntimeError(
                         "the model was trained or restored while predict was under way: call predict again."

@@ -17,6 +17,7 @@ from runner.boundary import LoopLength
 from runner.hooks import Interrupted
 from runner.inference import EvalProgram, EvalResult
 from runner.inputs import Feed
+from runner.iterators import iterate
 from runner.journal import Journal, NullJournal
 from runner.model import Model
 from runner.passes import Pass
@@ -115,7 +116,7 @@ def results(
     program.reset()
     kept = model.values() if program.trace.may_write_in_branches else {}
     try:
-        counted = run(program, iter(feed.dataset), steps, one_pass, model.agreement)
+        counted = run(program, iterate(feed.dataset), steps, one_pass, model.agreement)
         if not counted.examples:
             raise ValueError(f"{what}: the input has no examples.")
         found: dict[str, Any] = {**counted.means()}

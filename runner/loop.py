@@ -18,6 +18,7 @@ from runner.boundary import Boundary, LoopLength
 from runner.checkpoints import Reader
 from runner.hooks import Every
 from runner.inputs import Feed
+from runner.iterators import iterate
 from runner.journal import Journal, NullJournal
 from runner.position import Position, state_is_exact
 from runner.precision import LossScale
@@ -353,7 +354,7 @@ class TrainingRun:
         counts_passes = self._position.num_epochs is not None
         if result.data_ended and not result.num_steps and self._resumed and not counts_passes:
             # It was read to its end, which nobody could know before: from its beginning, as a new call would.
-            self._iterator, self._position = iter(self._feed.dataset), Position(self._position.source)
+            self._iterator, self._position = iterate(self._feed.dataset), Position(self._position.source)
         elif result.data_ended or self._position.ended:
             self._position.ended = True
             self.request_stop("the training input ended")

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from runner import checkpoints
 from runner.inputs import Feed
+from runner.iterators import iterate
 
 _log = logging.getLogger(__name__)
 
@@ -72,22 +73,22 @@ def continued(feed: Feed, source: str, latest: str | None, worker: int) -> tuple
     saved: Mapping[str, Any] = {} if latest is None else checkpoints.Reader(latest).extra().get("input") or {}
     start = Position(source, num_epochs=feed.num_epochs)
     if latest is None or not saved:
-        return iter(feed.dataset), start
+        return iterate(feed.dataset), start
     if saved["source"] != source:
         if not saved["ended"]:
             _log.info("The training input is another one than that of %s: it starts from its beginning.", latest)
-        return iter(feed.dataset), start
+        return iterate(feed.dataset), start
     if saved["ended"] and not _has_more(saved, feed.num_epochs):
-        return iter(feed.dataset), start
+        return iterate(feed.dataset), start
     position = dataclasses.replace(start, elements=saved["elements"])
     same_passes = saved.get("num_epochs") == feed.num_epochs
     if same_passes and checkpoints.has_iterator(latest, worker):
-        iterator = iter(feed.dataset)
+        iterator = iterate(feed.dataset)
         checkpoints.restore_iterator(latest, worker, iterator)
         return iterator, position
     # One iterator of a dataset and no more: they share the state of its shuffle.
     _log.warning("Reading %d batches again, to continue where %s stopped.", position.elements, latest)
-    return iter(feed.dataset.skip(position.elements)), position
+    return iterate(feed.dataset.skip(position.elements)), position
 
 
 def _has_more(saved: Mapping[str, Any], num_epochs: int | None) -> bool:

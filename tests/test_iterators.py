@@ -1,0 +1,48 @@
+"""Iterators: the deletion of one takes place beside whoever deletes it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+
+import tensorflow as tf
+
+from runner.iterators import handle_of, iterate
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_gives_the_elements_of_the_dataset() -> None:
+    assert [int(element) for element in iterate(tf.data.Dataset.range(3))] == [0, 1, 2]
+
+
+def test_is_deleted_in_another_thread_when_nobody_has_it_any_more() -> None:
+    deleted: list[str] = []
+    done = threading.Event()
+
+    def note(reference: object) -> None:
+        deleted.append(threading.current_thread().name)
+        done.set()
+
+    iterator = iterate(tf.data.Dataset.range(3).repeat())
+    next(iterator)
+    reference = weakref.ref(handle_of(iterator), note)
+    another = iterator
+    del iterator
+    assert reference() is not None and not deleted
+    del another
+    assert done.wait(60) and deleted == ["iterator-end"]
+
+
+def test_a_process_that_still_has_some_ends() -> None:
+    code = (
+        "import tensorflow as tf\n"
+        "from runner.iterators import iterate\n"
+        "kept = [iterate(tf.data.Dataset.range(3).repeat()) for _ in range(3)]\n"
+        "print([int(next(iterator)) for iterator in kept])\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "[0, 0, 0]\n"), ended.stderr
