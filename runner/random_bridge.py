@@ -7,17 +7,22 @@ Tested with TensorFlow 2.21.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
+import random
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 # Where all random operations of TF 1 get their seed. When it moves: see replaced_random_ops.
 from tensorflow.python.framework import random_seed
-from tensorflow.python.ops import gen_random_ops
+from tensorflow.python.ops import gen_candidate_sampling_ops, gen_image_ops, gen_nn_ops, gen_random_ops
+
+from runner.operations import KERNEL_RANDOM
 
 
 def call_time_value(graph: Any, closure: Callable[[], Any], spec: tf.TensorSpec) -> tf.Tensor | None:
@@ -93,3 +98,99 @@ def replaced_random_ops(
         random_seed.get_seed = get_seed
         for name, function in functions.items():
             setattr(gen_random_ops, name, function)
+
+
+# --- kernels of eager operations --------------------------------------------------------------------------------
+
+
+def set_seed(seed: int) -> None:
+    """As tf.random.set_seed, which also throws away the kernels of all eager operations and functions, loops included;
+    here only when one of them has a random state, that would go on where it was.
+
+    Private: as in `bridge.kernels_kept`, which it respects. When that moves: tf.random.set_seed.
+    """
+    eager = context.context()
+    if not tf.executing_eagerly() or "_set_global_seed" in vars(eager):
+        tf.random.set_seed(seed)
+    elif _watch().may_have_state(eager):
+        tf.random.set_seed(seed)
+        _watch().forget()
+    else:
+        eager._seed, eager._rng = seed, random.Random(seed)
+
+
+class _Watch:
+    """Notes which eager operations and functions have run since kernels were thrown away, as far as they may draw.
+
+    Private: what functions of `gen_*_ops` (those of tf.raw_ops, too) call to run eagerly, `pywrap_tfe` of their module,
+    and `Context.call_function`, which runs a function; both are replaced for good. When they move, so that nothing is
+    noted: `may_have_state` has to say True.
+    """
+
+    KEPT = 1000
+    """So often kernels stay at most: those that nobody uses again take memory. An evaluation sets some ten seeds."""
+
+    def __init__(self) -> None:
+        self._drew, self._kept = True, 0  # nobody looked until now
+        self._called: set[bytes] = set()
+        self._draws: dict[bytes, bool] = {}
+        for module in (gen_random_ops, gen_candidate_sampling_ops, gen_image_ops, gen_nn_ops):
+            module.pywrap_tfe = _Noting(module.pywrap_tfe, self)
+        eager = context.context()
+        call_function = eager.call_function
+
+        def noted_call(name: bytes, *args: Any) -> Any:
+            self._called.add(name)
+            return call_function(name, *args)
+
+        eager.call_function = noted_call
+
+    def ran(self, operation: str) -> None:
+        self._drew = self._drew or operation in KERNEL_RANDOM
+
+    def may_have_state(self, eager: Any) -> bool:
+        self._kept += 1
+        return self._drew or self._kept > self.KEPT or any(self._function_draws(eager, name) for name in self._called)
+
+    def forget(self) -> None:
+        """After kernels were thrown away."""
+        self._drew, self._kept = False, 0
+        self._called.clear()
+
+    def _function_draws(self, eager: Any, name: bytes) -> bool:
+        """Whether it has a random operation with a state. One that is gone has no kernel any more."""
+        if name not in self._draws:
+            self._draws[name] = False  # should it call itself
+            nodes = eager.get_function_def(name).node_def if eager.has_function(name) else ()
+            self._draws[name] = any(
+                node.op in KERNEL_RANDOM
+                or any(self._function_draws(eager, called.encode()) for called in _functions_of(node))
+                for node in nodes
+            )
+        return self._draws[name]
+
+
+def _functions_of(node: Any) -> list[str]:
+    named = [attribute.func.name for attribute in node.attr.values() if attribute.HasField("func")]
+    listed = [one.name for attribute in node.attr.values() for one in attribute.list.func]
+    return [*named, *listed, node.op]
+
+
+class _Noting:
+    """`pywrap_tfe`, with a note of each operation that it runs."""
+
+    def __init__(self, pywrap_tfe: Any, watch: _Watch) -> None:
+        self._pywrap_tfe = pywrap_tfe
+        execute = pywrap_tfe.TFE_Py_FastPathExecute
+
+        def noted(ctx: Any, operation: str, *args: Any) -> Any:
+            watch.ran(operation)
+            return execute(ctx, operation, *args)
+
+        self.TFE_Py_FastPathExecute = noted
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pywrap_tfe, name)
+
+
+_watch = functools.cache(_Watch)

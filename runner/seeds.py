@@ -7,16 +7,20 @@ import random
 from collections.abc import Iterator
 
 import numpy as np
-import tensorflow as tf
+
+from runner import random_bridge
 
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Python, NumPy and TensorFlow draw from `seed`; the first two get their state back afterwards."""
+    """Python, NumPy and TensorFlow draw from `seed`; the first two get their state back afterwards.
+
+    Compiled loops stay, unless something has drawn eagerly that would not start again otherwise.
+    """
     python_state, numpy_state = random.getstate(), np.random.get_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    tf.random.set_seed(seed)
+    random_bridge.set_seed(seed)
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner import bridge
+from runner import bridge, random_bridge
 from runner.divided import Divided, folded, part_name, rows_of
 from runner.keras_bridge import KerasTrace
 from runner.placement import Servers, placement_of
@@ -267,7 +267,7 @@ class VariableStore:
                         raise
                     # The initializer closes over tensors of the trace: run it there.
                     self._materialise(spec, evaluate(initial), on_one_device=on_one_device)
-        tf.random.set_seed(self.seed)
+        random_bridge.set_seed(self.seed)
 
     def _divide(self, spec: VariableSpec, rows: Sequence[tuple[int, int]]) -> list[VariableSpec]:
         """The specs of the parts of a variable."""
@@ -322,7 +322,7 @@ class VariableStore:
             return tf.cast(spec.initial, spec.dtype)
         with seeded(zlib.crc32(f"{self.seed}/{spec.name}".encode())):
             value = spec.initial()
-        tf.random.set_seed(self.seed)
+        random_bridge.set_seed(self.seed)
         return tf.cast(value, spec.dtype)
 
     # --- answering a request ----------------------------------------------------------------------------------

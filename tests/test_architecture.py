@@ -23,8 +23,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("mistakes", "provenance", "cluster_info"),
     # 1 one mechanism each
     ("cluster_bridge", "heartbeat", "loopback", "parameter_server", "server"),
-    ("launcher", "run_config", "strategy", "elements", "seeds", "operations", "manifest", "tracking", "iterators"),
+    ("launcher", "run_config", "strategy", "elements", "operations", "manifest", "tracking", "iterators"),
     ("bridge", "v1_bridge", "keras_bridge", "random_bridge", "ps_bridge", "variable_spec", "bundles"),
+    ("seeds",),
     ("outcome", "stopping", "curves", "randomness", "retention", "divided", "snapshots"),
     ("gang", "sharding", "gradients", "metrics", "shipping", "checkpoints", "predictions", "errors"),
     ("agreement", "damage", "saving", "record", "restarts", "placement", "spread"),

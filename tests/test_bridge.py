@@ -19,12 +19,18 @@ v1 = tf.compat.v1
 PRIVATE_NAMES = [
     "tensorflow.core.function.polymorphism.function_type:from_structured_signature",
     "tensorflow.python.eager.context:Context._set_global_seed",
+    "tensorflow.python.eager.context:Context.call_function",
     "tensorflow.python.eager.context:Context.function_call_options",
     "tensorflow.python.eager.polymorphic_function.atomic_function:from_func_graph",
+    "tensorflow.python.framework.kernels:get_all_registered_kernels",
     "tensorflow.python.framework.ops:Graph._variable_creator_scope",
     "tensorflow.python.framework.ops:Operation._add_control_inputs",
     "tensorflow.python.framework.ops:Operation._remove_all_control_inputs",
     "tensorflow.python.framework.func_graph:FuncGraph.capture_call_time_value",
+    "tensorflow.python.ops.gen_candidate_sampling_ops:pywrap_tfe.TFE_Py_FastPathExecute",
+    "tensorflow.python.ops.gen_image_ops:pywrap_tfe.TFE_Py_FastPathExecute",
+    "tensorflow.python.ops.gen_nn_ops:pywrap_tfe.TFE_Py_FastPathExecute",
+    "tensorflow.python.ops.gen_random_ops:pywrap_tfe.TFE_Py_FastPathExecute",
     "tensorflow.python.ops.resource_variable_ops:UninitializedVariable",
     "tensorflow.python.distribute.values:PerReplica",
     "tensorflow.core.protobuf.trackable_object_graph_pb2:TrackableObjectGraph",
@@ -164,6 +170,12 @@ def test_seeds_are_set_as_ever_while_kernels_are_kept() -> None:
         bridge.drop_kernels()
         assert draw(1) == expected[0]  # a kernel that was kept would have drawn on
     assert [draw(1), draw(2)] == expected
+
+
+def test_operations_of_xla_are_known() -> None:
+    known = bridge.operations_of_xla("CPU")
+    assert {"MatMul", "StatelessRandomUniformV2", "While"} <= known
+    assert not {"PyFunc", "AsString", "StatelessShuffle"} & known
 
 
 def test_a_round_of_optimisation_is_asked_for_only_meanwhile() -> None:
