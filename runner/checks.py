@@ -52,6 +52,7 @@ def check(config: Config) -> None:
     _check_profile(config)
     _check_inline(config)
     _check_jit(config)
+    _check_standby(config)
 
 
 def newest_runs(outputs: Path) -> list[Path]:
@@ -370,4 +371,14 @@ def _check_jit(config: Config) -> None:
         raise ConfigError(
             f"train.jit=true does not go with strategy={config.strategy.name}: {reason}. Set train.jit=false, or use "
             f"{', '.join(tried)}."
+        )
+
+
+def _check_standby(config: Config) -> None:
+    """Refuses spare processes that would never be used."""
+    if config.cluster.standby and config.command in TRAINING_COMMANDS and not config.max_restarts:
+        raise ConfigError(
+            "cluster.standby=true has no effect: nothing is started again with "
+            f"cluster.max_restarts={'null' if config.cluster.max_restarts is None else 0} and "
+            f"strategy={config.strategy.name}. Set cluster.max_restarts."
         )

@@ -293,6 +293,12 @@ class Config:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     @property
+    def max_restarts(self) -> int:
+        """`cluster.max_restarts`, and what null means for the strategy."""
+        given = self.cluster.max_restarts
+        return given if given is not None else 3 if self.is_cluster else 0
+
+    @property
     def is_cluster(self) -> bool:
         """Whether several processes do together what the command says."""
         return self.strategy.name in CLUSTER_STRATEGIES and self.command in CLUSTER_COMMANDS

@@ -49,6 +49,16 @@ class Process:
         except subprocess.TimeoutExpired:
             return None
 
+    def order(self, text: str) -> bool:
+        """Sends a line to a child that waits for orders. Whether it could be sent."""
+        assert self._popen.stdin is not None
+        try:
+            with self._popen.stdin as pipe:
+                pipe.write(text.encode() + b"\n")
+        except OSError:  # it has just ended
+            return False
+        return True
+
     def ask_to_stop(self) -> None:
         """Sends SIGTERM to the child itself: it saves what it has and ends."""
         with contextlib.suppress(ProcessLookupError):
@@ -80,19 +90,21 @@ class Process:
         return code
 
 
-def start_process(argv: Sequence[str], env: Mapping[str, str], prefix: str = "") -> Process:
+def start_process(argv: Sequence[str], env: Mapping[str, str], prefix: str = "", *, orders: bool = False) -> Process:
     """Starts `argv` with exactly the environment `env`.
 
     Args:
       prefix: put before each line that it says, where several processes talk at a time; '': its output goes where ours
         goes, a terminal stays one.
+      orders: it reads from stdin what it is to do; else there is nothing to read.
     """
     lifeline, write_end = os.pipe()
     pulse, heart = os.pipe()
     output = subprocess.PIPE if prefix else None
     try:
         popen = subprocess.Popen(
-            list(argv), env={**env, LIFELINE: str(lifeline), HEARTBEAT: str(heart)}, stdin=subprocess.DEVNULL,
+            list(argv), env={**env, LIFELINE: str(lifeline), HEARTBEAT: str(heart)},
+            stdin=subprocess.PIPE if orders else subprocess.DEVNULL,
             stdout=output, stderr=output, start_new_session=True, pass_fds=(lifeline, heart),
         )  # fmt: skip
     except BaseException:

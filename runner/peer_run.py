@@ -5,6 +5,7 @@ This one writes neither config nor summary nor an MLflow run: the chief's superv
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +21,10 @@ from runner.masking import masked
 from runner.outcome import FAILED, FINISHED, INTERRUPTED
 from runner.peers import Follower
 from runner.report import relative
-from runner.restarts import Restarts, max_restarts
+from runner.restarts import Restarts
+from runner.spares import Spares
 from runner.stopping import StopRequests
-from runner.tasks import Journals, error_of
+from runner.tasks import Journals, build_spares, error_of
 
 
 @dataclass
@@ -63,13 +65,15 @@ class PeerRun:
         return code
 
     def _follow(self, follower: Follower, model_dir: Path, argv: Sequence[str]) -> int:
-        restarts = Restarts(model_dir, max_restarts(self.config), self.stops.came, _say, name=self.place.name)
-        gang = self._gang(follower, restarts)
+        restarts = Restarts(model_dir, self.config.max_restarts, self.stops.came, _say, name=self.place.name)
+        journals = Journals(model_dir)
         has_finished = False
-        with self.stops.watch(gang, "all tasks save a checkpoint"):
+        spares = build_spares(self.config, journals)
+        gang = self._gang(follower, restarts, spares)
+        with self.stops.watch(gang, "all tasks save a checkpoint"), contextlib.closing(spares):
             while follower.wait_for_go(self.stops.came, forever=has_finished):
                 self._check_config(follower, model_dir)
-                journals = Journals(model_dir).mark()
+                journals.mark()
                 self._task = Task(self.place, argv, self.env(self.place, follower.generation))
                 ending = gang.run([self._task], self.stops.came)
                 has_finished = ending.code == FINISHED
@@ -89,14 +93,17 @@ class PeerRun:
             follower.tell("stopped")
         return INTERRUPTED if follower.code is None else follower.code
 
-    def _gang(self, follower: Follower, restarts: Restarts) -> Gang:
+    def _gang(self, follower: Follower, restarts: Restarts, spares: Spares) -> Gang:
         def look_around() -> Ending | None:
+            spares.tend([self._task])
             if self.place.is_server and (gang.stop_wanted or self.stops.came):
                 gang.stop_wanted = False
                 follower.tell("stopping")  # the coordinator saves, with our help
             return follower.look(self._task)
 
-        gang = Gang(may_replace=lambda ending: restarts.allow(ending, alone=True), look_around=look_around)
+        gang = Gang(
+            may_replace=lambda ending: restarts.allow(ending, alone=True), look_around=look_around, launch=spares.launch
+        )
         return gang
 
     def _check_config(self, follower: Follower, model_dir: Path) -> None:

@@ -8,20 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner import manifest
-from runner.config import Config
 from runner.gang import Ending
 from runner.journal import Journal, journal_path
 
-DEFAULT = 3
 LONGEST_SECS = 30.0
 GLANCE_SECS = 0.1
 METRIC = "run/restarts"
-
-
-def max_restarts(config: Config) -> int:
-    """`cluster.max_restarts`, and what null means for the strategy."""
-    given = config.cluster.max_restarts
-    return given if given is not None else DEFAULT if config.is_cluster else 0
 
 
 def pause_secs(number: int) -> float:

@@ -44,7 +44,7 @@ from runner.peer_run import PeerRun
 from runner.peers import Leader
 from runner.provenance import tags_of_this_process
 from runner.resolvers import detect
-from runner.restarts import Restarts, max_restarts
+from runner.restarts import Restarts
 from runner.shipping import RunRecord, Shipper
 from runner.stopping import StopRequests
 from runner.tasks import Journals, Tasks, error_of, note_ending, say_errors
@@ -152,7 +152,7 @@ def _run_recorded(
         journals = Journals(model_dir).mark()
         shipper = _build_shipper(config, model_dir, record, env, argv, member)
         shipper.start()
-        restarts = Restarts(model_dir, max_restarts(config), stops.came, lambda text: _say(f"{member.prefix}{text}"))
+        restarts = Restarts(model_dir, config.max_restarts, stops.came, lambda text: _say(f"{member.prefix}{text}"))
         tasks = _build_tasks(config, file, env, stops, member, restarts, record)
         if place is not None:
             settings = config.cluster

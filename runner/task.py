@@ -237,7 +237,7 @@ def quiet_import(env: Mapping[str, str]) -> Iterator[None]:
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
 
 
-def _end(code: int) -> NoReturn:
+def end(code: int) -> NoReturn:
     """Ends this process with `code`."""
     if code == PEER_LOST:  # what ends TensorFlow in good order waits for the others
         sys.stdout.flush()
@@ -248,4 +248,4 @@ def _end(code: int) -> NoReturn:
 
 if __name__ == "__main__":
     keep_saying()
-    _end(main())
+    end(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.cluster import Cluster
-from runner.config import Config
+from runner.config import TRAINING_RUNS, Config
 from runner.ending import read_ending, remove_ending, write_ending
 from runner.errors import QUIET_ERRORS
 from runner.gang import Ending, Gang, Task
@@ -19,6 +20,7 @@ from runner.outcome import FAILED, Outcome
 from runner.peers import NoPeers, Peers
 from runner.restarts import Restarts, latest_step
 from runner.shipping import RunRecord
+from runner.spares import NoSpares, Spares, Standby
 from runner.stopping import StopRequests
 
 
@@ -77,13 +79,20 @@ class Tasks:
           answer: what they do when they are asked to stop, for the person who asked.
         """
         started = Journals(self.restarts.model_dir)
+        tasks: list[Task] = []
+
+        def look_around() -> Ending | None:
+            spares.tend(tasks)
+            return self.peers.look()
+
         gang = Gang(
             start_timeout_secs=self.config.cluster.start_timeout_secs,
             has_joined=lambda task: started.has(task, "joined"),
             may_replace=lambda ending: self.restarts.allow(ending, alone=True),
-            look_around=self.peers.look,
+            look_around=look_around,
+            launch=lambda task: spares.launch(task),
         )
-        with self.stops.watch(gang, answer):
+        with self.stops.watch(gang, answer), contextlib.closing(build_spares(self.config, started)) as spares:
             while True:
                 tasks = self._tasks()
                 failed = self.peers.gather(self.record.generation, self.stops.came)
@@ -91,7 +100,8 @@ class Tasks:
                     return failed
                 if self.stops.came:  # asked to stop before there was anything to stop
                     return Ending(FAILED, tasks[0])
-                remove_ending(self.restarts.model_dir)
+                if self.config.command in TRAINING_RUNS:
+                    remove_ending(self.restarts.model_dir)
                 started.mark()
                 ending = self.peers.reason(gang.run(tasks, self.stops.came))
                 if not ending.is_loss or not self.restarts.allow(ending):
@@ -111,6 +121,18 @@ class Tasks:
     def _prefix(self, place: Cluster) -> str:
         """The chief talks to the terminal itself, as a single process does."""
         return self.prefix if place.is_chief else f"{self.prefix}[{place.name}] "
+
+
+def build_spares(config: Config, started: Journals) -> Spares:
+    """The spares that `cluster.standby` asks for."""
+    if not (config.cluster.standby and config.max_restarts):
+        return NoSpares()
+    return Standby(spare_argv(), lambda: bool(started.of_event("chief", "first_step")))
+
+
+def spare_argv() -> list[str]:
+    """The command of a spare process."""
+    return [sys.executable, "-P", "-m", "runner.standby"]
 
 
 def say_errors(journals: Journals, prefix: str = "") -> None:

@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("outcome", "stopping", "curves", "randomness", "retention", "divided", "snapshots"),
     ("gang", "sharding", "gradients", "metrics", "shipping", "checkpoints", "predictions", "errors"),
     ("agreement", "damage", "saving", "record", "restarts", "placement", "spread"),
-    ("boundary", "peers"),
+    ("boundary", "peers", "spares"),
     ("tasks",),
     ("peer_run", "pipelines", "variables"),
     ("inputs", "traced"),
@@ -61,6 +61,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("commands",),
     # 8, 9
     ("task",),
+    ("standby",),
     ("supervisor", "composing"),
     ("multirun",),
     ("app",),
@@ -72,7 +73,7 @@ WITHOUT_TENSORFLOW = (
     "provenance", "outcome", "stopping", "composing", "multirun", "availability", "checks", "debugging",
     "names", "curves", "predictions", "errors", "task", "ranking", "output", "step_range",
     "manifest", "retention", "local_cluster", "gang", "tf_config", "slurm", "kubernetes", "tpu", "resolvers",
-    "cluster_info", "heartbeat", "loopback", "restarts", "tasks", "peers", "peer_run", "ending",
+    "cluster_info", "heartbeat", "loopback", "restarts", "tasks", "peers", "peer_run", "spares", "standby", "ending",
 )  # fmt: skip
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 MODULES = sorted(path.stem for path in RUNNER.glob("*.py") if path.stem != "__init__")

@@ -402,6 +402,10 @@ BAD = [
         ["strategy=multi_worker", "run.inline=true"],
         "run.inline=true with strategy=multi_worker: each task is a process",
     ),
+    (
+        ["cluster.standby=true"],
+        "cluster.standby=true has no effect: nothing is started again with cluster.max_restarts",
+    ),
     (["cluster.evaluator=true", "run.inline=true"], "run.inline=true with cluster.evaluator=true, which is a process"),
     (["cluster.evaluator=true", "command=train"], "cluster.evaluator=true has no effect with command=train"),
     (

@@ -19,12 +19,12 @@ import psutil
 import pytest
 
 from runner import config as configs
-from runner import gang, restarts, supervisor
+from runner import gang, restarts, supervisor, tasks
 from runner.cluster import ALONE, Cluster
 from runner.config import ClusterConfig, Config, StrategyConfig
 from runner.gang import Ending, Task
 from runner.journal import journal_path, read_journal
-from runner.restarts import Restarts, max_restarts, pause_secs
+from runner.restarts import Restarts, pause_secs
 from runner.shipping import RunRecord
 from tests.test_supervisor import config_of, summary_in
 
@@ -332,6 +332,50 @@ def test_a_single_process_is_started_again_where_that_is_asked_for(run: Callable
     assert noted(tmp_path, "supervisor")[0]["reason"].startswith("the task was killed by SIGKILL")
 
 
+# --- spares ---------------------------------------------------------------------------------------------------------
+
+SPARE = """
+import json, os, sys
+from pathlib import Path
+path = Path(f"spare.{os.getpid()}")
+path.touch()
+order = json.loads(sys.stdin.readline())
+os.environ.update(order["env"])
+sys.argv[1:] = order["argv"]
+exec(compile(open(%r).read(), "task", "exec"))
+"""
+
+
+def test_spares_take_the_places_of_tasks_that_are_started_again(
+    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tasks, "spare_argv", lambda: [sys.executable, "-c", SPARE % str(TASK)])
+    trains = JOIN + "place.is_chief and journal.event('first_step', step=1)\n"
+    ready = (
+        "end = time.monotonic() + 30\nwhile len(list(folder.glob('spare.*'))) < 2 and time.monotonic() < end: pass\n"
+    )
+    codes = {
+        "chief": trains + "if generation == 1: wait_for('lost1'); sys.exit(75)\nstarted()\n" + FINISH,
+        "worker:0": trains + f"if generation == 1:\n    {ready.replace(chr(10), chr(10) + '    ')}"
+        "(folder / 'lost1').touch(); os.kill(os.getpid(), 9); time.sleep(60)\n"
+        "started(); print('hello', file=sys.stderr, flush=True)\n",
+    }  # fmt: skip
+    assert run(codes, standby=True) == 0
+    spares = {int(path.suffix[1:]) for path in tmp_path.glob("spare.*")}
+    assert set(started(tmp_path, "chief", "worker:0", generation=2)) <= spares
+    assert "[worker:0] hello" in capfd.readouterr().err
+    assert all(is_gone(pid) for pid in spares)
+
+
+def test_a_spare_that_died_is_replaced_by_a_new_process(
+    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "spare_argv", lambda: [sys.executable, "-c", "open('spare', 'w')"])
+    trains = JOIN + "journal.event('first_step', step=1)\n"
+    dies_once = trains + "if generation == 1: wait_for('spare'); os.kill(os.getpid(), 9); time.sleep(60)\n"
+    assert run({"chief": dies_once + FINISH}, "default", standby=True, max_restarts=1) == 0
+
+
 # --- the policy -----------------------------------------------------------------------------------------------------
 
 
@@ -360,9 +404,9 @@ def test_the_pauses_before_restarts_grow() -> None:
 
 
 def test_a_cluster_is_started_again_three_times_unless_told_otherwise() -> None:
-    assert max_restarts(Config()) == 0
-    assert max_restarts(Config(strategy=StrategyConfig("multi_worker"))) == 3
-    assert max_restarts(Config(strategy=StrategyConfig("multi_worker"), cluster=ClusterConfig(max_restarts=0))) == 0
+    assert Config().max_restarts == 0
+    assert Config(strategy=StrategyConfig("multi_worker")).max_restarts == 3
+    assert Config(strategy=StrategyConfig("multi_worker"), cluster=ClusterConfig(max_restarts=0)).max_restarts == 0
 
 
 def test_which_end_is_a_loss_and_which_of_two_is_the_reason() -> None:
