@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from _rounds import Case, Times
@@ -39,10 +40,11 @@ def training(
     *,
     grown: int = 1000,
     config: runner.RunConfig | None = None,
+    model_dir: Path | None = None,
 ) -> Case:
     """Two rows: `name`, the steady state, and `name, whole call`, one `train(steps=...)` with its begin, the short
     first loops and the checkpoint at the end."""
-    trained = runner.Estimator(model_fn, tempfile.mkdtemp(prefix="benchmark-"), config)
+    trained = runner.Estimator(model_fn, model_dir or tempfile.mkdtemp(prefix="benchmark-"), config)
 
     def case() -> dict[str, Times]:
         stopwatch, started = Stopwatch(grown), Times.now()

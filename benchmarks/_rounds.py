@@ -88,15 +88,16 @@ def measure(cases: Sequence[Case], rounds: int) -> dict[str, list[Times]]:
     return rows
 
 
-def show(title: str, rows: Rows, ratios: Sequence[Ratio]) -> None:
-    """Two tables: microseconds and what they make a second; ratios, and what is promised of each."""
-    width = max(len(name) for name in rows) + 2
-    print(f"\n{title:{width}}{'wall us':>10}{'min':>10}{'max':>10}{'CPU us':>10}{'min':>10}{'1/s':>12}")
+def show(title: str, rows: Rows, ratios: Sequence[Ratio], unit: str = "us") -> None:
+    """Two tables: times, in microseconds or seconds ("s"), and what they make a second; ratios, and what is promised of
+    each."""
+    width, in_unit = max(len(name) for name in (title, *rows)) + 2, {"us": 1e6, "s": 1.0}[unit]
+    print(f"\n{title:{width}}{f'wall {unit}':>10}{'min':>10}{'max':>10}{f'CPU {unit}':>10}{'min':>10}{'1/s':>12}")
     for name, times in rows.items():
-        wall, cpu = ([1e6 * getattr(one, kind) for one in times] for kind in ("wall", "cpu"))
+        wall, cpu = ([in_unit * getattr(one, kind) for one in times] for kind in ("wall", "cpu"))
         middle = statistics.median(wall)
         print(f"{name:{width}}{middle:10.2f}{min(wall):10.2f}{max(wall):10.2f}", end="")
-        print(f"{statistics.median(cpu):10.2f}{min(cpu):10.2f}{1e6 / middle:12,.0f}")
+        print(f"{statistics.median(cpu):10.2f}{min(cpu):10.2f}{in_unit / middle:12,.{0 if unit == 'us' else 2}f}")
     width = max((len(_name(ratio)) for ratio in ratios), default=0) + 2
     print(f"\n{'ratio':{width}}{'wall':>8}{'min':>8}{'max':>8}{'CPU':>8}{'promise':>12}")
     for ratio in ratios:

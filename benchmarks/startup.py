@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from _processes import HERE, cpu_of_tree, environment, kill
 
-HERE = Path(__file__).resolve().parent
 POLL_SECS = 0.01
 LIMIT_SECS = 120.0
 
@@ -52,7 +52,7 @@ def command(*argv: str) -> Case:
 
     def run() -> Times:
         before, started = _cpu_of_children(), time.perf_counter()
-        subprocess.run([sys.executable, *argv], env=_env(), check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, *argv], env=environment(), check=True, stdout=subprocess.DEVNULL)
         return Times(time.perf_counter() - started, _cpu_of_children() - before)
 
     return run
@@ -64,7 +64,7 @@ def bare(model: str) -> Case:
     def run() -> Times:
         started = time.time()
         argv = [sys.executable, str(HERE / "first_step" / "bare.py"), model]
-        done = subprocess.run(argv, env=_env(), check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        done = subprocess.run(argv, env=environment(), check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         ended, cpu = map(float, done.stdout.split())
         return Times(ended - started, cpu)
 
@@ -81,11 +81,11 @@ def runner(model: str, tracking: str, directory: Path) -> Case:
             argv.append(f"tracking.uri=sqlite:///{directory}/mlflow.db")
         with open(model_dir / "said", "wb") as said:
             started = time.time()
-            process = psutil.Popen(argv, env=_env(), stdout=said, stderr=said, cwd=directory)
+            process = psutil.Popen(argv, env=environment(), stdout=said, stderr=said, cwd=directory)
             try:
                 return _first_step(process, model_dir, started)
             finally:
-                _kill(process)
+                kill(process)
 
     return run
 
@@ -94,7 +94,7 @@ def _first_step(process: psutil.Popen, model_dir: Path, started: float) -> Times
     while time.time() < started + LIMIT_SECS and process.poll() is None:
         for line in _lines(model_dir / "events.chief-0.jsonl"):
             if "train/loss" in line.get("metrics", ()):
-                return Times(line["time"] - started, _cpu_of_tree(process))
+                return Times(line["time"] - started, cpu_of_tree(process))
         time.sleep(POLL_SECS)
     raise RuntimeError(f"no step was taken: {(model_dir / 'said').read_text()}")
 
@@ -104,26 +104,9 @@ def _lines(journal: Path) -> list[dict]:
     return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
 
 
-def _kill(process: psutil.Popen) -> None:
-    for one in [*process.children(recursive=True), process] if process.is_running() else ():
-        one.kill()
-    process.wait()
-
-
-def _cpu_of_tree(process: psutil.Popen) -> float:
-    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
-    return sum(one.user + one.system + one.children_user + one.children_system for one in times)
-
-
 def _cpu_of_children() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-def _env() -> dict[str, str]:
-    """Imports of this checkout and of first_step/; TensorFlow as quiet as the runner makes it."""
-    path = [str(HERE.parent), str(HERE / "first_step"), os.environ.get("PYTHONPATH", "")]
-    return {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 # --- the table ------------------------------------------------------------------------------------------------------
