@@ -67,6 +67,9 @@ class RangeLoop:
         if iterator.workers is None:
             results = self._hand_over(iterator.elements(num_steps))
             ended = len(results) < num_steps
+        elif iterator.spread.is_divided:
+            results = self._from_their_own(iterator, num_steps)
+            ended = len(iterator.ended) == self._coordinator.num_workers
         else:
             results = self._in_ranges(iterator, num_steps)
             ended = any(result["ended"] for result in results)
@@ -80,24 +83,40 @@ class RangeLoop:
 
     def trace(self, iterator: Ranges) -> None:
         """Builds the loop, without a step."""
+        self._run_element.get_concrete_function(iterator.spread.element_spec)
 
     def _in_ranges(self, iterator: Ranges, num_steps: int) -> list[dict[str, Any]]:
         ranges = iterator.take(num_steps, self._length(num_steps))
-        asked = [(iterator.workers, tf.constant(first, tf.int64), tf.constant(count)) for first, count in ranges]
-        results = self._coordinator.run(self._run_range, asked)
-        missed = [number for number, result in enumerate(results) if result["passed"]]
-        for number in missed:
-            first, count = ranges[number]
-            _log.warning("Batches %d to %d were begun by a worker that was lost: they are read again, here, and some "
-                         "of them may be trained on twice.", first, first + count - 1)  # fmt: skip
-            again = self._hand_over(list(iterator.read_again(first, count)))
-            ended = len(again) < count
-            losses, *values = _joined(again, self._step.specs)
-            results[number] = {
-                "taken": len(again), "examples": sum(int(one["examples"]) for one in again), "ended": ended,
-                "stacked": [losses, *values],
-            }  # fmt: skip
+        results = self._coordinator.run(self._run_range, [_range(iterator, *each) for each in ranges])
+        for number, result in enumerate(results):
+            if result["passed"]:
+                first, count = ranges[number]
+                _log.warning(
+                    "A worker was lost, and batches %d to %d with it. The coordinator reads them again; some may have "
+                    "been trained on already.", first, first + count - 1,
+                )  # fmt: skip
+                results[number] = self._summed(self._hand_over(iterator.read_again(first, count)), count)
         return results
+
+    def _from_their_own(self, iterator: Ranges, num_steps: int) -> list[dict[str, Any]]:
+        """Steps on data of whichever worker has time and data left."""
+        results: list[dict[str, Any]] = []
+        while (left := num_steps - sum(int(result["taken"]) for result in results)) > 0:
+            if len(iterator.ended) == self._coordinator.num_workers:
+                break
+            ranges = iterator.take(left, self._length(left))
+            asked = [_range(iterator, -1, count) for _, count in ranges]
+            results += self._coordinator.run(self._run_range, asked)
+            iterator.ended |= {int(result["worker"]) for result in results if result["ended"]}
+            if self._stop_at_nan and not all(np.all(np.isfinite(result["stacked"][0])) for result in results):
+                break
+        return results
+
+    def _summed(self, results: list[dict[str, Any]], count: int) -> dict[str, Any]:
+        """The results of single batches, as the result of one range of `count`."""
+        examples = sum(int(one["examples"]) for one in results)
+        stacked = _joined(results, self._step.specs)
+        return {"taken": len(results), "examples": examples, "ended": len(results) < count, "stacked": stacked}
 
     def _length(self, num_steps: int) -> int:
         """Steps of one request: several for each worker, so that a slow one holds up nobody, but none too short."""
@@ -121,14 +140,18 @@ class RangeLoop:
         }  # fmt: skip
 
     def _range(self, iterator: Any, first: tf.Tensor, count: tf.Tensor) -> dict[str, Any]:
-        """Up to `count` steps from batch `first` on; none where the iterator has passed it, or there is none."""
+        """Up to `count` steps from batch `first` on; none where the iterator has passed it, or there is none.
+
+        Args:
+          first: negative: whatever comes next.
+        """
         arrays = tuple(tf.TensorArray(spec.dtype, count, element_shape=spec.shape) for spec in self._step.specs)
         found = tf.while_loop(
             functools.partial(_is_before, first),
             lambda _: (iterator.get_next_as_optional(),),
             (iterator.get_next_as_optional(),),
         )[0]
-        passed = tf.cond(found.has_value(), lambda: found.get_value()[0] > first, lambda: tf.constant(False))
+        passed = (first >= 0) & found.has_value() & ~_is_before(first + 1, found)
 
         def running(taken: tf.Tensor, found: Any, fine: tf.Tensor, *_: Any) -> tf.Tensor:
             return (taken < count) & fine & found.has_value() & ~passed
@@ -146,8 +169,13 @@ class RangeLoop:
         taken, found, _, examples, *arrays = tf.while_loop(running, body, start)
         return {
             "taken": taken, "examples": examples, "passed": passed, "ended": ~found.has_value(),
+            "worker": tf.distribute.coordinator.experimental_get_current_worker_index(),
             "stacked": [array.stack() for array in arrays],
         }  # fmt: skip
+
+
+def _range(iterator: Ranges, first: int, count: int) -> tuple[Any, ...]:
+    return iterator.workers, tf.constant(first, tf.int64), tf.constant(count)
 
 
 def _is_before(first: tf.Tensor, found: Any) -> tf.Tensor:

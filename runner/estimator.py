@@ -206,7 +206,8 @@ class Estimator:
             self._models.clear()  # what is in memory is of a model_dir that somebody has emptied
         with self._journal.phase("build"):
             model = self._model(training=True)
-            return model.training_feed(self._feed(input_fn, ModeKeys.TRAIN, model, max_epochs))
+            build = functools.partial(self._feed, mode=ModeKeys.TRAIN, model=model, num_epochs=max_epochs)
+            return model.training_feed(input_fn, build)
 
     def _prepare(
         self,
@@ -429,7 +430,7 @@ class Estimator:
             self._models[other] = Model(self._model_fn, strategy, config=self._config, journal=self._journal)
         return self._models[other]
 
-    def _feed(self, input_fn: InputFn, mode: str, model: Model, num_epochs: int | None = None) -> Feed:
+    def _feed(self, input_fn: InputFn, mode: str, model: Model, num_epochs: int | None = None, **place: int) -> Feed:
         # As tf.estimator seeded the graph before input_fn was called: what shuffles in it, shuffles the same way.
         together = model.agreement
         with seeded(self._config.seed):
@@ -444,6 +445,7 @@ class Estimator:
                 agreement=together,
                 num_parts=self._config.gradient_accumulation if mode == ModeKeys.TRAIN else 1,
                 num_epochs=num_epochs,
+                **place,
             )
         self._say_once(f"Input ({mode}): sharding {feed.shard}: {feed.reason}")
         return feed

@@ -15,8 +15,8 @@ _OURS = 2
 """References to a handle that only its list has: that one, and the argument of sys.getrefcount."""
 
 
-def iterate(dataset: tf.data.Dataset) -> Any:
-    """An iterator over `dataset` that is deleted in a thread of its own.
+def iterate(dataset: Any) -> Any:
+    """An iterator over `dataset` that is deleted in a thread of its own; over what is no tf.data.Dataset, its own.
 
     TensorFlow 2.21: autotuning sleeps between two looks, 10 ms first and each time twice as long, up to 60 s. Who
     deletes the iterator wakes it, but only then notes that it is to end (CancellationManager): where it looks in
@@ -24,6 +24,8 @@ def iterate(dataset: tf.data.Dataset) -> Any:
     that ends waits, too.
     """
     iterator = iter(dataset)
+    if not isinstance(dataset, tf.data.Dataset):
+        return iterator
     weakref.finalize(iterator, _drop, [handle_of(iterator)])
     return iterator
 

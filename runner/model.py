@@ -18,13 +18,14 @@ from runner.checkpoints import Reader
 from runner.coordinator import Coordinator, RangeLoop
 from runner.divided import assign, read_on_servers, value_of
 from runner.inference import EvalProgram, PredictProgram
-from runner.inputs import Feed
+from runner.inputs import Feed, Input
 from runner.journal import Journal, NullJournal
 from runner.model_fn import ModelFn
 from runner.parameter_server import is_parameter_server
 from runner.placement import Servers
 from runner.precision import LossScale, with_precision
 from runner.run_config import RunConfig
+from runner.sharding import Rows
 from runner.spread import Spread
 from runner.steps import Loop, TrainProgram
 from runner.variables import VariableStore
@@ -87,11 +88,26 @@ class Model:
 
         return self._program(("train", stop_at_nan), feed, build)
 
-    def training_feed(self, feed: Feed) -> Feed:
-        """`feed` as those who train read it: under parameter servers each worker has a copy of the dataset."""
+    def training_feed(self, input_fn: Any, build: Callable[..., Feed]) -> Feed:
+        """The training input, as those who train read it.
+
+        Under parameter servers each worker has a copy of the dataset, or, where `shard` says that they divide the data
+        themselves, a dataset of its own. A batch is one update in any case.
+
+        Args:
+          build: called with the input function, and the place of a worker among several; gives its Feed.
+        """
         if self._coordinator is None:
-            return feed
-        return dataclasses.replace(feed, dataset=Spread(feed.dataset, self._coordinator.workers))
+            return build(input_fn)
+        workers = self._coordinator.num_workers
+        if isinstance(input_fn, Input) and input_fn.shard in ("files", "input_fn"):
+            size = input_fn.batch_size
+            own = dataclasses.replace(input_fn, batch_size=None if size is None else size * workers)  # it is divided
+            feeds = [build(own, worker_index=worker, num_workers=workers) for worker in range(workers)]
+        else:
+            feeds = [build(input_fn)]
+        spread = Spread([feed.dataset for feed in feeds], self._coordinator.workers)
+        return dataclasses.replace(feeds[0], dataset=spread, division=Rows(0, 1, 1))
 
     @property
     def _loop_type(self) -> Callable[..., Any]:
@@ -206,12 +222,13 @@ class Model:
 
     def _beginnings(self, reader: Reader) -> dict[str, Any]:
         """State that the run of the checkpoint had no option for -> its value, or the name of whose it takes."""
-        averages = {average_name(name): name for name in self.store.saved} if self._config.ema_decay else {}
+        saved = self.store.saved
+        averages = {average_name(name): name for name in saved} if self._config.ema_decay else {}
         starts = {
             **averages,
             **{name: self.store.initial_value(name) for name in LossScale.NAMES if name in self.store},
         }
-        new = {name: start for name, start in starts.items() if name in self.store and not reader.has(name)}
+        new = {name: start for name, start in starts.items() if name in saved and not reader.has(name)}
         if new:
             _log.info("%s has no %s: they begin here.", reader.path, ", ".join(new))
         return new

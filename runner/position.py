@@ -82,7 +82,8 @@ def continued(feed: Feed, source: str, latest: str | None, worker: int) -> tuple
         return iterate(feed.dataset), start
     position = dataclasses.replace(start, elements=saved["elements"])
     same_passes = saved.get("num_epochs") == feed.num_epochs
-    if same_passes and checkpoints.has_iterator(latest, worker):
+    by_one_process = isinstance(feed.dataset, tf.data.Dataset)  # else workers read it, each on its own
+    if by_one_process and same_passes and checkpoints.has_iterator(latest, worker):
         iterator = iterate(feed.dataset)
         checkpoints.restore_iterator(latest, worker, iterator)
         return iterator, position
@@ -105,7 +106,7 @@ def state_is_exact(dataset: tf.data.Dataset) -> bool:
     which is for people; should it change, resuming falls back to what iterators save.
     """
     if not isinstance(dataset, tf.data.Dataset):
-        return False  # workers read it, each on its own
+        return False
     debug_string = getattr(dataset, "__debug_string__", lambda: "")()
     stages = [line.lstrip("-<") for line in debug_string.splitlines()]
     repeated = itertools.dropwhile(lambda stage: not stage.startswith("_RepeatDataset"), stages)

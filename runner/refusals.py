@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from runner import rates
 from runner.model_fn import EstimatorSpec
+from runner.parameter_server import is_parameter_server
 from runner.precision import computes_in_half
 from runner.run_config import RunConfig
 
@@ -27,7 +28,10 @@ def check_training(spec: EstimatorSpec, config: RunConfig, num_replicas: int, gr
             "that are given no dtype of their own.",
             config.precision,
         )
-    if config.cluster.num_workers > 1 and _splits_steps(config):
+    served = is_parameter_server(config.train_distribute)
+    if served:
+        _check_served(config)
+    if config.cluster.num_workers > 1 and not served and _splits_steps(config):
         raise ValueError(
             "train.gradient_accumulation, train.precision=mixed_float16 and train.jit do not work with several workers "
             "yet."
@@ -47,6 +51,20 @@ def check_training(spec: EstimatorSpec, config: RunConfig, num_replicas: int, gr
             f"EstimatorSpec(train_op=..., loss_weight=...) on {num_replicas} replicas: the gradient is summed "
             "inside train_op, before loss_weight is known. Return optimizer= instead of train_op=."
         )
+
+
+def _check_served(config: RunConfig) -> None:
+    """What workers that update one model at their own pace cannot do."""
+    for refused, setting, reason in (
+        (config.nan == "rollback", "train.nan=rollback", "batches after the bad one have been trained on by others"),
+        (
+            config.precision == "mixed_float16",
+            "train.precision=mixed_float16",
+            "the loss scale would be changed by one worker while another one uses it; mixed_bfloat16 needs none",
+        ),
+    ):
+        if refused:
+            raise ValueError(f"{setting} does not work with strategy=parameter_server: {reason}.")
 
 
 def _splits_steps(config: RunConfig) -> bool:

@@ -11,7 +11,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from runner import bridge, keras_bridge, v1_bridge
+from runner import bridge, keras_bridge, ps_bridge, v1_bridge
 from runner.operations import needed
 
 v1 = tf.compat.v1
@@ -33,8 +33,14 @@ PRIVATE_NAMES = [
     "tensorflow.python.ops.gen_random_ops:pywrap_tfe.TFE_Py_FastPathExecute",
     "tensorflow.python.ops.resource_variable_ops:UninitializedVariable",
     "tensorflow.python.distribute.values:PerReplica",
+    "tensorflow.python.distribute.sharded_variable:ShardedVariable",
+    "tensorflow.python.distribute.parameter_server_strategy_v2:ParameterServerStrategyV2Extended",
+    "tensorflow.python.ops.embedding_ops:embedding_lookup._tf_fallback_dispatchers",
+    "tensorflow.python.util.dispatch:OpDispatcher.NOT_SUPPORTED",
     "tensorflow.core.protobuf.trackable_object_graph_pb2:TrackableObjectGraph",
     "keras.src.backend.tensorflow.core:Variable._initialize",
+    "keras.src.backend.tensorflow.core:Variable._initialize_with_initializer",
+    "keras.src.backend.tensorflow.numpy:take",
     "keras.src.backend.tensorflow.optimizer:TFOptimizer._all_reduce_sum_gradients",
     "keras.src.backend.tensorflow.optimizer:TFOptimizer.assign",
     "keras.src.backend.tensorflow.optimizer:TFOptimizer.assign_add",
@@ -216,3 +222,26 @@ def test_v1_optimizers_keep_their_rate_where_it_can_be_scaled(optimizer: Any) ->
 
 def test_an_optimizer_of_ones_own_may_keep_it_elsewhere() -> None:
     assert not v1_bridge.scale_rate_of_v1(object(), tf.constant(3.0))
+
+
+def test_attributes_of_a_parameter_server_strategy_have_their_names() -> None:
+    kind = tf.distribute.experimental.ParameterServerStrategy
+    source = Path(inspect.getfile(kind)).read_text()
+    for name in (
+        "self._cluster_resolver = ",
+        "self._variable_partitioner = ",
+        "self._allow_run_without_coordinator = ",
+    ):
+        assert name in source, f"{name} has moved: see what runner/ps_bridge.py says about it"
+
+
+def test_rows_of_a_divided_variable_are_found_by_their_number() -> None:
+    table = ps_bridge.ShardedVariable([tf.Variable([[0.0], [1.0], [2.0]]), tf.Variable([[3.0], [4.0]])])
+
+    @tf.function
+    def looked_up(ids: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        by_default = v1.nn.embedding_lookup(table, ids)  # "mod" where nobody says anything
+        return by_default, tf.nn.embedding_lookup(table, ids), ps_bridge.lookup_by_rows(table, ids)
+
+    for rows in looked_up(tf.constant([4, 1, 3])):
+        assert rows[:, 0].numpy().tolist() == [4.0, 1.0, 3.0]

@@ -1,0 +1,100 @@
+"""A coordinator with its servers and workers, and what it is asked to do; started by test_parameter_server.py.
+
+Usage: python -m tests.parameter_server_cases <folder>. It writes there, for each case, what came out: a JSON file.
+One cluster serves all cases: the coordinator connects once in the life of its process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+NUM_WORKERS, NUM_PS = 2, 2
+SERVE = "import os; from runner.cluster import Cluster; from runner.server import serve, start_server; "
+SERVE += "serve(start_server(Cluster.from_tf_config(os.environ['TF_CONFIG'])))"
+
+
+class Servers:
+    """The processes beside the coordinator."""
+
+    def __init__(self) -> None:
+        addresses = iter(f"127.0.0.1:{port}" for port in free_ports(1 + NUM_WORKERS + NUM_PS))
+        counts = {"chief": 1, "worker": NUM_WORKERS, "ps": NUM_PS}
+        self.tasks = {kind: [next(addresses) for _ in range(count)] for kind, count in counts.items()}
+        self.processes: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
+        for kind in ("worker", "ps"):
+            for index in range(counts[kind]):
+                self.start(kind, index)
+
+    def start(self, kind: str, index: int) -> None:
+        task = {"cluster": self.tasks, "task": {"type": kind, "index": index}}
+        environment = {**os.environ, "TF_CONFIG": json.dumps(task)}
+        self.processes[kind, index] = subprocess.Popen([sys.executable, "-c", SERVE], env=environment)
+
+    def kill(self, kind: str, index: int) -> None:
+        process = self.processes[kind, index]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def stop(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def main(folder: Path) -> None:
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    servers = Servers()
+    try:
+        from tests.parameter_server_models import CASES, Surroundings
+
+        around = Surroundings(servers, folder)
+        only = os.environ.get("CASES", "").split()  # for those who look for a mistake in one
+        for name in only or CASES:
+            _run(name, CASES[name], around, folder)
+    finally:
+        servers.stop()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # TensorFlow would wait for those that are gone
+
+
+def _run(name: str, case: Callable[[Any], Any], around: Any, folder: Path) -> None:
+    started = time.monotonic()
+    try:
+        found = {"found": case(around)}
+    except BaseException:
+        found = {"error": traceback.format_exc()}
+    (folder / f"{name}.json").write_text(json.dumps({**found, "secs": time.monotonic() - started}))
+
+
+def after(secs: float, do: Callable[[], None]) -> threading.Thread:
+    """Does something later, beside what goes on."""
+    timer = threading.Timer(secs, do)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,130 @@
+"""Training with parameter servers: two workers and two servers, and one coordinator that runs every case."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runner import checkpoints
+from tests.models import STYLES
+
+pytestmark = pytest.mark.multi_process
+ROOT = Path(__file__).parent.parent
+
+
+class Cases:
+    """What came out of each case."""
+
+    def __init__(self, folder: Path, log: str) -> None:
+        self._folder, self._log = folder, log
+
+    def __getitem__(self, name: str) -> Any:
+        file = self._folder / f"{name}.json"
+        assert file.exists(), f"{name} was not run:\n{self._log[-3000:]}"
+        case = json.loads(file.read_text())
+        assert "error" not in case, case["error"]
+        return case["found"]
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
+    folder = tmp_path_factory.mktemp("cases")
+    command = [sys.executable, "-m", "tests.parameter_server_cases", str(folder)]
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400)
+    return Cases(folder, ran.stderr)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_one_update_after_the_other_is_training_in_one_process(style: str, cases: Cases) -> None:
+    found = cases[f"same_{style}"]
+    assert found["difference"] and max(found["difference"].values()) <= 1e-5, found["difference"]
+    served, alone = found["metrics"]
+    assert served == pytest.approx(alone, rel=1e-6)
+    served_predictions, alone_predictions = found["predictions"]
+    np.testing.assert_allclose(served_predictions, alone_predictions, rtol=1e-5)
+
+
+@pytest.mark.parametrize("source", ["known", "unknown", "python"])
+def test_each_example_is_trained_on_once_an_epoch(source: str, cases: Cases) -> None:
+    """403 examples in batches of 8, the last of 3: 51 updates an epoch, by two workers that take what comes."""
+    assert cases["epochs"][source] == [[[2.0, 403]], 102]
+
+
+def test_a_run_that_goes_on_begins_at_the_next_batch(cases: Cases) -> None:
+    assert cases["epochs"]["before"] == [[[0.0, 243], [1.0, 160]], 20]
+    assert cases["epochs"]["resumed"] == [[[1.0, 403]], 51]
+
+
+def test_workers_with_data_of_their_own_come_to_their_ends_one_by_one(cases: Cases) -> None:
+    """200 examples for one worker and 100 for the other: 25 and 13 updates."""
+    assert cases["own_parts"] == [[[1.0, 300]], 38]
+
+
+def test_no_update_is_lost_to_the_counters_and_it_learns(cases: Cases) -> None:
+    found = cases["counters"]
+    assert found["global_step"] == found["iterations"] == 600
+    assert found["examples"] == 85 * 50 + 40  # 85 epochs of 7 batches, and 5 full ones
+    assert found["after"] < 0.1 * found["before"]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam", "v1_adagrad", "v1_adam"])
+def test_a_divided_embedding_trains_as_a_whole_one(optimizer: str, cases: Cases) -> None:
+    """It begins with the checkpoint of a whole one, and its own names the same variables."""
+    difference = cases["divided"][optimizer]
+    assert len(difference) >= 3 and max(difference.values()) <= 2e-5, difference
+
+
+def test_the_checkpoint_of_a_divided_variable_is_one_of_a_whole_one(cases: Cases) -> None:
+    found = cases["divided"]
+    assert found["shapes"]["table/embeddings"] == [50, 3]
+    assert found["shapes"]["sgd/table_embeddings_momentum"] == [50, 3]
+    assert found["shapes"]["table/embeddings/ExponentialMovingAverage"] == [50, 3]
+    served, read_alone, whole = found["metrics"]
+    assert served == pytest.approx(read_alone, rel=1e-6) and served == pytest.approx(whole, rel=1e-5)
+    assert found["on"] == 20  # a single process trained on from it
+
+
+def test_an_embedding_may_be_larger_than_the_memory_of_the_coordinator(cases: Cases) -> None:
+    """Made, trained, saved, verified, restored and evaluated where an array of its size cannot be allocated."""
+    found = cases["large"]
+    assert found["held"] == 0
+    assert found["steps"][1] == 20 and np.isfinite(found["loss"])
+
+
+def test_training_goes_on_without_a_worker_that_was_killed(cases: Cases) -> None:
+    """Every example is seen, those of the lost range perhaps twice, and the log says which these are."""
+    found = cases["worker_lost"]
+    times = {int(times): examples for times, examples in found["seen"]}
+    assert 0 not in times and sum(times.values()) == 2000
+    assert found["global_step"] >= 500
+    assert found["warnings"], "it was killed between two loops"
+
+
+def test_a_parameter_server_that_was_killed_is_a_lost_peer(cases: Cases) -> None:
+    assert cases["server_lost"]["error"].startswith("a parameter server was lost")
+
+
+def test_the_command_gives_the_variables_of_a_single_process_with_one_worker(tmp_path: Path) -> None:
+    small = ["train.max_steps=40", "tracking.backend=none", "checkpoint.keep_max=null"]
+    for name, strategy in (
+        ("served", ["strategy=parameter_server", "cluster.num_workers=1", "cluster.num_ps=2"]),
+        ("alone", []),
+    ):
+        command = [sys.executable, "-m", "runner", *strategy, *small, f"model_dir={tmp_path / name}"]
+        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+        assert ran.returncode == 0, ran.stderr[-3000:]
+    served, alone = (checkpoints.Reader(str(tmp_path / name / "model.ckpt-40")) for name in ("served", "alone"))
+    assert served.names() == alone.names()
+    for name in alone.names():
+        a, b = served.get(name), alone.get(name)
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * float(np.abs(b).max(initial=0)), err_msg=name)
+    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("served", "alone")]
+    assert summaries[0]["metrics"] == pytest.approx(summaries[1]["metrics"], rel=1e-4)
