@@ -15,6 +15,8 @@ import pytest
 import tensorflow as tf
 
 from input_fns import _records
+from input_fns._batches import batches_of_arrays
+from runner.checkpoints import serialize_iterator
 from runner.inputs import Input, build_feed
 
 csv, digits, npz, tfrecord = (
@@ -690,3 +692,16 @@ def test_first_failing_is_the_index_of_the_first_record_that_does_not_parse() ->
 
     for texts, expected in json.loads('[[["1","2"],2], [["x","2"],0], [["1","x","3","y"],1], [["1","x"],1]]'):
         assert int(index(tf.constant(texts))) == expected
+
+
+def test_the_saved_position_takes_no_more_room_after_two_hundred_epochs_than_after_five() -> None:
+    """What the buffers hold may differ by a batch or eight."""
+    rows = 20
+    iterator = iter(batches_of_arrays(np.arange(rows), rows, "train", {"batch_size": 8}, None, None))
+    sizes = {}
+    for epoch in range(1, 201):
+        for _ in range(3):
+            next(iterator)
+        if epoch in (5, 200):
+            sizes[epoch] = len(tf.io.serialize_tensor(serialize_iterator(iterator)).numpy())
+    assert sizes[200] < 1.6 * sizes[5]
