@@ -7,7 +7,8 @@ would leave the others waiting in a collective. So it is agreed here first, at t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -102,14 +103,18 @@ class Together:
         self.num_workers, self.worker_index, self.is_chief = me.num_workers, me.worker_index, me.is_chief
         self._strategy = strategy
         self._patient = tf.distribute.experimental.CommunicationOptions(timeout_seconds=_PATIENT_SECS)
-        self._summed = tf.function(lambda values: self._sum(values, self._patient), autograph=False)
+        self._functions: dict[int, Callable[[tf.Tensor], tf.Tensor]] = {}
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        padded = np.zeros(max(1, -(-len(values) // _PAD)) * _PAD)
+        size = max(1, -(-len(values) // _PAD)) * _PAD
+        padded = np.zeros(size)
         padded[: len(values)] = values
+        if size not in self._functions:
+            sum_of_size = functools.partial(self._sum, options=self._patient)
+            self._functions[size] = tf.function(sum_of_size, autograph=False)
         with self.noticing_lost_peers():
-            total: list[float] = self._summed(tf.constant(padded, tf.float64)).numpy()[: len(values)].tolist()
-        return total
+            total: list[float] = self._functions[size](tf.constant(padded, tf.float64)).numpy().tolist()
+        return total[: len(values)]
 
     def any(self, flag: bool) -> bool:
         return self.sum([float(flag)])[0] > 0
@@ -137,9 +142,9 @@ class Together:
     def noticing_lost_peers(self) -> Iterator[None]:
         try:
             yield
-        except (tf.errors.OpError, RuntimeError) as error:
+        except tf.errors.OpError as error:
             if is_loss_of_peer(error):
-                raise PeerLost(f"a worker of the cluster was lost: {str(error).splitlines()[0]}") from error
+                raise PeerLost(f"a worker of the cluster was lost: {_reason(error)}") from error
             raise
 
 
@@ -156,3 +161,9 @@ def is_loss_of_peer(error: BaseException) -> bool:
     if isinstance(error, _LOST):
         return True
     return isinstance(error, tf.errors.OpError) and any(words in str(error) for words in _LOST_WORDS)
+
+
+def _reason(error: tf.errors.OpError) -> str:
+    """The line of TensorFlow's message that says what happened."""
+    lines = str(error.message).splitlines()
+    return next((line for line in lines if any(words in line for words in _LOST_WORDS)), lines[0] if lines else "")

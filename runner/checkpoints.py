@@ -52,6 +52,9 @@ class DiskFullError(RuntimeError):
     """A checkpoint does not fit on the disk."""
 
 
+Inputs = Mapping[int, tf.Tensor | Path | None]
+
+
 class CheckpointWriter:
     """Writes the checkpoints of one model_dir; one process has it.
 
@@ -97,13 +100,28 @@ class CheckpointWriter:
                 self._warn(error)
         return states
 
-    def write(self, snapshot: Snapshot, inputs: Mapping[int, tf.Tensor | None], *, is_evaluated: bool = False) -> str:
+    def leave_input(self, step: int, worker: int, state: tf.Tensor) -> None:
+        """Writes where the input of `worker` stands, for the process that will `write` the checkpoint of `step`."""
+        self.model_dir.mkdir(parents=True, exist_ok=True)
+        bundles.write_bundle(self.left_input(step, worker), {_ITERATOR: state})
+
+    def left_input(self, step: int, worker: int) -> Path:
+        """Where `leave_input` leaves it; one of the `inputs` of `write`."""
+        return input_path(self.model_dir / f"{manifest.LEFT}{step}", worker)
+
+    def remove_left_inputs(self) -> None:
+        """Removes what was left for checkpoints that nobody has written."""
+        for file in self.model_dir.glob(f"{manifest.LEFT}*"):
+            file.unlink(missing_ok=True)
+
+    def write(self, snapshot: Snapshot, inputs: Inputs, *, is_evaluated: bool = False) -> str:
         """The path of the checkpoint; for any thread. Whenever it fails, the latest checkpoint stays what it was.
 
         In a scratch folder: the bundle, the input of each worker, the manifest. Then they are moved to model_dir, the
         state file follows, and what nothing keeps goes.
 
         Args:
+          inputs: by worker, where its input stands: its state, the path of that, or None for one that cannot tell.
           is_evaluated: a checkpoint of this step is there with the same values: what evaluations found of it holds.
 
         Raises:
@@ -126,10 +144,13 @@ class CheckpointWriter:
             raise
         return path
 
-    def _write_files(self, path: Path, snapshot: Snapshot, inputs: Mapping[int, tf.Tensor | None]) -> None:
+    def _write_files(self, path: Path, snapshot: Snapshot, inputs: Inputs) -> None:
         bundles.write_bundle(path, _tensors_of(snapshot))
         for worker, state in inputs.items():
-            if state is not None:
+            if isinstance(state, Path):
+                for file in state.parent.glob(f"{state.name}.*"):
+                    os.replace(file, path.parent / file.name.removeprefix("."))
+            elif state is not None:
                 bundles.write_bundle(input_path(path, worker), {_ITERATOR: state})
         kinds = {worker: "skip" if state is None else "saved" for worker, state in inputs.items()}
         manifest.write_manifest(path, snapshot.step, self._clock(), kinds)

@@ -168,6 +168,8 @@ def _check_batch_divides(config: Config) -> None:
     replicas = 1
     if strategy.name in ("mirrored", "central_storage"):
         replicas = len(strategy.devices or ()) or strategy.num_gpus or strategy.virtual_devices or 1
+    if strategy.name == "multi_worker" and config.cluster.resolver == "local":  # else the environment may name others
+        replicas = config.cluster.num_workers * (strategy.virtual_devices or 1)
     unit = replicas * parts
     if size is None or size % unit == 0 or config.command not in TRAINING_COMMANDS:
         return

@@ -51,11 +51,13 @@ def num_files(dataset: tf.data.Dataset) -> int:
     Private: `Dataset._inputs`, and `_filenames` of the datasets that read files. When they move: return 0, and files
     are divided by input functions alone.
     """
+    count = _num_files(dataset)
     try:
-        part_of_files(dataset, 2, 0)  # of one part TensorFlow asks nothing
-    except tf.errors.NotFoundError:  # TensorFlow's "unshardable source dataset"
+        if count:
+            part_of_files(dataset, 2, 0)  # of one part TensorFlow asks nothing
+    except tf.errors.NotFoundError:  # its "unshardable source dataset": names, and what reads them is not known to it
         return 0
-    return _num_files(dataset)
+    return count
 
 
 def _num_files(dataset: tf.data.Dataset) -> int:
@@ -65,7 +67,8 @@ def _num_files(dataset: tf.data.Dataset) -> int:
     names = getattr(dataset, "_filenames", None)
     if names is not None:
         return int(names.cardinality()) if isinstance(names, tf.data.Dataset) else int(tf.size(names))
-    return max(0, int(dataset.cardinality()))
+    are_names = dataset.element_spec == tf.TensorSpec([], tf.string)
+    return max(0, int(dataset.cardinality())) if are_names else 0
 
 
 def part_of_files(dataset: tf.data.Dataset, num_workers: int, worker_index: int) -> tf.data.Dataset:

@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from runner import checkpoints, evaluation, inference, metrics, warm_start
+from runner import checkpoints, evaluation, inference, manifest, metrics, warm_start
 from runner.agreement import Agreement, agreement_of
 from runner.damage import WholeCheckpoints
 from runner.hooks import Hook, PassRun
+from runner.input_states import OfEach, OfOne
 from runner.inputs import Feed, Input, build_feed
 from runner.iterators import iterate
 from runner.journal import Journal, NullJournal
@@ -74,7 +76,7 @@ class Estimator:
         self._journal = journal or NullJournal()
         self._progress = progress or NullProgress()
         self._agreement = agreement_of(self._config.train_distribute)
-        self._models: dict[bool, Model] = {}
+        self._models: dict[int, Model] = {}  # by their strategy
         self._checkpoints = WholeCheckpoints(self.model_dir)
         self._trained_on: Any = None
         self._summarised: Any = None
@@ -161,7 +163,7 @@ class Estimator:
             preparation,
             target=preparation.target(steps, max_steps),
             agreement=self._agreement,
-            saving=self._saving(Keep.of(preparation.config)),
+            saving=self._saving(Keep.of(preparation.config), feed),
             summary_writer=self._writer,
             journal=self._journal,
             progress=self._progress,
@@ -175,9 +177,10 @@ class Estimator:
             self._progress.stop()
         return run
 
-    def _saving(self, keep: Keep) -> Saving:
+    def _saving(self, keep: Keep, feed: Feed) -> Saving:
         writer = checkpoints.CheckpointWriter(self.model_dir, keep, written=self._checkpoints.trust)
-        return Saver(writer) if self._agreement.is_chief else SavedElsewhere(writer)
+        states = OfEach(writer, self._agreement) if feed.num_pipelines > 1 else OfOne()
+        return Saver(writer, states) if self._agreement.is_chief else SavedElsewhere(writer, states)
 
     def prepare(
         self, input_fn: InputFn, hooks: Sequence[Any] | None = None, max_epochs: int | None = None
@@ -258,8 +261,8 @@ class Estimator:
         goes_on = not is_further_call or (fn is last and feed.remaining_steps() == math.inf)
         source = source_of(input_fn, feed)
         if not goes_on:
-            return iterate(feed.dataset), Position(source, num_epochs=feed.num_epochs)
-        return continued(feed, source, latest, self._config.cluster.worker_index)
+            return iterate(feed.dataset), Position.at_start(source, feed)
+        return continued(feed, source, latest)
 
     # --- evaluation and prediction ----------------------------------------------------------------------------
 
@@ -327,6 +330,8 @@ class Estimator:
     ) -> Iterator[Any]:
         """Yields predictions, in the order of the input. NumPy values.
 
+        Of several workers, the one that calls it computes all of them, on one device; the others are not waited for.
+
         Args:
           predict_keys: of a dict of predictions, only these.
           hooks: native ones, whose begin is called with the first prediction, after_batches with each batch and end
@@ -344,6 +349,8 @@ class Estimator:
         self, input_fn: InputFn, predict_keys: Sequence[str] | str | None, hooks: list[Any], path: str, single: bool
     ) -> Iterator[Any]:
         model = self._model(training=False)
+        if model.agreement.num_workers > 1:  # nobody has to wait for the others
+            model = self._model_on(None)
         feed = self._feed(input_fn, ModeKeys.PREDICT, model)
         program = model.predict_program(feed)
         with self._restored(model, path):
@@ -383,10 +390,13 @@ class Estimator:
     # --- what is there ----------------------------------------------------------------------------------------
 
     def agreed_checkpoint(self) -> str | None:
-        """As `latest_checkpoint`, the chief's on all workers, which call it together."""
+        """As `latest_checkpoint`, the chief's on all workers, which call it together.
+
+        Raises: RuntimeError: this worker does not see it.
+        """
         found = self._checkpoints.latest() if self._agreement.is_chief else None
         name = self._agreement.text_of_chief("" if found is None else os.path.basename(found))
-        return os.path.join(self.model_dir, name) if name else None
+        return manifest.awaited(os.path.join(self.model_dir, name)) if name else None
 
     def latest_checkpoint(self) -> str | None:
         """Path of the newest whole checkpoint in model_dir; None when there is none.
@@ -425,10 +435,12 @@ class Estimator:
         strategy = self._config.train_distribute
         if not training and self._config.eval_distribute is not None:
             strategy = None if self._config.eval_distribute == "default" else self._config.eval_distribute
-        other = strategy is not self._config.train_distribute
-        if other not in self._models:
-            self._models[other] = Model(self._model_fn, strategy, config=self._config, journal=self._journal)
-        return self._models[other]
+        return self._model_on(strategy)
+
+    def _model_on(self, strategy: tf.distribute.Strategy | None) -> Model:
+        if id(strategy) not in self._models:
+            self._models[id(strategy)] = Model(self._model_fn, strategy, config=self._config, journal=self._journal)
+        return self._models[id(strategy)]
 
     def _feed(self, input_fn: InputFn, mode: str, model: Model, num_epochs: int | None = None, **place: int) -> Feed:
         # As tf.estimator seeded the graph before input_fn was called: what shuffles in it, shuffles the same way.

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from runner.inputs import Feed
 from runner.model_fn import EstimatorSpec, ModeKeys
+from runner.operations import needed, operations
 from runner.steps import ModelCall, ReplicaOutput, replica_inputs, step_inputs, step_signature
 from runner.traces import Replica, trace_step
 from runner.variables import VariableStore
@@ -130,10 +131,23 @@ class EvalProgram:
         writes = self.trace.writes_of_keras(metrics_only=True, replica=index)
         fetches = {"loss": (output.loss, output.weight), **output.sums}
         if extra is None:
+            self._check_no_collective([*updates, *writes, *tf.nest.flatten(fetches)])
             return self.trace.function(fetches, [*updates, *writes])
-        operations = [one for one in extra if isinstance(one, tf.Operation)]
+        self._check_no_collective([*updates, *writes, *extra])
+        effects = [one for one in extra if isinstance(one, tf.Operation)]
         tensors = [one for one in extra if not isinstance(one, tf.Operation)]
-        return self.trace.function([fetches, tensors], [*updates, *writes, *operations])
+        return self.trace.function([fetches, tensors], [*updates, *writes, *effects])
+
+    def _check_no_collective(self, values: Sequence[Any]) -> None:
+        """Workers evaluate different numbers of batches: they cannot meet within one."""
+        found = [one for one in needed(self.trace.graph, operations(values)) if one.type.startswith("Collective")]
+        if found:
+            raise ValueError(
+                f"evaluating a batch would wait for the other workers, at {found[0].name}: they may have fewer "
+                "batches, and would never come. Synchronized BatchNormalization with training=True does that, and a "
+                "hook that fetches the value of a metric. Leave it out, or evaluate in one process: "
+                "eval_strategy=default."
+            )
 
     def _run(self, iterator: Any, max_steps: tf.Tensor) -> dict[str, Any]:
         names = self.sum_names

@@ -15,7 +15,7 @@ from runner import pipelines
 from runner.agreement import ALONE, Agreement
 from runner.elements import as_dataset, check_batches, none_spec
 from runner.pipelines import InputContext, Place, Plan
-from runner.sharding import Division, InTurn, Share, Shares, part_spec
+from runner.sharding import Division, InTurn, Share, Shares, any_rows, part_spec
 from runner.types import Params
 
 __all__ = ["Feed", "Input", "InputContext", "Share", "build_feed"]
@@ -80,7 +80,8 @@ class Feed:
       num_parts: a replica computes its share in so many parts, one after the other.
       num_epochs: the dataset is so many passes over the examples; None: nobody counts.
       given: the dataset without what the runner has added to it.
-      is_own: other processes read other data, or at another place; else all read the same.
+      num_pipelines, pipeline: processes that read data of their own, and which of them this is; 1 and 0 where there
+        is one, or all read the same.
     """
 
     dataset: tf.data.Dataset
@@ -93,7 +94,14 @@ class Feed:
     num_epochs: int | None = None
     _: dataclasses.KW_ONLY
     given: tf.data.Dataset
-    is_own: bool = False
+    num_pipelines: int = 1
+    pipeline: int = 0
+
+    @property
+    def element_spec(self) -> Any:
+        """Of `given`; where workers read data of their own, as it is at any number of them."""
+        spec = self.given.element_spec
+        return spec if self.num_pipelines == 1 else any_rows(spec)
 
     @property
     def replica_spec(self) -> tuple[Any, Any]:
@@ -109,7 +117,7 @@ class Feed:
         """Steps from the start to the end of the dataset: an int; math.inf if it has none; None if nobody knows."""
         if self.division.ends_together:
             return None
-        cardinality = int(self.dataset.cardinality())
+        cardinality = int(self.given.cardinality())
         if cardinality == tf.data.INFINITE_CARDINALITY:
             return math.inf
         if cardinality == tf.data.UNKNOWN_CARDINALITY:
@@ -203,7 +211,7 @@ def build_feed(
         dataset = given.with_options(_in_order())
     return Feed(
         dataset, num_replicas, source.batch_size, pipeline.shard, pipeline.reason, division, num_parts, num_epochs,
-        given=given, is_own=pipeline.is_own,
+        given=given, num_pipelines=num_workers if pipeline.is_own else 1, pipeline=worker_index * pipeline.is_own,
     )  # fmt: skip
 
 

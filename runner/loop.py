@@ -105,7 +105,7 @@ class TrainingRun:
         self._saved_at = time.monotonic()
         self._remaining = _remaining_steps(feed, position)
         self._resumed = position.elements > 0
-        self._state_is_exact = state_is_exact(feed.dataset)
+        self._state_is_exact = state_is_exact(feed.given)
 
     @property
     def global_step(self) -> int:
@@ -223,7 +223,7 @@ class TrainingRun:
         extra: dict[str, Any] = {"input": self._position.as_extra(), "evaluate": self._is_evaluated_here()}
         extra["rollbacks"] = self._rollbacks
         snapshot = Snapshot(self._step, self._model.values(), extra)
-        iterators = {self._config.cluster.worker_index: self._iterator} if self._state_is_exact else {}
+        iterators = {self._feed.pipeline: self._iterator} if self._state_is_exact else {}
         self._announced = announced
         with self._journal.phase("save"):
             path = self._saver.begin(snapshot, iterators, asynchronous=asynchronous, is_evaluated=is_evaluated)

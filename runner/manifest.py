@@ -25,8 +25,9 @@ import logging
 import os
 import re
 import shutil
+import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,13 @@ STATE_FILE = "checkpoint"
 MANIFEST = ".manifest.json"
 METRICS = ".metrics.json"
 SCRATCH = ".saving"
+LEFT = f".{PREFIX}"
+"""Begins the names of what workers leave for the checkpoint that the chief is going to write."""
 FORMAT = 1
 
 _log = logging.getLogger(__name__)
+
+_LOOK_SECS = 0.2
 
 _OUR_FILE = re.compile(rf"({re.escape(PREFIX)}\d+)\.")
 _SHARD = re.compile(r"\.data-(\d{5})-of-(\d{5})$")
@@ -131,6 +136,23 @@ def candidates_in(model_dir: str | os.PathLike[str]) -> list[str]:
     is_there = latest is not None and (names or latest in groups(directory))  # not when all has been removed
     ordered = dict.fromkeys([*([latest] if is_there and latest else []), *before, *names])
     return [str(directory / name) for name in ordered]
+
+
+def awaited(path: str, secs: float = 60, wait: Callable[[float], None] = time.sleep) -> str:
+    """`path`, of a checkpoint that another process has written, once it can be seen here: shared folders may be slow.
+
+    Args:
+      secs: so long at most.
+
+    Raises: RuntimeError: it cannot be seen.
+    """
+    for _ in range(int(secs / _LOOK_SECS)):
+        if os.path.exists(f"{path}.index"):
+            return path
+        wait(_LOOK_SECS)
+    raise RuntimeError(
+        f"{path}, from which the chief goes on, cannot be seen here. model_dir must be a folder that all workers share."
+    )
 
 
 def what_is_missing(path: str | os.PathLike[str]) -> str | None:

@@ -154,12 +154,12 @@ def train_division(
     Args:
       dataset: the pipeline's, perhaps made endless.
     """
-    endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
-    rows = full_rows(dataset.element_spec) if endless else None
-    not_full, global_count = agreement.sum([rows is None, (rows or 0) * place.num_replicas])
-    if not not_full:
-        return dataset, OwnTurn(place.num_replicas, agreement.sum_in_graph, int(global_count))
-    return _marked(dataset, pipeline.whole()), OwnTurn(place.num_replicas, agreement.sum_in_graph, None)
+    is_endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+    rows = full_rows(dataset.element_spec)
+    ends, differs, count = agreement.sum([not is_endless, rows is None, (rows or 0) * place.num_replicas])
+    full_count = None if ends or differs else int(count)
+    division = OwnTurn(place.num_replicas, agreement.sum_in_graph, full_count, ends_together=ends > 0)
+    return (_marked(dataset, pipeline.whole()) if ends else dataset), division
 
 
 def _marked(own: tf.data.Dataset, whole: tf.data.Dataset) -> tf.data.Dataset:

@@ -28,12 +28,19 @@ class Position:
       ended: it was read to its end; who continues starts from its beginning.
       elements: elements of the dataset read since its beginning.
       num_epochs: passes over the examples that it was opened for; None: nobody counts.
+      num_pipelines: processes that read data of their own; 1: one, or all the same.
     """
 
     source: str
     ended: bool = False
     elements: int = 0
     num_epochs: int | None = None
+    num_pipelines: int = 1
+
+    @classmethod
+    def at_start(cls, source: str, feed: Feed) -> Position:
+        """Before the first element of `feed`."""
+        return cls(source, num_epochs=feed.num_epochs, num_pipelines=feed.num_pipelines)
 
     def as_extra(self) -> dict[str, Any]:
         """For the checkpoint; `continued` reads it."""
@@ -50,7 +57,7 @@ def source_of(input_fn: Any, feed: Feed) -> str:
     line = getattr(getattr(fn, "__code__", None), "co_firstlineno", "")
     name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__name__)}:{line}"
     # A digest, as params may be long and may hold what does not belong in a checkpoint.
-    details = repr((bound, *settings, feed.dataset.element_spec))
+    details = repr((bound, *settings, feed.element_spec))
     return f"{name} {zlib.crc32(details.encode()):08x}"
 
 
@@ -60,19 +67,28 @@ def was_read_to_its_end(source: str, latest: str | None, num_epochs: int | None 
     return bool(saved) and saved["ended"] and saved["source"] == source and not _has_more(saved, num_epochs)
 
 
-def continued(feed: Feed, source: str, latest: str | None, worker: int) -> tuple[Any, Position]:
+def continued(feed: Feed, source: str, latest: str | None) -> tuple[Any, Position]:
     """The iterator over `feed.dataset`, at the example that follows the last one of the checkpoint `latest`.
 
     It starts at the beginning where there is no checkpoint, where that one was trained on another input, or where the
-    input had been read to its end. Where the checkpoint holds a count and no state, what was read is read again.
+    input had been read to its end. So it does where another number of processes had each read a part of its own: parts
+    that were divided otherwise have no place in common. Where the checkpoint holds a count and no state, what was read
+    is read again.
 
     Args:
       source: tells this input from another one, across processes.
-      worker: index of this process.
     """
     saved: Mapping[str, Any] = {} if latest is None else checkpoints.Reader(latest).extra().get("input") or {}
-    start = Position(source, num_epochs=feed.num_epochs)
+    start, worker = Position.at_start(source, feed), feed.pipeline
     if latest is None or not saved:
+        return iterate(feed.dataset), start
+    parts = saved.get("num_pipelines", 1)
+    if parts != feed.num_pipelines and not saved["ended"]:
+        _log.warning(
+            "%s was trained on %s, and now it is %s: the input starts from its beginning, and some examples of this "
+            "epoch are seen again. With shard=examples it would go on at the next one.",
+            latest, _parts(parts), _parts(feed.num_pipelines),
+        )  # fmt: skip
         return iterate(feed.dataset), start
     if saved["source"] != source:
         if not saved["ended"]:
@@ -90,6 +106,10 @@ def continued(feed: Feed, source: str, latest: str | None, worker: int) -> tuple
     # One iterator of a dataset and no more: they share the state of its shuffle.
     _log.warning("Reading %d batches again, to continue where %s stopped.", position.elements, latest)
     return iterate(feed.dataset.skip(position.elements)), position
+
+
+def _parts(number: int) -> str:
+    return f"{number} parts of the input, one a worker" if number > 1 else "the undivided input"
 
 
 def _has_more(saved: Mapping[str, Any], num_epochs: int | None) -> bool:

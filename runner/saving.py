@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from runner import manifest
-from runner.checkpoints import CheckpointWriter
+from runner.checkpoints import CheckpointWriter, Inputs
+from runner.input_states import InputStates
 from runner.snapshots import Snapshot, SnapshotMemory
 
 _log = logging.getLogger(__name__)
@@ -65,13 +66,14 @@ class SavedElsewhere:
 
     is_busy = False
 
-    def __init__(self, writer: CheckpointWriter) -> None:
-        self._writer = writer
+    def __init__(self, writer: CheckpointWriter, states: InputStates) -> None:
+        self._writer, self._states = writer, states
 
     def begin(
         self, snapshot: Snapshot, iterators: Mapping[int, Any], *, asynchronous: bool, is_evaluated: bool = False
     ) -> str:
-        """The path that the checkpoint will have."""
+        """The path that the checkpoint will have. Where this worker's input stands is left to the chief."""
+        self._states.of_others(snapshot.step, iterators)
         return self._writer.path_of(snapshot.step)
 
     def poll(self) -> Saved | None:
@@ -82,10 +84,14 @@ class SavedElsewhere:
 
 
 class Saver:
-    """Saves one checkpoint at a time, each in a thread of its own."""
+    """Saves one checkpoint at a time, each in a thread of its own.
 
-    def __init__(self, writer: CheckpointWriter) -> None:
-        self._writer = writer
+    Args:
+      states: where the inputs of other workers stand.
+    """
+
+    def __init__(self, writer: CheckpointWriter, states: InputStates) -> None:
+        self._writer, self._states = writer, states
         self._memory = SnapshotMemory()
         self._write: _Write | None = None
 
@@ -111,7 +117,7 @@ class Saver:
         if asynchronous:
             snapshot = self._memory.copy(snapshot)
         copied = time.perf_counter()
-        inputs = self._writer.serialize(iterators)
+        inputs = {**self._writer.serialize(iterators), **self._states.of_others(snapshot.step, iterators)}
         timing = (copied - started, time.perf_counter() - copied)
         self._write = _Write(self._writer, snapshot, inputs, timing, asynchronous, is_evaluated)
         if asynchronous:
@@ -151,7 +157,7 @@ class _Write(threading.Thread):
         self,
         writer: CheckpointWriter,
         snapshot: Snapshot,
-        inputs: Mapping[int, Any],
+        inputs: Inputs,
         timing: tuple[float, float],
         asynchronous: bool,
         is_evaluated: bool,

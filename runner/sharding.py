@@ -195,28 +195,30 @@ class OwnTurn:
     Attributes:
       num_replicas: of this process.
       sum_over_workers: of a tensor, in graph; all workers take part in it.
-      full_count: examples of each step over all workers, where no batch of any of them is smaller than the others and
-        none comes to an end. None: they differ, and workers come to their end at different steps. The elements then say
-        in a last part whether they are real (`pipelines.train_division`), and counts are added up in each step.
+      full_count: examples of each step over all workers, where all batches are full and nobody comes to an end. None:
+        they are added up in each step.
+      ends_together: workers come to their end at different steps. The elements then say in a last part whether they are
+        real (`pipelines.train_division`).
     """
 
     num_replicas: int
     sum_over_workers: Callable[[tf.Tensor], tf.Tensor]
     full_count: int | None
+    ends_together: bool
 
     def shares(self, element: tuple[Any, ...], iterator: Any) -> Shares:
         """`element` is that of the first replica; pulls one more for each other replica from `iterator`."""
         return Shares(self._share(one) for one in [element, *(next(iterator) for _ in range(1, self.num_replicas))])
 
     def _share(self, element: tuple[Any, ...]) -> Share:
-        if self.full_count is not None:
+        if not self.ends_together:
             return _share(element, num_rows(element))
         *parts, is_real = element
         return _share(tuple(parts), num_rows(parts) * tf.cast(is_real, tf.int64))
 
     def replica_spec(self, element_spec: Any) -> Any:
         """The specs as they are, without that of what says whether an element is real."""
-        return element_spec if self.full_count is not None else element_spec[:-1]
+        return element_spec[:-1] if self.ends_together else element_spec
 
     def num_steps(self, cardinality: int) -> int | None:
         """None: it depends on the other workers."""
@@ -233,14 +235,19 @@ class OwnTurn:
             return tf.constant(self.full_count, tf.int64)
         return self.sum_over_workers(_total([share.count for share in shares]))
 
-    @property
-    def ends_together(self) -> bool:
-        return self.full_count is None
-
 
 def full_rows(element_spec: Any) -> int | None:
     """The leading dimension that all parts of an element state; None where one does not, or is sparse or ragged."""
     return _static_rows(tf.nest.map_structure(none_spec, element_spec))
+
+
+def any_rows(element_spec: Any) -> Any:
+    """`element_spec` without the leading dimensions."""
+
+    def without(spec: Any) -> Any:
+        return spec if not spec.shape.rank else _with_shape(spec, tf.TensorShape([None]).concatenate(spec.shape[1:]))
+
+    return _map_leaves(without, tf.nest.map_structure(none_spec, element_spec))
 
 
 def part_of(share: Share, index: tf.Tensor, num_parts: int) -> Share:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from runner import Estimator, EstimatorSpec, EvalSpec, Hook, RunConfig, TrainSpec, bundles, train_and_evaluate
 from runner.checkpoints import CheckpointWriter, DiskFullError, Reader
 from runner.damage import find_damage
+from runner.input_states import OfOne
 from runner.journal import Journal, read_journal
 from runner.manifest import SCRATCH, latest_checkpoint, list_checkpoints
 from runner.saving import Saver
@@ -316,7 +317,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_disk_that_is_really_full(small_disk: Path) -> None:
-    saver = Saver(CheckpointWriter(small_disk, 5))
+    saver = Saver(CheckpointWriter(small_disk, 5), OfOne())
     saver.begin(Snapshot(1, {"w": tf.zeros([300_000])}), {}, asynchronous=True)
     saver.wait()
     for step, asynchronous in ((2, True), (3, False)):

@@ -633,3 +633,19 @@ def test_another_failure_keeps_its_type_and_says_what_is_safe(tmp_path: Path, mo
     with pytest.raises(PermissionError) as caught:
         save(tmp_path, 6)
     assert any("model.ckpt-6; the checkpoints before it are as they were" in note for note in caught.value.__notes__)
+
+
+def test_a_checkpoint_of_another_process_is_waited_for(tmp_path: Path) -> None:
+    path, waits = str(tmp_path / "model.ckpt-5"), []
+
+    def wait(secs: float) -> None:
+        waits.append(secs)
+        if len(waits) == 3:
+            (tmp_path / "model.ckpt-5.index").touch()
+
+    assert manifest.awaited(path, wait=wait) == path and len(waits) == 3
+
+
+def test_a_folder_that_is_not_shared_is_said_to_be_none(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"model.ckpt-5, from which the chief goes on, cannot be seen here."):
+        manifest.awaited(str(tmp_path / "model.ckpt-5"), wait=lambda secs: None)

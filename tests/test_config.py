@@ -297,6 +297,10 @@ BAD = [
         "input.train.batch_size=64 does not divide over 3 replicas. Use 63 or 66.",
     ),
     (
+        ["strategy=multi_worker", "cluster.resolver=local", "cluster.num_workers=3", "strategy.virtual_devices=2"],
+        "input.train.batch_size=64 does not divide over 6 replicas. Use 60 or 66.",
+    ),
+    (
         [
             "strategy=mirrored",
             "strategy.virtual_devices=2",
