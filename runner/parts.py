@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from runner.agreement import Agreement
 from runner.gradients import scale
 from runner.inputs import Share
 from runner.model_fn import EstimatorSpec
@@ -112,6 +113,7 @@ class PartedStep:
       update: (sums of all replicas, loss scale if any) -> the loss of each replica.
       flat: makes the flat inputs of a program of the shares of one part.
       context: to be in when variables are assigned.
+      agreement: of the workers, whose parts and updates go together.
     """
 
     def __init__(
@@ -125,9 +127,11 @@ class PartedStep:
         num_parts: int,
         loss_scale: LossScale | None,
         context: Callable[[], contextlib.AbstractContextManager[Any]],
+        agreement: Agreement,
     ) -> None:
         self._cuts, self._part, self._last, self._update, self._flat = cuts, part, last, update, flat
         self._num_parts, self._loss_scale, self._context = num_parts, loss_scale, context
+        self._agreement = agreement
         self._is_sparse = [one for cut in cuts for one in cut.is_sparse]
         self._width = len(cuts[0].sums)
 
@@ -144,17 +148,20 @@ class PartedStep:
             return [tf.add_n(losses), *extra]
         gradients = [one for number, one in enumerate(totals) if number % self._width > 1 and one.dtype.is_floating]
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(one)) for one in gradients])
-        loss = tf.cond(finite, lambda: self._updated(totals, scales), lambda: self._skipped(totals))
+        not_finite = self._agreement.sum_in_graph(tf.cast(~finite, tf.int64))
+        loss = tf.cond(not_finite == 0, lambda: self._updated(totals, scales), lambda: self._skipped(totals))
         return [loss, *extra]
 
     def _accumulated(self, shares: Sequence[Share], scales: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Any]:
         # Rows are divided with the longer parts first, so a part without an example is one of the last.
-        most = tf.reduce_max(tf.stack([share.count for share in shares]))
-        num_parts = tf.minimum(tf.constant(self._num_parts, tf.int64), most)
+        num_parts = tf.constant(self._num_parts, tf.int64)
+        if self._agreement.num_workers == 1:  # else others may have more
+            num_parts = tf.minimum(num_parts, tf.reduce_max(tf.stack([share.count for share in shares])))
 
         def run(program: Part, index: tf.Tensor, before: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Any]:
             parts = [part_of(share, index, self._num_parts) for share in shares]
-            sums, extra = program(*self._flat(parts, tf.add_n([part.count for part in parts])), *scales, index)
+            count = self._agreement.sum_in_graph(tf.add_n([part.count for part in parts]))
+            sums, extra = program(*self._flat(parts, tf.maximum(count, 1)), *scales, index)
             return self._added(before, [tensor for each in sums for tensor in each]), extra
 
         zeros = [
@@ -191,4 +198,6 @@ class PartedStep:
         assert self._loss_scale is not None
         with self._context():
             self._loss_scale.shrink()
-        return tf.math.divide_no_nan(tf.add_n(totals[:: self._width]), tf.add_n(totals[1 :: self._width]))
+        parts = tf.stack([tf.add_n(totals[:: self._width]), tf.add_n(totals[1 :: self._width])])
+        total, weight = tf.unstack(self._agreement.sum_in_graph(parts))
+        return tf.math.divide_no_nan(total, weight)

@@ -31,11 +31,8 @@ def check_training(spec: EstimatorSpec, config: RunConfig, num_replicas: int, gr
     served = is_parameter_server(config.train_distribute)
     if served:
         _check_served(config)
-    if config.cluster.num_workers > 1 and not served and _splits_steps(config):
-        raise ValueError(
-            "train.gradient_accumulation, train.precision=mixed_float16 and train.jit do not work with several workers "
-            "yet."
-        )
+    if config.jit and (served or config.cluster.num_workers > 1):
+        raise ValueError("train.jit=true compiles steps of one process, and there are several. Set train.jit=false.")
     if spec.optimizer is not None:
         rate = rates.in_words(config)
         if rate is not None:
@@ -65,10 +62,6 @@ def _check_served(config: RunConfig) -> None:
     ):
         if refused:
             raise ValueError(f"{setting} does not work with strategy=parameter_server: {reason}.")
-
-
-def _splits_steps(config: RunConfig) -> bool:
-    return config.gradient_accumulation > 1 or config.precision == "mixed_float16" or config.jit
 
 
 def _needs_optimizer(config: RunConfig) -> Iterator[tuple[str, str]]:

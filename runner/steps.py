@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner import averages, bridge, compiled, refusals
+from runner.agreement import agreement_of
 from runner.inputs import Feed, Share
 from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.operations import operations
@@ -254,6 +255,7 @@ class TrainProgram:
             num_parts=self._feed.num_parts,
             loss_scale=self.loss_scale,
             context=contextlib.nullcontext if strategy is None else strategy.scope,
+            agreement=agreement_of(strategy),
         )
 
 
