@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,19 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).parent.parent
+
+DIES_AT = 11
+"""The step at which the case `dying` kills a worker."""
+
+
+def write_lines(folder: Path) -> None:
+    """Five files of ids in `folder/lines`, one of seven ids in `folder/line`."""
+    for name in ("line", "lines"):
+        (folder / name).mkdir(parents=True)
+    (folder / "line" / "0.txt").write_text("".join(f"{id}\n" for id in range(7)))
+    files = [range(5 * number, 5 * number + 3 + number % 3) for number in range(5)]
+    for number, ids in enumerate(files):
+        (folder / "lines" / f"{number}.txt").write_text("".join(f"{id}\n" for id in ids))
 
 
 def free_ports(count: int) -> list[int]:
@@ -61,21 +76,29 @@ class Gang:
         for worker, place in enumerate(environments(num_workers)):
             command = [one.format(worker=worker) for one in prefix]
             command += [sys.executable, "-m", "tests.gang", str(folder), *cases]
-            environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **(options or {}), **place}
+            environment = {
+                **os.environ,
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+                "PYTHONFAULTHANDLER": "1",
+                **(options or {}),
+                **place,
+            }
             output = tempfile.TemporaryFile("w+")
             self._outputs.append(output)
             self.workers.append(
                 subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
             )
 
-    def wait(self, timeout: float = 240) -> list[int]:
-        """The exit codes."""
-        try:
-            return [worker.wait(timeout) for worker in self.workers]
-        finally:
-            for worker in self.workers:
-                worker.kill()
+    def wait(self, timeout: float = 270) -> list[int]:
+        """The exit codes; of a worker that does not end, that of SIGABRT, and its output says where it was."""
+        end = time.monotonic() + timeout
+        for worker in self.workers:
+            try:
+                worker.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                worker.send_signal(signal.SIGABRT)
                 worker.wait()
+        return [worker.returncode for worker in self.workers]
 
     def output(self, worker: int) -> str:
         """What that worker has said so far."""

@@ -11,7 +11,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from runner import bridge, keras_bridge, ps_bridge, v1_bridge
+from runner import bridge, cluster_bridge, keras_bridge, ps_bridge, v1_bridge
 from runner.operations import needed
 
 v1 = tf.compat.v1
@@ -245,3 +245,31 @@ def test_rows_of_a_divided_variable_are_found_by_their_number() -> None:
 
     for rows in looked_up(tf.constant([4, 1, 3])):
         assert rows[:, 0].numpy().tolist() == [4.0, 1.0, 3.0]
+
+
+def test_files_are_found_behind_readers_and_divided(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text(f"{number}a\n{number}b\n")
+    names = [str(tmp_path / f"{number}.txt") for number in range(3)]
+    listed = tf.data.Dataset.list_files(names, shuffle=False)
+    for dataset in (tf.data.TextLineDataset(names), listed.interleave(tf.data.TextLineDataset, cycle_length=1)):
+        assert cluster_bridge.num_files(dataset) == 3
+        parts = [cluster_bridge.part_of_files(dataset.batch(2), 2, worker) for worker in range(2)]
+        lines = [[line.decode() for batch in part.as_numpy_iterator() for line in batch] for part in parts]
+        assert lines == [["0a", "0b", "2a", "2b"], ["1a", "1b"]]
+
+
+def test_what_reads_no_files_that_can_be_divided_has_none() -> None:
+    names = tf.data.Dataset.from_tensor_slices(["a", "b"])
+    assert cluster_bridge.num_files(tf.data.Dataset.range(4).batch(2)) == 0
+    assert cluster_bridge.num_files(names.map(tf.io.read_file)) == 0
+    assert cluster_bridge.num_files(tf.data.Dataset.zip((names, tf.data.Dataset.range(2)))) == 0
+
+
+def test_the_devices_of_a_worker_are_named_by_one_method() -> None:
+    extended = cluster_bridge.CollectiveAllReduceExtended
+    original = extended._initialize_local_devices
+    assert list(inspect.signature(original).parameters) == ["self", "cluster_resolver", "worker_device"]
+    with cluster_bridge.cpus_of_worker(2):
+        assert extended._initialize_local_devices is not original
+    assert extended._initialize_local_devices is original
