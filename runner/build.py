@@ -223,6 +223,8 @@ def _build_eval_strategy(strategy: StrategyConfig) -> Any:
 
 
 def _build_strategy(strategy: StrategyConfig, cluster: Cluster = ALONE) -> Any:
+    if strategy.name == "parameter_server" and not cluster.tasks:  # of predict, dry_run: it holds whole variables
+        return None
     if strategy.name == "parameter_server":
         return build_parameter_server(cluster.tasks, strategy.partitioner)
     return build_strategy(

@@ -211,8 +211,10 @@ class TrainProgram:
         outputs: Sequence[ReplicaOutput] = self.trace.outputs
         v2 = [operation for output in outputs for operation in output.v2_summaries]
         if self.is_native:
-            unwanted = set() if summaries else set(v2)
-            return [op for op in self.trace.all_effects() if op not in unwanted]
+            if summaries:
+                return self.trace.all_effects()
+            # The flush is where tf.summary's writer is left; with parameter servers it would call the coordinator.
+            return [op for op in self.trace.all_effects() if op not in v2 and op.type != "FlushSummaryWriter"]
         effects: list[Any] = [output.spec.train_op for output in outputs] + self.trace.writes_of_keras()
         effects += [operation for output in outputs for operation in output.averages]
         return effects + (v2 if summaries else [])
