@@ -17,11 +17,12 @@ from typing import Any
 
 import psutil
 import pytest
+from mlflow import MlflowClient
 
 from runner import config as configs
 from runner import gang, restarts, supervisor, tasks
 from runner.cluster import ALONE, Cluster
-from runner.config import ClusterConfig, Config, StrategyConfig
+from runner.config import ClusterConfig, Config, StrategyConfig, TrackingConfig
 from runner.gang import Ending, Task
 from runner.journal import journal_path, read_journal
 from runner.restarts import Restarts, pause_secs
@@ -56,7 +57,9 @@ def prepared(folder: Path, codes: Mapping[str, str], strategy: str, **settings: 
     """The config of a run in `folder/run` whose tasks do `codes`."""
     for name, code in codes.items():
         (folder / f"{name}.py").write_text(code)
-    return config_of(folder / "run", strategy=StrategyConfig(strategy), cluster=ClusterConfig(**settings))
+    tracking = TrackingConfig(backend=settings.pop("backend", "none"), uri=f"sqlite:///{folder}/mlflow.db")
+    cluster = ClusterConfig(**settings)
+    return config_of(folder / "run", strategy=StrategyConfig(strategy), cluster=cluster, tracking=tracking)
 
 
 def noted(folder: Path, role: str = "chief", index: int = 0) -> list[dict[str, Any]]:
@@ -258,7 +261,7 @@ def test_a_gang_that_lost_a_task_starts_again_from_the_last_checkpoint(
     run: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     codes = {"chief": CHIEF.format(last=2, step=40), "worker:0": LOST.format(last=2, step=40)}
-    assert run(codes) == 0
+    assert run(codes, backend="mlflow") == 0
     summary = summary_in(tmp_path / "run")
     assert (summary["status"], summary["global_step"], summary["restarts"]) == ("finished", 9, 1)
     assert RunRecord.read(tmp_path / "run").generation == 2
@@ -267,6 +270,10 @@ def test_a_gang_that_lost_a_task_starts_again_from_the_last_checkpoint(
     (restart, metric) = noted(tmp_path, "supervisor")
     assert (restart["event"], restart["task"], restart["reason"], restart["step"]) == ("restart", "worker:0", why, 40)
     assert (metric["step"], metric["metrics"]) == (40, {"run/restarts": 1.0})
+    tracked = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(summary["mlflow_run_id"])
+    assert tracked.data.tags["restarts"] == "1"
+    assert tracked.data.tags["last_restart"] == f"{why}; all start again from step 40 (restart 1 of 3)"
+    assert tracked.data.metrics["run/restarts"] == 1.0
 
 
 def test_losses_without_a_newer_checkpoint_are_counted_and_end_the_run(
