@@ -20,8 +20,9 @@ from runner.gradients import local_replica
 
 _SUM = tf.distribute.ReduceOp.SUM
 
-# A sum is of a multiple of so many numbers: each size is a function to trace.
-_PAD = 16
+# A sum is of so many numbers, or of a larger power of two: each size is a function to trace, and the losses of a loop,
+# of which there are others in every loop, are summed too.
+_FEWEST = 16
 
 # Agreements wait for whoever writes a checkpoint or evaluates alone; that a peer is gone, its heartbeat tells.
 _PATIENT_SECS = 1e9
@@ -106,7 +107,7 @@ class Together:
         self._functions: dict[int, Callable[[tf.Tensor], tf.Tensor]] = {}
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        size = max(1, -(-len(values) // _PAD)) * _PAD
+        size = max(_FEWEST, 1 << (len(values) - 1).bit_length())
         padded = np.zeros(size)
         padded[: len(values)] = values
         if size not in self._functions:
