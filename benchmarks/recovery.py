@@ -6,12 +6,13 @@ Each case is a run of `python -m runner` on the digits with two workers on this 
 start is from the command to the end of the first step; some seconds and a checkpoint later the worker that is not the
 chief gets SIGKILL.
 
-multi_worker: all processes start again from the checkpoint; recovery is from the signal to the end of their first step.
-Also with `cluster.standby=true`: a spare process for each; the row is there where that starts any.
+multi_worker: all processes start again from the checkpoint; recovery is from the signal to the end of their first step,
+and "until all have ended" is the part of it before they are started. Also with `cluster.standby=true`, a spare process
+for each: the row is there where that starts any.
 
-parameter_server: the others train on, and the worker is started again. Its row is from the signal to the end of the
-first loop, begun after it, that is 0.8 times as fast as those before were at the median; "is back" is to when the
-worker serves again. Where there are fewer cores than processes, those that are left may be as fast at once.
+parameter_server: the others train on, and the worker is started again. "Its speed is back" is from the signal to the
+end of the first loop, begun after it, that is 0.8 times as fast as those before were at the median; "is back" is to
+when the worker serves again. Where there are fewer cores than processes, those that are left may be as fast at once.
 
 CPU seconds are those of all processes of the run meanwhile.
 """
@@ -42,7 +43,7 @@ SETTINGS = [
     "command=train", "tracking=none", "model.params.network=mlp", "train.max_steps=100000000", "train.log_steps=50",
     "checkpoint.save_steps=50", "cluster.num_workers=2", "cluster.max_restarts=3", "run.progress=off",
 ]  # fmt: skip
-COLD, RECOVERY, STANDBY = "cold start", "recovery", "recovery, standby"
+COLD, RESTART, RECOVERY, STANDBY = "cold start", "until all have ended", "recovery", "recovery, standby"
 ASYNC_COLD, ASYNC_BACK, ASYNC_FAST = "parameter_server, cold start", "its worker is back", "its speed is back"
 
 
@@ -107,14 +108,15 @@ def lose_worker(run: Run, settle_secs: float) -> Times:
     return before
 
 
-def multi_worker(settle_secs: float, *overrides: str) -> tuple[Times, Times, int]:
-    """What a cold start took, what recovery took, and the number of processes."""
+def multi_worker(settle_secs: float, *overrides: str) -> tuple[list[Times], int]:
+    """What a cold start took; of recovery, until the restart and all of it; and the number of processes."""
     begun = time.time()
     with started("strategy=multi_worker", *overrides) as run:
         cold = run.passed(run.wait("chief", is_event("first_step"), begun), Times(begun))
         lost = lose_worker(run, settle_secs)
-        again = run.wait("chief", is_event("first_step"), lost.wall)
-        return cold, run.passed(again, lost), run.num_processes
+        restart = run.passed(run.wait("supervisor", is_event("restart"), lost.wall), lost)
+        again = run.passed(run.wait("chief", is_event("first_step"), lost.wall), lost)
+        return [cold, restart, again], run.num_processes
 
 
 def parameter_server(settle_secs: float) -> dict[str, Times]:
@@ -150,11 +152,11 @@ def main() -> None:
     parsed = arguments(__doc__, 2, settle=(10, "seconds from the first step to the loss"))
     rows: dict[str, list[Times]] = {}
     for _ in range(parsed.rounds):
-        cold, recovery, processes = multi_worker(parsed.settle)
-        found = {COLD: cold, RECOVERY: recovery}
-        _, standby, processes_with_spares = multi_worker(parsed.settle, "cluster.standby=true")
+        plain, processes = multi_worker(parsed.settle)
+        spared, processes_with_spares = multi_worker(parsed.settle, "cluster.standby=true")
+        found = dict(zip((COLD, RESTART, RECOVERY), plain, strict=True))
         if processes_with_spares > processes:
-            found[STANDBY] = standby
+            found[STANDBY] = spared[-1]
         for name, times in {**found, **parameter_server(parsed.settle)}.items():
             rows.setdefault(name, []).append(times)
     promises = {RECOVERY: 1.2, STANDBY: 0.5}
