@@ -151,13 +151,17 @@ def speeds(run: Run, since: float) -> list[tuple[float, float]]:
 def main() -> None:
     parsed = arguments(__doc__, 2, settle=(10, "seconds from the first step to the loss"))
     rows: dict[str, list[Times]] = {}
-    for _ in range(parsed.rounds):
+    has_standby = True
+    for number in range(parsed.rounds):
         plain, processes = multi_worker(parsed.settle)
-        spared, processes_with_spares = multi_worker(parsed.settle, "cluster.standby=true")
         found = dict(zip((COLD, RESTART, RECOVERY), plain, strict=True))
-        if processes_with_spares > processes:
-            found[STANDBY] = spared[-1]
-        for name, times in {**found, **parameter_server(parsed.settle)}.items():
+        if has_standby:
+            spared, processes_with_spares = multi_worker(parsed.settle, "cluster.standby=true")
+            has_standby = processes_with_spares > processes
+            found |= {STANDBY: spared[-1]} if has_standby else {}
+        found |= parameter_server(parsed.settle)
+        print(f"round {number}:", ", ".join(f"{name} {times.wall:.1f} s" for name, times in found.items()), flush=True)
+        for name, times in found.items():
             rows.setdefault(name, []).append(times)
     promises = {RECOVERY: 1.2, STANDBY: 0.5}
     ratios = [Ratio(name, COLD, promise) for name, promise in promises.items() if name in rows]
