@@ -14,6 +14,8 @@ from runner.outcome import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR
 POLL_SECS = 0.1
 SETTLE_SECS = 5.0
 """How long the others may take to end by themselves after one has failed: what they say may be the reason."""
+NOTICE_SECS = 1.0
+"""As SETTLE_SECS, where the reason is known: one was killed. A peer may take 10 s to notice that by itself."""
 SAVE_SECS = 60.0
 """How long the others may take after one was asked to stop and has saved, or after the chief has finished."""
 SILENCE_SECS = 60.0
@@ -71,6 +73,11 @@ class Ending:
         if self.code in (FAILED, USER_ERROR):
             return 1
         return {INTERRUPTED: 2, PEER_LOST: 4}.get(self.code, 3)
+
+    @property
+    def settle_secs(self) -> float:
+        """How long the others may take to end by themselves."""
+        return {INTERRUPTED: SAVE_SECS, -signal.SIGKILL: NOTICE_SECS}.get(self.code, SETTLE_SECS)
 
 
 class Gang:
@@ -191,10 +198,10 @@ class Gang:
         if ending.code == INTERRUPTED:
             if not self._deadlines:
                 self.ask_to_stop()
-            self._limit(SAVE_SECS, self._running)
+            self._limit(ending.settle_secs, self._running)
             return
         self._limit(0, [task for task in self._running if task.place.is_server])
-        self._limit(SETTLE_SECS, self._running)
+        self._limit(ending.settle_secs, self._running)
         self._ending = ending
 
     def _freeze(self, task: Task, silent_secs: float) -> None:
