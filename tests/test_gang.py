@@ -276,6 +276,16 @@ def test_a_gang_that_lost_a_task_starts_again_from_the_last_checkpoint(
     assert tracked.data.metrics["run/restarts"] == 1.0
 
 
+def test_a_peer_of_a_killed_task_that_notices_nothing_holds_up_nobody(
+    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gang, "SETTLE_SECS", 1000.0)  # that is for reasons which are not known yet
+    waits = JOIN + "if generation == 1: started(); time.sleep(1000)\n" + FINISH
+    killed = JOIN + "if generation == 1: wait_for('chief.pid'); os.kill(os.getpid(), signal.SIGKILL)\n"
+    assert run({"chief": waits, "worker:0": killed}) == 0
+    assert summary_in(tmp_path / "run")["restarts"] == 1
+
+
 def test_losses_without_a_newer_checkpoint_are_counted_and_end_the_run(
     run: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
