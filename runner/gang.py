@@ -15,7 +15,7 @@ POLL_SECS = 0.1
 SETTLE_SECS = 5.0
 """How long the others may take to end by themselves after one has failed: what they say may be the reason."""
 NOTICE_SECS = 1.0
-"""As SETTLE_SECS, where the reason is known: one was killed. A peer may take 10 s to notice that by itself."""
+"""As SETTLE_SECS, where the reason is known: one was killed. Peers may take more than 5 s to notice that themselves."""
 SAVE_SECS = 60.0
 """How long the others may take after one was asked to stop and has saved, or after the chief has finished."""
 SILENCE_SECS = 60.0
