@@ -97,6 +97,11 @@ class Estimator:
         return copy.deepcopy(self._params)
 
     @property
+    def _is_chief(self) -> bool:
+        """Whether the hooks, summaries and events of the chief are those of this process."""
+        return self._agreement.is_chief and self._config.is_chief
+
+    @property
     def agreement(self) -> Agreement:
         """Of the workers that train together."""
         return self._agreement
@@ -192,7 +197,7 @@ class Estimator:
 
     def _own_hooks(self, preparation: Preparation) -> list[Hook]:
         """Those of the process that writes; after all others."""
-        if not self._agreement.is_chief:
+        if not self._is_chief:
             return []
         steps, hooks = self._config.profile_steps, list[Hook]()
         if self._summarised is not preparation.program:
@@ -226,7 +231,7 @@ class Estimator:
         stop_at_nan = overrides.nan(self._config.nan) != "ignore"
         program = model.train_program(feed, summary_writer=self._writer, stop_at_nan=stop_at_nan)
         spec = program.spec
-        hooks += [*spec.training_hooks, *(spec.training_chief_hooks if self._agreement.is_chief else ())]
+        hooks += [*spec.training_hooks, *(spec.training_chief_hooks if self._is_chief else ())]
         overrides, native, session = split_hooks(hooks)
         session_hooks = SessionHooks(session, program.trace, stop)
         if latest is not None:
@@ -427,7 +432,7 @@ class Estimator:
     @functools.cached_property
     def _writer(self) -> Any:
         """Of training's events. It makes a file at once: not before training is prepared."""
-        is_on = self._config.tensorboard and self._agreement.is_chief
+        is_on = self._config.tensorboard and self._is_chief
         return metrics.build_writer(self.model_dir, is_on=is_on)
 
     def _model(self, *, training: bool) -> Model:
