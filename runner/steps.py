@@ -133,7 +133,6 @@ class TrainProgram:
         loop_type: Callable[..., Any] | None = None,
     ) -> None:
         self._store, self._feed = store, feed
-        self._loop_type = loop_type or Loop
         self._loops: dict[Any, Loop] = {}
         self.loss_scale = LossScale(store) if config.precision == "mixed_float16" else None
         num_replicas = 1 if store.strategy is None else store.strategy.num_replicas_in_sync
@@ -145,7 +144,9 @@ class TrainProgram:
         self.trace = trace_step(store, replica_fn, step_signature(feed), training=True)
         self.spec: EstimatorSpec = self.trace.outputs[0].spec
         refusals.check_training(self.spec, config, num_replicas, self.trace.graph)
-        self.has_local_losses = num_replicas > feed.num_replicas and not self.is_native
+        meets_others = num_replicas > feed.num_replicas
+        self._loop_type = loop_type or functools.partial(Loop, meets_others=meets_others)
+        self.has_local_losses = meets_others and not self.is_native
         """Whether the losses of a loop are this worker's parts, to be summed over the workers."""
         self._stop_at_nan = stop_at_nan and not self.has_local_losses  # all workers leave a loop at the same step
         self._gradients = self.trace.function
@@ -315,10 +316,17 @@ class _Parts:
 
 
 class Loop:
-    """`for _ in range(n)` around a training step, inside one graph, with one read by the host."""
+    """`for _ in range(n)` around a training step, inside one graph, with one read by the host.
 
-    def __init__(self, step: _Step | _Parts, feed: Feed, *, stop_at_nan: bool) -> None:
+    Args:
+      meets_others: there are collectives with other processes in the step.
+    """
+
+    def __init__(self, step: _Step | _Parts, feed: Feed, *, stop_at_nan: bool, meets_others: bool) -> None:
         self._step, self._feed, self._stop_at_nan = step, feed, stop_at_nan
+        # All iterations share the key of a collective (TensorFlow 2.21). Where nothing in an iteration waits for the
+        # one before, as with train_op=, the next one would start it while it is under way: workers then hang.
+        self._parallel_iterations = 1 if meets_others else 10
         self._bounded = tf.function(functools.partial(self._run, ends=False), autograph=False)
         self._ending = tf.function(functools.partial(self._run, ends=True), autograph=False)
 
@@ -389,7 +397,9 @@ class Loop:
             )
 
         initial = (tf.constant(0), tf.constant(0, tf.int64), tf.constant(False), tf.constant(True), *arrays)
-        taken, examples, ended, _, *arrays = tf.while_loop(running, body, initial)
+        taken, examples, ended, _, *arrays = tf.while_loop(
+            running, body, initial, parallel_iterations=self._parallel_iterations
+        )
         return {
             "taken": taken,
             "examples": examples,

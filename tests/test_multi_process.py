@@ -20,7 +20,7 @@ from tests.gang import DIES_AT, Gang, write_lines
 from tests.models import STYLES, eval_input, train_input
 from tests.sparse_models import classic_embedding, embedding
 
-pytestmark = [pytest.mark.multi_process, pytest.mark.slow]
+pytestmark = [pytest.mark.multi_process, pytest.mark.slow, pytest.mark.timeout(600)]  # the first waits for two gangs
 
 TWO = (
     "native", "classic", "uneven", "without_data", "nothing_at_all", "own_resumed", "unknown_length", "in_turn",
