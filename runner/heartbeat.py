@@ -31,7 +31,8 @@ class Heart:
     def ask_to_stop(self) -> None:
         """Has the supervisor ask the whole run to save and end: a server that is to go cannot save by itself."""
         if self._descriptor >= 0:
-            os.write(self._descriptor, _STOP)
+            with contextlib.suppress(OSError):  # the supervisor is gone
+                os.write(self._descriptor, _STOP)
 
     def _beat(self, period_secs: float) -> None:
         with contextlib.suppress(OSError):  # the supervisor is gone; the lifeline ends us

@@ -92,6 +92,17 @@ class StopRequest(Hook):
         say_at_once(self._answer)
 
 
+class HandedOn(StopRequest):
+    """SIGTERM of a server: it goes on; its supervisor has the coordinator save and end, and only then ends it."""
+
+    def __init__(self, heart: Heart) -> None:
+        super().__init__()
+        self._heart = heart
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._heart.ask_to_stop()
+
+
 def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
     """Runs the config file that `argv` names. The exit code.
 
@@ -111,10 +122,12 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
         return USER_ERROR
     if not inline:
         end_with_parent(os.environ)
-        Heart(os.environ).start()
+        heart = Heart(os.environ)
+        heart.start()
         cluster = Cluster.from_tf_config(os.environ.get("TF_CONFIG"))
         with _held(config, cluster):
-            return _run(config, cluster, StopRequest(), _progress_mode(config, cluster), started)
+            stop = HandedOn(heart) if cluster.is_server else StopRequest()
+            return _run(config, cluster, stop, _progress_mode(config, cluster), started)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported
     saves = "a checkpoint is saved" if config.command in TRAINING_COMMANDS else "nothing is saved"
     stop = StopRequest((signal.SIGTERM, signal.SIGINT), f"\nStopping: {saves}. Ctrl-C once more stops at once.\n")

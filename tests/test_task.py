@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from runner import errors, task
+from runner.heartbeat import HEARTBEAT, Heart, Pulse
 from runner.journal import NullJournal
 from tests.jobs import config_file, noted, results, run
 
@@ -190,3 +191,20 @@ def test_a_syntax_error_names_its_file_and_line(capsys: pytest.CaptureFixture[st
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("runner: SyntaxError: invalid syntax")
     assert said[1] == f"  in {tmp_path / 'net.py'}, line 2: def model_fn(features labels): pass"
+
+
+def test_a_server_that_is_asked_to_stop_hands_it_on() -> None:
+    """It holds what the coordinator has to save."""
+    read_end, write_end = os.pipe()
+    pulse = Pulse(read_end)
+    stop = task.HandedOn(Heart({HEARTBEAT: str(write_end)}))
+    stop.install()
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert pulse.silent_secs() < 60
+        assert pulse.wants_to_stop
+        pulse.close()
+        os.kill(os.getpid(), signal.SIGTERM)  # nobody listens any more
+    finally:
+        stop.uninstall()
+        os.close(write_end)
