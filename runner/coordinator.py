@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,7 +46,9 @@ class Coordinator:
             self.workers.join()
             return [result.fetch() for result in results]
         except tf.errors.UnavailableError as error:
-            raise PeerLost(f"a parameter server was lost: {error.message.splitlines()[0]}") from error
+            named = re.search(r"/job:ps/replica:\d+/task:(\d+)", error.message)
+            which = f" (ps:{named[1]})" if named else ""
+            raise PeerLost(f"a parameter server was lost{which}, and with it the variables that it held") from error
 
 
 class RangeLoop:

@@ -88,7 +88,7 @@ def _run(name: str, case: Callable[[Any], Any], around: Any, folder: Path) -> No
     (folder / f"{name}.json").write_text(json.dumps({**found, "secs": time.monotonic() - started}))
 
 
-def after(secs: float, do: Callable[[], None]) -> threading.Thread:
+def after(secs: float, do: Callable[[], None]) -> threading.Timer:
     """Does something later, beside what goes on."""
     timer = threading.Timer(secs, do)
     timer.daemon = True

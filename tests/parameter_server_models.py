@@ -12,13 +12,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from runner import Estimator, EstimatorSpec, Input, ModeKeys, RunConfig
+from runner import Estimator, EstimatorSpec, Hook, Input, ModeKeys, RunConfig
 from runner.errors import PeerLost
 from runner.parameter_server import build_parameter_server
 from tests.models import STYLES, data, train_input
 from tests.parameter_server_cases import Servers, after
 
 v1 = tf.compat.v1
+read_events = v1.train.summary_iterator
 
 
 class Surroundings:
@@ -180,6 +181,45 @@ def counters(around: Surroundings) -> Any:
     }
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "gradient_accumulation": {"gradient_accumulation": 2},
+    "clip_global_norm": {"clip_global_norm": 0.5},
+    "warmup_steps": {"warmup_steps": 10},
+    "ema_decay": {"ema_decay": 0.9},
+}
+
+
+def options(around: Surroundings) -> Any:
+    """What an update can be, against a single process; and what is refused."""
+    found: dict[str, Any] = {}
+    source = train_input(8)
+    for name, config in OPTIONS.items():
+        whole = alone(around, summarised, f"{name}-alone", steps_per_loop=1, **config).train(source, steps=3)
+        copy_checkpoint(whole.latest_checkpoint(), around.folder / name)
+        served = around.estimator(summarised, name, steps_per_loop=1, save_summary_steps=5, **config)
+        served.train(source, steps=10)
+        found[name] = difference(served, whole.train(source, steps=10))
+    for name, config in {"nan": {"nan": "rollback"}, "precision": {"precision": "mixed_float16"}}.items():
+        try:
+            around.estimator(STYLES["native"], f"refused-{name}", **config).train(source, steps=1)
+        except ValueError as error:
+            found[name] = str(error)
+    events = [event for file in (around.folder / "ema_decay").glob("events*") for event in read_events(str(file))]
+    found["summaries"] = sorted({value.tag for event in events for value in event.summary.value})
+    return found
+
+
+def summarised(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    """Summaries of both kinds, and a table that each worker looks up in."""
+    keys, values = tf.constant([0, 1], tf.int64), tf.constant([1.0, 0.5])
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, values), -1.0)
+    predictions = keras.layers.Dense(1)(features) * table.lookup(tf.constant([1], tf.int64))
+    tf.summary.scalar("new", tf.reduce_mean(predictions))
+    v1.summary.scalar("old", tf.reduce_mean(predictions))
+    loss = tf.square(predictions - labels)[:, 0]
+    return EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(0.05), predictions=predictions)
+
+
 EMBEDDING = (50, 3)
 
 
@@ -297,14 +337,26 @@ def worker_lost(around: Surroundings) -> Any:
     estimator = around.estimator(model_fn, "worker-lost", steps_per_loop=50)
     around.logged.clear()
 
-    def restart() -> None:
-        around.servers.kill("worker", 1)
-        around.servers.start("worker", 1)
+    class Kill(Hook):
+        """Within the loop that follows step 100."""
 
-    after(3.0, restart)
-    estimator.train(lambda: numbers(2000).batch(4), max_epochs=1)
+        timer: Any = None
+
+        def after_step(self, run: Any, result: Any) -> None:
+            if result.last_step >= 100 and self.timer is None:
+                self.timer = after(0.2, self.restart)
+
+        def restart(self) -> None:
+            around.servers.kill("worker", 1)
+            around.servers.start("worker", 1)
+
+    kill = Kill()
+    estimator.train(lambda: numbers(2000).batch(4), max_epochs=1, hooks=[kill])
+    kill.timer.join()
+    found: dict[str, Any] = {"seen": seen(estimator), "global_step": step_of(estimator)}
     warnings = [line for line in around.logged if "lost" in line]
-    return {"seen": seen(estimator), "global_step": step_of(estimator), "warnings": warnings}
+    estimator.train(lambda: numbers(2000).batch(4), steps=100)
+    return {**found, "warnings": warnings, "later": step_of(estimator) - found["global_step"]}
 
 
 def server_lost(around: Surroundings) -> Any:
@@ -326,6 +378,7 @@ CASES = {
     "epochs": epochs,
     "own_parts": own_parts,
     "counters": counters,
+    "options": options,
     "divided": divided,
     "large": large,
     "worker_lost": worker_lost,

@@ -75,6 +75,22 @@ def test_no_update_is_lost_to_the_counters_and_it_learns(cases: Cases) -> None:
     assert found["after"] < 0.1 * found["before"]
 
 
+@pytest.mark.parametrize("option", ["gradient_accumulation", "clip_global_norm", "warmup_steps", "ema_decay"])
+def test_options_of_an_update_do_what_they_do_in_one_process(option: str, cases: Cases) -> None:
+    difference = cases["options"][option]
+    assert difference and max(difference.values()) <= 1e-5, difference
+
+
+def test_summaries_of_a_step_that_a_worker_took_are_written(cases: Cases) -> None:
+    assert {"new", "old", "loss"} <= set(cases["options"]["summaries"])
+
+
+def test_what_workers_at_their_own_pace_cannot_do_is_refused(cases: Cases) -> None:
+    found = cases["options"]
+    assert found["nan"].startswith("train.nan=rollback does not work with strategy=parameter_server: ")
+    assert found["precision"].startswith("train.precision=mixed_float16 does not work with strategy=parameter_server: ")
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam", "v1_adagrad", "v1_adam"])
 def test_a_divided_embedding_trains_as_a_whole_one(optimizer: str, cases: Cases) -> None:
     """It begins with the checkpoint of a whole one, and its own names the same variables."""
@@ -105,11 +121,13 @@ def test_training_goes_on_without_a_worker_that_was_killed(cases: Cases) -> None
     times = {int(times): examples for times, examples in found["seen"]}
     assert 0 not in times and sum(times.values()) == 2000
     assert found["global_step"] >= 500
-    assert found["warnings"], "it was killed between two loops"
+    assert bool(found["warnings"]) or set(times) == {1}
+    assert found["later"] >= 100
 
 
 def test_a_parameter_server_that_was_killed_is_a_lost_peer(cases: Cases) -> None:
-    assert cases["server_lost"]["error"].startswith("a parameter server was lost")
+    expected = "a parameter server was lost (ps:1), and with it the variables that it held"
+    assert cases["server_lost"]["error"] == expected
 
 
 def test_the_command_gives_the_variables_of_a_single_process_with_one_worker(tmp_path: Path) -> None:
