@@ -133,7 +133,6 @@ class ClusterConfig:
     """The processes that a cluster strategy trains with, and how their loss is met.
 
     Attributes:
-      max_restarts: None: three with a cluster strategy, none without.
       port: what tasks listen on where Slurm or Kubernetes starts them; None: chosen by the resolver.
       service: the headless Service of Kubernetes; None: it has the name of the Job or StatefulSet.
     """
@@ -295,8 +294,7 @@ class Config:
     @property
     def max_restarts(self) -> int:
         """`cluster.max_restarts`, and what null means for the strategy."""
-        given = self.cluster.max_restarts
-        return given if given is not None else 3 if self.is_cluster else 0
+        return (3 if self.is_cluster else 0) if self.cluster.max_restarts is None else self.cluster.max_restarts
 
     @property
     def is_cluster(self) -> bool:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -182,7 +182,8 @@ def _outcome_of(tasks: Tasks, file: Path, journals: Journals, member: Member) ->
     if tasks.config.command in configs.TRAINING_RUNS:
         outcome = read()
         tasks.record.training = outcome.status
-        note_ending(journals.model_dir, outcome, tasks.record.generation)
+        with suppress(OSError):  # the summary, which comes next, says what is wrong with the folder
+            note_ending(journals.model_dir, outcome, tasks.record.generation)
         if ending.code == FINISHED:
             tasks.peers.wait_for_evaluator(came)
     outcome = read()
