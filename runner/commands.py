@@ -15,6 +15,7 @@ from runner.cluster import ALONE, Cluster
 from runner.config import Config, ConfigError
 from runner.hooks import Hook, PassRun, Run
 from runner.journal import Journal, NullJournal
+from runner.loopback import kept_local
 from runner.report import Progress, relative
 from runner.server import serve, start_server
 from runner.training import follow, train_and_evaluate
@@ -89,7 +90,8 @@ def run(config: Config, around: Surroundings) -> dict[str, Any]:
 def _serve(config: Config, around: Surroundings) -> dict[str, Any]:
     """The life of a parameter server, and of a worker beside one."""
     around.journal.event("joining")
-    server = start_server(around.cluster)
+    with kept_local(around.cluster):
+        server = start_server(around.cluster)
     around.journal.event("joined")
     serve(server)
     return {}
@@ -196,7 +198,10 @@ def _headline(config: Config, replicas: int, cluster: Cluster) -> str:
     if cluster.is_evaluator:
         return f"evaluating {config.model.fn} as it is trained, {replicas} replica{'' if replicas == 1 else 's'}"
     facts = [f"{config.command} {config.model.fn}", f"strategy {config.strategy.name}"]
-    facts.append(f"{replicas} replica{'' if replicas == 1 else 's'}")
+    if cluster.num_ps:
+        facts.append(f"{cluster.num_workers - 1} workers that take steps of their own, {cluster.num_ps} servers")
+    else:
+        facts.append(f"{replicas} replica{'' if replicas == 1 else 's'}")
     if config.command in ("train_and_evaluate", "train"):
         size = config.input.train.batch_size
         facts.append(f"global batch {size}" if size else f"batches of {config.input.train.fn} per replica")

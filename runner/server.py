@@ -10,8 +10,8 @@ from runner.cluster import Cluster
 
 
 def start_server(cluster: Cluster) -> tf.distribute.Server:
-    """The server of this process, at its address in `cluster`. It asks nobody who calls it: TensorFlow listens on all
-    interfaces of the host, whatever the address says."""
+    """The server of this process, at its address in `cluster`. It asks nobody who calls it, and listens on all
+    interfaces of the host, whatever the address says; see `runner.loopback`."""
     spec = tf.train.ClusterSpec({kind: list(addresses) for kind, addresses in cluster.tasks.items()})
     return tf.distribute.Server(spec, job_name=cluster.task_type, task_index=cluster.task_index, protocol="grpc")
 
