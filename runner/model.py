@@ -27,7 +27,7 @@ from runner.precision import LossScale, with_precision
 from runner.run_config import RunConfig
 from runner.sharding import Rows
 from runner.spread import Spread
-from runner.steps import Loop, TrainProgram
+from runner.steps import TrainProgram
 from runner.variables import VariableStore
 
 _log = logging.getLogger(__name__)
@@ -110,8 +110,9 @@ class Model:
         return dataclasses.replace(feeds[0], dataset=spread, division=Rows(0, 1, 1))
 
     @property
-    def _loop_type(self) -> Callable[..., Any]:
-        return Loop if self._coordinator is None else functools.partial(RangeLoop, coordinator=self._coordinator)
+    def _loop_type(self) -> Callable[..., Any] | None:
+        """What takes the steps; None: this process does."""
+        return None if self._coordinator is None else functools.partial(RangeLoop, coordinator=self._coordinator)
 
     def eval_program(self, feed: Feed) -> EvalProgram:
         """The evaluation step for inputs like `feed`'s."""
