@@ -105,7 +105,7 @@ class TrainingRun:
         self._saved_at = time.monotonic()
         self._remaining = _remaining_steps(feed, position)
         self._resumed = position.elements > 0
-        self._state_is_exact = state_is_exact(feed.given)
+        self._state_is_exact = state_is_exact(feed)
 
     @property
     def global_step(self) -> int:

@@ -117,17 +117,17 @@ def _has_more(saved: Mapping[str, Any], num_epochs: int | None) -> bool:
     return (num_epochs or 1) > (saved.get("num_epochs") or 1)
 
 
-def state_is_exact(dataset: tf.data.Dataset) -> bool:
-    """Whether the saved state of an iterator over `dataset` leads to the same examples.
+def state_is_exact(feed: Feed) -> bool:
+    """Whether the saved state of an iterator over `feed.dataset` leads to the same examples.
 
     Not for shuffle().batch().repeat() with a smaller last batch: between that batch and the next epoch the state of
     the shuffle is in no iterator, and TensorFlow 2.21 goes through the first epoch's order again after a restore.
     `shuffle().repeat().batch()` and `drop_remainder=True` are exact. The stages are read from `__debug_string__`,
     which is for people; should it change, resuming falls back to what iterators save.
     """
-    if not isinstance(dataset, tf.data.Dataset):
-        return False
-    debug_string = getattr(dataset, "__debug_string__", lambda: "")()
+    if not isinstance(feed.dataset, tf.data.Dataset):
+        return False  # workers read it, each on its own
+    debug_string = getattr(feed.given, "__debug_string__", lambda: "")()
     stages = [line.lstrip("-<") for line in debug_string.splitlines()]
     repeated = itertools.dropwhile(lambda stage: not stage.startswith("_RepeatDataset"), stages)
     batched = itertools.dropwhile(lambda stage: not ("BatchDataset" in stage and "shape=(None" in stage), repeated)
