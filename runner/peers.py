@@ -169,7 +169,7 @@ class Leader:
             self._looked = 0.0
             self.look()  # takes it in
             state = self._answers().get(EVALUATOR, Answer()).state
-            if state in ("done", "stopped", "failed") or (not state and self._clock() > until):
+            if state in ("done", "stopped", "failed", "lost") or (not state and self._clock() > until):
                 return
             time.sleep(GLANCE_SECS)
 

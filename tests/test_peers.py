@@ -211,6 +211,16 @@ def test_the_metrics_of_an_evaluator_are_waited_for(tmp_path: Path) -> None:
     assert summary_in(tmp_path / "run")["metrics"] == {"eval/accuracy": 0.75}
 
 
+def test_an_evaluator_that_was_lost_and_is_not_started_again_is_not_waited_for(tmp_path: Path) -> None:
+    evaluates = "wait_for('run/training_ended.json')\nos.kill(os.getpid(), 9)\n"
+    terminals = Terminals(tmp_path, {"chief": ["127.0.0.1:1"]}, evaluator=True, max_restarts=0)
+    waits = JOIN + "wait_for('run/peers/evaluator.json')\n"
+    terminals.start({"chief": waits + "finish(global_step=7, checkpoint='c')\n", "evaluator": evaluates})
+    ended, _ = terminals.end()
+    assert ended == {"chief": 0, "evaluator": 0}
+    assert summary_in(tmp_path / "run")["status"] == "finished"
+
+
 # --- the files ------------------------------------------------------------------------------------------------------
 
 
