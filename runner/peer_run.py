@@ -18,7 +18,7 @@ from runner.config import Config, ConfigError
 from runner.gang import Ending, Gang, Task
 from runner.identity import is_shown_only
 from runner.masking import masked
-from runner.outcome import FAILED, FINISHED, INTERRUPTED
+from runner.outcome import FAILED, FINISHED, INTERRUPTED, PEER_LOST
 from runner.peers import Follower
 from runner.report import relative
 from runner.restarts import Restarts
@@ -83,6 +83,8 @@ class PeerRun:
                     follower.tell("stopped")
                     return INTERRUPTED
                 elif ending.is_loss:
+                    if ending.code != PEER_LOST:  # else it is the chief's to say who was lost
+                        _say(f"runner: {ending.reason}")
                     follower.tell("lost", ending.reason)
                 else:
                     follower.tell(

@@ -95,6 +95,7 @@ def test_a_task_that_is_killed_has_all_start_again_in_the_next_generation(tmp_pa
     ended, said = terminals.end()
     assert ended == {"chief": 0, "worker:0": 0}
     assert "worker:0 was killed by SIGKILL (by the system for lack of memory, or by hand); all start" in said["chief"]
+    assert "runner: worker:0 was killed by SIGKILL" in said["worker:0"]
     assert summary_in(tmp_path / "run")["restarts"] == 1
     assert json.loads((tmp_path / "run" / "generation.json").read_text())["generation"] == 2
 
