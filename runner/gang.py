@@ -210,8 +210,10 @@ class Gang:
         self._end(task, -signal.SIGKILL, f"froze: no sign of life for {silent_secs:.0f} s")
 
     def _overdue(self, task: Task, silent_secs: float) -> None:
-        """A task did not end by itself after another had."""
-        if silent_secs > SETTLE_SECS / 2:
+        """A task did not end by itself after another had. One that is silent is the reason, unless there is an error:
+        a task that imports TensorFlow is silent, too."""
+        has_error = self._ending is not None and self._ending.code in (FAILED, USER_ERROR)
+        if silent_secs > SETTLE_SECS / 2 and not has_error:
             self._freeze(task, silent_secs)  # that is why the others ended
             return
         process = self._running.pop(task)

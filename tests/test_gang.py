@@ -343,6 +343,17 @@ def test_a_frozen_task_is_the_reason_when_the_others_lost_it(
     assert noted(tmp_path, "supervisor")[0]["reason"].startswith("worker:0 froze: no sign of life for")
 
 
+def test_an_error_is_the_reason_though_another_task_is_silent(
+    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It may import TensorFlow: nothing is started again for a mistake in the config."""
+    monkeypatch.setattr(gang, "SETTLE_SECS", 1.0)
+    silent = JOIN + "started(); os.kill(os.getpid(), signal.SIGSTOP)\n"
+    assert run({"chief": silent, "worker:0": JOIN + "wait_for('chief.pid'); sys.exit(2)\n"}) == 2
+    assert "froze" not in capfd.readouterr().err
+    assert RunRecord.read(tmp_path / "run").generation == 1
+
+
 def test_a_single_process_is_started_again_where_that_is_asked_for(run: Callable[..., int], tmp_path: Path) -> None:
     dies_once = "if generation == 1: save(3); os.kill(os.getpid(), signal.SIGKILL)\n"
     assert run({"chief": dies_once + FINISH}, "default", max_restarts=1) == 0
