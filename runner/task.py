@@ -78,6 +78,10 @@ class StopRequest(Hook):
     def after_batches(self, run: Run, examples: int) -> None:
         self._heed(run)
 
+    def end(self, run: Run) -> None:
+        # A worker that was asked has all of them stop.
+        self.was_heeded = self.was_heeded or bool(getattr(run, "interrupted", False))
+
     def _heed(self, run: Run) -> None:
         if self._came:
             self.was_heeded = True
