@@ -154,14 +154,16 @@ class Trace:
         flat = tf.nest.flatten(fetches, expand_composites=True)
         tensors = [tensor for tensor in flat if tensor is not None]
         arguments = [*(self.inputs if with_inputs else ()), *feeds]
-        arguments += [value.placeholder for value in self.call_time_values]
         running = needed(self.graph, [*run, *operations(tensors)])
+        # The key of a collective that does not run is not drawn: workers that call this another number of times (each
+        # evaluates in loops of its own length) would count keys differently, and wait for each other for ever.
+        late = [value for value in self.call_time_values if value.placeholder.op in running]
+        arguments += [value.placeholder for value in late]
         with bridge.control_inputs(program_order(self.graph, running) if run else {}):
             part = build(self.graph, running, arguments, tensors, run)
 
         def call(*inputs: tf.Tensor) -> Any:
-            late = [value.capture() for value in self.call_time_values]
-            values = iter(part(*inputs, *late))
+            values = iter(part(*inputs, *(value.capture() for value in late)))
             full = [None if tensor is None else next(values) for tensor in flat]
             return tf.nest.pack_sequence_as(fetches, full, expand_composites=True)
 

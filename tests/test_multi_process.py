@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.multi_process, pytest.mark.slow, pytest.mark.timeout(6
 
 TWO = (
     "native", "classic", "uneven", "without_data", "nothing_at_all", "own_resumed", "unknown_length", "in_turn",
-    "stopped_by_one", "slow_worker", "undisturbed", "stopped_early", "not_finite", "sparse", "accumulated",
-    "half_precision", "one_file", "metrics_of_files", "undying", "dying",
+    "stopped_by_one", "slow_worker", "slow_evaluation", "undisturbed", "stopped_early", "not_finite", "sparse",
+    "accumulated", "half_precision", "one_file", "metrics_of_files", "undying", "dying",
 )  # fmt: skip
 THREE = ("native", "classic", "uneven", "without_data", "own_resumed", "files", "read_on")
 
@@ -253,3 +253,10 @@ def test_three_workers_go_on_where_two_have_stopped(two: Gang, three: Gang) -> N
         seen = [id for step in steps[4 * epoch : 4 * epoch + 4] for id in step]
         assert sorted(seen) == list(range(24))
     assert not (two.folder / "dying" / "step-8.json").exists()  # the first two got as far as step 7
+
+
+def test_workers_evaluate_in_loops_of_their_own_length(two: Gang) -> None:
+    """One worker takes 0.3 s for each batch, and so shorter loops."""
+    for result in two.results("slow_evaluation"):
+        np.testing.assert_array_equal(result["first"], result["second"])
+        np.testing.assert_array_equal(result["first"], two.results("slow_evaluation")[0]["first"])

@@ -233,6 +233,31 @@ class Slow(Hook):
 
 
 @case
+def slow_evaluation(folder: Path) -> dict[str, Any]:
+    """Loops of evaluation have the length that suits each worker; v1 metrics meet at the end of it, and only there."""
+    source = eval_input(8, dtype="float64")
+
+    def input_fn(params: Any) -> tf.data.Dataset:
+        def wait(number: Any) -> Any:
+            time.sleep(0.3 if WORKER else 0)
+            return number
+
+        def slowed(number: tf.Tensor, element: Any) -> Any:
+            with tf.control_dependencies([tf.py_function(wait, [number], tf.int64)]):
+                return tf.nest.map_structure(tf.identity, element)
+
+        return source.fn(params).repeat(3).enumerate().map(slowed)
+
+    estimator = Estimator(STYLES["classic"], folder, config())
+    estimator.train(train_input(12, dtype="float64"), steps=2)
+    found = [estimator.evaluate(Input(input_fn, params={}, batch_size=8)) for _ in range(2)]
+    return {
+        "first": [found[0][name] for name in sorted(found[0])],
+        "second": [found[1][name] for name in sorted(found[1])],
+    }
+
+
+@case
 def slow_worker(folder: Path) -> dict[str, Any]:
     """Checkpoints by the clock, loops of automatic length."""
     estimator = Estimator(STYLES["native"], folder, config(save_checkpoints_secs=0.3, keep_checkpoint_max=None))
