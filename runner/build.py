@@ -236,6 +236,7 @@ def _build_strategy(strategy: StrategyConfig, cluster: Cluster = ALONE) -> Any:
         num_packs=1 if strategy.num_packs is None else strategy.num_packs,
         communication=strategy.communication or "auto",
         timeout_secs=strategy.timeout_secs,
+        bytes_per_pack=strategy.bytes_per_pack or 0,
         address=strategy.address,
         zone=strategy.zone,
         project=strategy.project,

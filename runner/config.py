@@ -35,7 +35,7 @@ STRATEGY_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "one_device": ("devices", "virtual_devices"),
     "mirrored": ("devices", "num_gpus", "virtual_devices", "cross_device_ops", "num_packs"),
     "central_storage": ("devices", "num_gpus", "virtual_devices"),
-    "multi_worker": ("communication", "timeout_secs", "virtual_devices"),
+    "multi_worker": ("communication", "timeout_secs", "bytes_per_pack", "virtual_devices"),
     "parameter_server": ("partitioner", "virtual_devices"),
     "tpu": ("address", "zone", "project"),
 }
@@ -122,6 +122,7 @@ class StrategyConfig:
     num_packs: int | None = _setting(None, minimum=0)
     communication: str | None = _setting(None, choices=("auto", "ring", "nccl"))
     timeout_secs: int | None = _setting(None, minimum=1)
+    bytes_per_pack: int | None = _setting(None, minimum=1)
     partitioner: str | None = _setting(None, choices=("min_size", "fixed_shards"))
     address: str | None = None
     zone: str | None = None

@@ -116,7 +116,7 @@ def choose(shard: str, batch_size: int | None, place: Place, build: Build, agree
       agreement: of the workers; they may find different ways, and take one.
     """
     if place.num_workers == 1 or shard in ("examples", "off"):
-        reason = "one process, so there is nothing to divide" if shard == "auto" else f"shard={shard}"
+        reason = "one pipeline, so there is nothing to divide" if shard == "auto" else f"shard={shard}"
         return _all_examples("examples" if shard == "auto" else shard, reason, batch_size, place, build)
     if shard == "auto":
         plan = _plan("examples", batch_size, place)

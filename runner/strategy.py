@@ -46,6 +46,7 @@ def build_strategy(
     num_packs: int = 1,
     communication: str = "auto",
     timeout_secs: float | None = None,
+    bytes_per_pack: int = 0,
     address: str | None = None,
     zone: str | None = None,
     project: str | None = None,
@@ -62,6 +63,7 @@ def build_strategy(
       num_packs: packs into which gradients are put for nccl and hierarchical_copy.
       communication: auto, ring or nccl: how the processes of multi_worker exchange gradients.
       timeout_secs: after which a collective of multi_worker is given up; None: never (heartbeats tell of lost peers).
+      bytes_per_pack: of multi_worker: gradients travel in messages of about so many bytes; 0: TensorFlow decides.
       address: of a TPU: grpc://host:port, a name, "local" for one of this machine; None: the environment names it.
       zone, project: of a TPU that is named; None: those of this machine of Google Cloud.
 
@@ -80,7 +82,9 @@ def build_strategy(
         return None
     if name == "multi_worker":  # before the devices are listed: that would start TensorFlow's runtime
         options = tf.distribute.experimental.CommunicationOptions(
-            timeout_seconds=timeout_secs, implementation=_COMMUNICATION[communication]
+            bytes_per_pack=bytes_per_pack,
+            timeout_seconds=timeout_secs,
+            implementation=_COMMUNICATION[communication],
         )
         with cluster_bridge.cpus_of_worker(virtual_devices or 1):
             return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)

@@ -88,7 +88,7 @@ def test_tells_what_would_run_and_writes_nothing(tmp_path: Path, capsys: pytest.
     assert found["log"] == found["summaries"] == ["every 100 steps"]
     assert "all examples of each checkpoint, at least 30 s apart, and before the first step" in said
     assert found["steps per loop"] == ["10"]
-    shard = "examples: one process, so there is nothing to divide"
+    shard = "examples: one pipeline, so there is nothing to divide"
     assert found["input.train"] == ["tests.jobs.endless", "2, 2 per replica", shard]
     assert found["input.eval"] == ["tests.jobs.once", "3, 3 per replica", shard]
     assert "train  features  float32  [batch]" in said and "eval   labels    float32  [batch]" in said

@@ -101,3 +101,13 @@ def test_cpu_in_use_cannot_be_split_in_another_way() -> None:
     tf.config.list_logical_devices()
     with pytest.raises(RuntimeError, match="cannot be modified after being initialized"):
         split_cpu(3)
+
+
+def test_workers_send_what_config_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second strategy of several workers in one process hangs, so its options are looked at without one."""
+    monkeypatch.setattr(
+        tf.distribute, "MultiWorkerMirroredStrategy", lambda communication_options: communication_options
+    )
+    options: Any = build_strategy("multi_worker", communication="ring", timeout_secs=30, bytes_per_pack=1000)
+    ring = tf.distribute.experimental.CommunicationImplementation.RING
+    assert (options.bytes_per_pack, options.timeout_seconds, options.implementation) == (1000, 30, ring)
