@@ -450,6 +450,7 @@ class Estimator:
     def _feed(self, input_fn: InputFn, mode: str, model: Model, num_epochs: int | None = None, **place: int) -> Feed:
         # As tf.estimator seeded the graph before input_fn was called: what shuffles in it, shuffles the same way.
         together = model.agreement
+        place = {"worker_index": together.worker_index, "num_workers": together.num_workers} | place
         with seeded(self._config.seed):
             feed = build_feed(
                 input_fn,
@@ -457,8 +458,6 @@ class Estimator:
                 params=self._params,
                 config=self._config,
                 num_replicas=model.num_replicas(training=mode == ModeKeys.TRAIN),
-                worker_index=together.worker_index,
-                num_workers=together.num_workers,
                 agreement=together,
                 num_parts=self._config.gradient_accumulation if mode == ModeKeys.TRAIN else 1,
                 num_epochs=num_epochs,
