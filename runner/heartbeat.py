@@ -52,10 +52,10 @@ class Pulse:
         os.set_blocking(descriptor, False)
         self.wants_to_stop = False
         self._descriptor, self._clock = descriptor, clock
-        self._heard = float("inf")
+        self._heard = clock()  # a task that freezes before its first sign has frozen, too
 
     def silent_secs(self) -> float:
-        """How long the task has said nothing; less than 0 before its first sign."""
+        """How long the task has said nothing, at first since it was started."""
         with contextlib.suppress(BlockingIOError):
             while heard := os.read(self._descriptor, 4096):
                 self._heard = self._clock()
@@ -64,8 +64,7 @@ class Pulse:
 
     def forgive(self) -> None:
         """Counts from now on again: nobody listened for a while."""
-        if self._heard != float("inf"):
-            self._heard = self._clock()
+        self._heard = self._clock()
 
     def close(self) -> None:
         os.close(self._descriptor)
