@@ -205,7 +205,8 @@ def build_feed(
     if isinstance(division, InTurn):
         division = dataclasses.replace(division, endless=int(given.cardinality()) == tf.data.INFINITE_CARDINALITY)
     dataset = given
-    if pipeline.is_own and mode == "train":  # evaluation counts what each worker has, and adds it up at the end
+    # Evaluation counts what each worker has, and adds it up at the end; workers of a coordinator take their own steps.
+    if pipeline.is_own and mode == "train" and agreement.num_workers > 1:
         dataset, division = pipelines.train_division(pipeline, given, place, agreement)
     elif num_workers > 1:
         dataset = given.with_options(_in_order())

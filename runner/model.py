@@ -107,7 +107,7 @@ class Model:
         else:
             feeds = [build(input_fn)]
         spread = Spread([feed.dataset for feed in feeds], self._coordinator.workers)
-        return dataclasses.replace(feeds[0], dataset=spread, division=Rows(0, 1, 1))
+        return dataclasses.replace(feeds[0], dataset=spread, given=spread, division=Rows(0, 1, 1))
 
     @property
     def _loop_type(self) -> Callable[..., Any] | None:
