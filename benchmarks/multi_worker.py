@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -37,6 +36,7 @@ from tiny_step import classic_model_fn, input_fn, native_model_fn
 
 import runner
 from runner.cluster import Cluster
+from runner.local_cluster import free_ports
 
 NUM_WORKERS = 2
 POLL_SECS = 0.1
@@ -133,7 +133,7 @@ def start_workers(shared: str) -> None:
     Args:
       shared: what they take for the directory of temporary files.
     """
-    chief, *others = [f"127.0.0.1:{port}" for port in _free_ports(NUM_WORKERS)]
+    chief, *others = [f"127.0.0.1:{port}" for port in free_ports(NUM_WORKERS)]
     cluster = {"chief": [chief], "worker": others}
     tasks = [{"type": "chief", "index": 0}, *({"type": "worker", "index": index} for index in range(len(others)))]
     workers = []
@@ -152,16 +152,6 @@ def start_workers(shared: str) -> None:
             worker.wait()
     if any(codes):
         sys.exit(f"exit codes of the workers: {codes}")
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def main() -> None:

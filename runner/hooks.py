@@ -41,6 +41,10 @@ class Run(Protocol):
     @property
     def global_step(self) -> int: ...
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether somebody will not wait: on any worker, once all know of it."""
+
     def request_stop(self, reason: str = ...) -> None:
         """Ends training after this loop, with a checkpoint."""
 
@@ -58,6 +62,7 @@ class PassRun:
 
     model_dir: str
     global_step: int
+    interrupted: bool = False
 
     def request_stop(self, reason: str = "") -> None:
         """Raises: RuntimeError: it takes all of its examples."""

@@ -80,7 +80,7 @@ class StopRequest(Hook):
 
     def end(self, run: Run) -> None:
         # A worker that was asked has all of them stop.
-        self.was_heeded = self.was_heeded or bool(getattr(run, "interrupted", False))
+        self.was_heeded = self.was_heeded or run.interrupted
 
     def _heed(self, run: Run) -> None:
         if self._came:

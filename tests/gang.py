@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from runner.local_cluster import free_ports
 
 ROOT = Path(__file__).parent.parent
 
@@ -34,16 +35,6 @@ def write_lines(folder: Path) -> None:
     files = [range(5 * number, 5 * number + 3 + number % 3) for number in range(5)]
     for number, ids in enumerate(files):
         (folder / "lines" / f"{number}.txt").write_text("".join(f"{id}\n" for id in ids))
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def environments(num_workers: int) -> list[dict[str, str]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from runner.local_cluster import free_ports
 
 NUM_WORKERS, NUM_PS = 2, 2
 SERVE = "import os; from runner.cluster import Cluster; from runner.server import serve, start_server; "
@@ -50,16 +51,6 @@ class Servers:
         for process in self.processes.values():
             process.kill()
             process.wait()
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def main(folder: Path) -> None:

@@ -10,12 +10,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from mlflow import MlflowClient
 
@@ -27,6 +25,7 @@ from runner.gang import Ending, Task
 from runner.journal import journal_path, read_journal
 from runner.restarts import Restarts, pause_secs
 from runner.shipping import RunRecord
+from tests.processes import is_gone, wait_until
 from tests.test_supervisor import config_of, summary_in
 
 ROOT = Path(__file__).parent.parent
@@ -64,20 +63,6 @@ def prepared(folder: Path, codes: Mapping[str, str], strategy: str, **settings: 
 
 def noted(folder: Path, role: str = "chief", index: int = 0) -> list[dict[str, Any]]:
     return read_journal(journal_path(folder / "run", role, index))[0]
-
-
-def wait_until(condition: Callable[[], bool], secs: float = 20.0) -> None:
-    end = time.monotonic() + secs
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def started(folder: Path, *names: str, generation: int = 1) -> list[int]:

@@ -6,13 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-import psutil
-
 from runner.launcher import describe_exit, start_process
+from tests.processes import is_gone, wait_until
 
 ROOT = str(Path(__file__).parent.parent)
 ENV = {**os.environ, "PYTHONPATH": ROOT}
@@ -20,20 +17,6 @@ ENV = {**os.environ, "PYTHONPATH": ROOT}
 
 def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
-
-
-def wait_until(condition: Callable[[], bool], secs: float = 15.0) -> None:
-    end = time.monotonic() + secs
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_the_exit_code_of_the_child_is_returned() -> None:
