@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner import pipelines
+from runner import one_shot, pipelines
 from runner.agreement import ALONE, Agreement
 from runner.elements import as_dataset, check_batches, none_spec
 from runner.pipelines import InputContext, Place, Plan
@@ -253,7 +253,7 @@ def _call(source: Input, plan: Plan, mode: str, params: Mapping[str, Any], confi
         offered["num_epochs"] = num_epochs
     arguments = {name: offered[name] for name in _declared(source.fn) if name in offered}
     try:
-        return source.fn(**arguments)
+        return one_shot.call(lambda: source.fn(**arguments), _describe(source.fn))
     except Exception as error:
         with_what = ", ".join(arguments) or "nothing"
         error.add_note(f"in {_describe(source.fn)}, called for {_BLOCKS[mode]} with {with_what}")

@@ -35,8 +35,8 @@ class EstimatorSpec:
       predictions: a tensor or a dict of tensors, each `[batch, ...]`. Required in PREDICT.
       loss: scalar (the mean over the batch), or per example `[batch]`, of which the runner takes the exact mean over
         the global batch. Required in TRAIN and EVAL.
-      train_op: classic. Any op or tensor; what it depends on runs, and nothing else that was built. It must advance
-        the global step (`minimize(loss, tf.compat.v1.train.get_global_step())`).
+      train_op: classic. Any op or tensor; what it depends on runs, and nothing else that was built. One that does not
+        advance the global step (`minimize(loss)` without it) has the runner count a step for each run of it.
       optimizer: native, instead of `train_op`: a Keras 3, tf_keras or `tf.compat.v1.train` optimizer. The runner
         takes the gradient of the loss over the global batch, applies it and advances the global step.
       eval_metric_ops: name -> `(value, update)` of `tf.compat.v1.metrics`; or a Keras metric that was updated inside
@@ -140,6 +140,8 @@ class ModelFn:
             "config": self.config,
         }
         result = self.fn(**{name: available[name] for name in declared})
+        if hasattr(result, "as_estimator_spec"):  # of a TPU
+            result = result.as_estimator_spec()
         if "keras" in sys.modules and isinstance(result, sys.modules["keras"].Model):
             result = spec_of_keras_model(result, features, labels, mode)
         return _validated(result, mode, self.name)

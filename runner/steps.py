@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 from runner import averages, bridge, compiled, refusals
 from runner.agreement import agreement_of
+from runner.global_step import advance
 from runner.inputs import Feed, Share
 from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.operations import operations
@@ -25,6 +27,7 @@ from runner.updates import apply_update, gradients_of, objective
 from runner.variables import VariableStore
 
 v1 = tf.compat.v1
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +42,7 @@ class ReplicaOutput:
       values: EVAL: name -> value tensor of `(value, update)` metrics.
       v2_summaries: operations of `tf.summary`.
       averages: of a train_op: what moves the averages of the weights.
+      advance: of a train_op: what counts the step, where the train_op does not.
       cut: where gradients and update are two programs.
     """
 
@@ -49,6 +53,7 @@ class ReplicaOutput:
     values: Mapping[str, tf.Tensor] = dataclasses.field(default_factory=dict)
     v2_summaries: Sequence[tf.Operation] = ()
     averages: Sequence[tf.Operation] = ()
+    advance: Sequence[tf.Operation] = ()
     cut: Cut | None = None
 
 
@@ -143,6 +148,11 @@ class TrainProgram:
 
         self.trace = trace_step(store, replica_fn, step_signature(feed), training=True)
         self.spec: EstimatorSpec = self.trace.outputs[0].spec
+        if self.trace.outputs[0].advance:
+            _log.warning(
+                "train_op does not advance the global step, so the runner does: a step is one run of train_op. "
+                "optimizer.minimize(loss, global_step=tf.compat.v1.train.get_global_step()) says the same."
+            )
         refusals.check_training(self.spec, config, num_replicas, self.trace.graph)
         meets_others = num_replicas > feed.num_replicas
         self._loop_type = loop_type or functools.partial(Loop, meets_others=meets_others)
@@ -217,7 +227,7 @@ class TrainProgram:
             # The flush is where tf.summary's writer is left; with parameter servers it would call the coordinator.
             return [op for op in self.trace.all_effects() if op not in v2 and op.type != "FlushSummaryWriter"]
         effects: list[Any] = [output.spec.train_op for output in outputs] + self.trace.writes_of_keras()
-        effects += [operation for output in outputs for operation in output.averages]
+        effects += [operation for output in outputs for operation in (*output.averages, *output.advance)]
         return effects + (v2 if summaries else [])
 
     def _parted(self, effects: Sequence[Any], extra: Sequence[tf.Tensor]) -> PartedStep:
@@ -274,9 +284,9 @@ def _train_replica(
         loss = spec.loss if is_cut and spec.optimizer is not None else objective(spec, replica, num_replicas)
     summaries = _v2_summaries()
     if spec.optimizer is None:
-        return ReplicaOutput(
-            spec, loss=loss, v2_summaries=summaries, averages=averages.update(replica, config.ema_decay)
-        )
+        moved = averages.update(replica, config.ema_decay)
+        counted = advance(replica, spec.train_op)
+        return ReplicaOutput(spec, loss=loss, v2_summaries=summaries, averages=moved, advance=counted)
     if not is_cut:
         loss = apply_update(spec, gradients_of(tape, loss, replica), loss, replica, num_replicas, config)
         return ReplicaOutput(spec, loss=loss, v2_summaries=summaries)

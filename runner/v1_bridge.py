@@ -6,6 +6,8 @@ Tested with TensorFlow 2.21. When a hook keeps its arguments elsewhere: read the
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -70,3 +72,26 @@ def settings_of_hook(hook: Any) -> dict[str, Any] | None:
             "listeners": tuple(hook._listeners),
         }
     return None
+
+
+@contextlib.contextmanager
+def iterators_made_by(build: Callable[[Any], Any]) -> Iterator[None]:
+    """Meanwhile `make_one_shot_iterator` and `make_initializable_iterator` of a dataset give what `build` makes of it.
+
+    Private: `DatasetV1._make_one_shot_iterator` and `_make_initializable_iterator`, which the methods and the functions
+    of `tf.compat.v1.data` call, and which every dataset inherits. When they move: replace the public ones.
+    """
+    kind = v1.data.Dataset
+    names = ("_make_one_shot_iterator", "_make_initializable_iterator")
+    before = {name: getattr(kind, name) for name in names}
+
+    def make(self: Any, shared_name: str | None = None) -> Any:
+        return build(self)
+
+    for name in names:
+        setattr(kind, name, make)
+    try:
+        yield
+    finally:
+        for name, method in before.items():
+            setattr(kind, name, method)

@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("agreement", "damage", "record", "restarts", "placement", "spread"),
     ("boundary", "peers", "spares", "input_states"),
     ("tasks", "saving"),
-    ("peer_run", "pipelines", "variables"),
+    ("peer_run", "pipelines", "variables", "one_shot"),
     ("inputs", "traced"),
     ("compiled",),
     ("position",),
@@ -41,7 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("model_fn", "profiling", "following"),
     # 4
     ("traces", "export", "precision", "rates"),
-    ("averages", "refusals", "flops"),
+    ("averages", "global_step", "refusals", "flops"),
     ("updates",),
     ("parts",),
     ("session_hooks", "steps", "warm_start"),
@@ -55,6 +55,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("elsewhere",),
     # 6
     ("training",),
+    # The classic API: a package that the core never imports. `task` loads it by name.
+    ("classic.classic_bridge", "classic.names"),
+    ("classic.install",),
+    ("classic",),  # its __init__
+    ("classic.run_config", "classic.logged", "classic.hooks", "classic.inputs", "classic.warm_start"),
+    ("classic.estimator",),
+    ("classic.training", "classic.early_stopping", "classic.tpu", "classic.keras_models"),
+    ("classic.check",),
+    ("classic.__main__",),
     # 7
     ("build", "sweep"),
     ("rehearsal",),
@@ -74,9 +83,15 @@ WITHOUT_TENSORFLOW = (
     "names", "curves", "predictions", "errors", "task", "ranking", "output", "step_range",
     "manifest", "retention", "local_cluster", "gang", "tf_config", "slurm", "kubernetes", "tpu", "resolvers",
     "cluster_info", "heartbeat", "loopback", "restarts", "tasks", "peers", "peer_run", "spares", "standby", "ending",
+    "classic", "classic.names", "classic.install", "classic.classic_bridge",
 )  # fmt: skip
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
-MODULES = sorted(path.stem for path in RUNNER.glob("*.py") if path.stem != "__init__")
+FILES = {
+    ".".join(path.relative_to(RUNNER).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in RUNNER.rglob("*.py")
+    if path != RUNNER / "__init__.py"
+}
+MODULES = sorted(FILES)
 
 
 def imported_modules(path: Path) -> set[str]:
@@ -93,20 +108,31 @@ def imported_modules(path: Path) -> set[str]:
         if id(node) in for_types:
             continue
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("runner.")}
-        elif isinstance(node, ast.ImportFrom) and node.module == "runner":
-            found |= {alias.name for alias in node.names}
+            found |= {_module(alias.name) for alias in node.names if alias.name.startswith("runner.")}
+        elif isinstance(node, ast.ImportFrom) and node.module in ("runner", "runner.classic"):
+            found |= {_module(f"{node.module}.{alias.name}") for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("runner."):
-            found.add(node.module.split(".")[1])
+            found.add(_module(node.module))
     return found
+
+
+def _module(name: str) -> str:
+    """`runner.a.b` -> a; `runner.classic.a.b` -> classic.a."""
+    _, first, *rest = name.split(".")
+    return f"classic.{rest[0]}" if first == "classic" and rest else first
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_only_from_layers_before_its_own(module: str) -> None:
     assert module in LAYER_OF, f"runner/{module}.py has no place in LAYERS"
-    for other in imported_modules(RUNNER / f"{module}.py"):
+    for other in imported_modules(FILES[module]):
         assert other in LAYER_OF, f"runner/{module}.py imports {other!r}, which is no module of the table"
         assert LAYER_OF[other] < LAYER_OF[module], f"runner/{module}.py imports runner.{other}, which is not below it"
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if not name.startswith("classic")])
+def test_the_core_never_imports_the_classic_api(module: str) -> None:
+    assert not [other for other in imported_modules(FILES[module]) if other.startswith("classic")]
 
 
 @pytest.mark.parametrize("module", [name for name in WITHOUT_TENSORFLOW if name in MODULES])

@@ -263,10 +263,25 @@ def test_keras_optimizer_in_a_train_op_trains_plain_variables(strategy: str, tmp
     np.testing.assert_allclose(trainer.get_variable_value("kernel"), expected, rtol=1e-5)
 
 
-def test_train_op_that_does_not_advance_the_global_step_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_steps_of_a_train_op_that_does_not_count_are_counted(
+    strategy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         loss = tf.reduce_mean(tf.square(features @ v1.get_variable("kernel", [4, 1]) - labels))
         return EstimatorSpec(mode, loss=loss, train_op=v1.train.GradientDescentOptimizer(0.1).minimize(loss))
+
+    trainer = Estimator(model_fn, tmp_path, config(strategy)).train(train_input(8), max_steps=3)
+    assert trainer.get_variable_value("global_step") == 3
+    assert "train_op does not advance the global step, so the runner does" in caplog.text
+
+
+def test_train_op_that_never_advances_the_global_step_in_its_branch_is_refused(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        loss = tf.reduce_mean(tf.square(features @ v1.get_variable("kernel", [4, 1]) - labels))
+        step = v1.train.get_global_step()
+        train_op = tf.cond(loss < 0, lambda: step.assign_add(1, read_value=False), tf.no_op)
+        return EstimatorSpec(mode, loss=loss, train_op=train_op)
 
     with pytest.raises(ValueError, match="train_op must advance it"):
         Estimator(model_fn, tmp_path).train(train_input(8), steps=3)

@@ -1,0 +1,47 @@
+"""Private names of TensorFlow and tf_keras that the classic API needs; no other file of this package has any.
+
+Written against TensorFlow 2.21 and tf_keras 2.21. tests/test_classic_names.py fails first, and by name, when one moves.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_LEGACY = "tf_keras.api._v1.keras.__internal__.legacy"
+
+
+def legacy_keras(part: str) -> Any:
+    """The module of tf_keras that TensorFlow serves as `tf.compat.v1.layers` ("layers") or `tf.nn.rnn_cell`
+    ("rnn_cell"), but only with TF_USE_LEGACY_KERAS=1.
+
+    When it moves: `tensorflow/_api/v2/compat/v1/__init__.py` names the new place.
+    Raises: ModuleNotFoundError: tf_keras is not installed.
+    """
+    return importlib.import_module(f"{_LEGACY}.{part}")
+
+
+def put_on_keras(module: Any, name: str, value: Any) -> None:
+    """Makes `<module>.keras.<name>` be `value`, and does not load Keras for that.
+
+    Private: `LazyLoader._load`, which loads Keras when it is first used and puts the module in its own place.
+    When it moves: `tf.keras.<name> = value` loads Keras at once, which takes a second.
+    """
+    keras = module.keras
+    if hasattr(type(keras), "_load"):
+        keras.__dict__["_load"] = _load_with(keras, name, value)
+        keras.__dict__[name] = value
+    else:
+        setattr(keras, name, value)
+
+
+def _load_with(loader: Any, name: str, value: Any) -> Any:
+    load = type(loader)._load
+
+    def load_and_put() -> Any:
+        module = load(loader)
+        setattr(module, name, value)
+        loader.__dict__[name] = value
+        return module
+
+    return load_and_put

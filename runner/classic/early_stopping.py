@@ -1,0 +1,184 @@
+"""Hooks that end training by what evaluations have found, which they read from the events in `eval_dir`.
+
+Without the defects of tf.estimator's: they work under every strategy, nothing of them is in a checkpoint, and a
+damaged event file ends where it is damaged.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import operator
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from runner.estimator import Estimator
+from runner.hooks import Every, Hook, Run
+from runner.types import StepResult
+
+_log = logging.getLogger(__name__)
+
+
+def make_early_stopping_hook(
+    estimator: Estimator,
+    should_stop_fn: Callable[[], bool],
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> Hook:
+    """A hook that ends training when `should_stop_fn` says so. Of several workers the chief alone asks it.
+
+    Args:
+      run_every_secs, run_every_steps: how often it is asked; exactly one of them. It is also asked before the first
+        step, so that a run that was stopped stays so.
+
+    Raises:
+      TypeError: no Estimator, or no function. ValueError: both cadences or none.
+    """
+    if not isinstance(estimator, Estimator):
+        raise TypeError(f"make_early_stopping_hook(estimator={estimator!r}): it must be an Estimator.")
+    if not callable(should_stop_fn):
+        raise TypeError(f"make_early_stopping_hook(should_stop_fn={should_stop_fn!r}): it must be callable.")
+    if (run_every_secs is None) == (run_every_steps is None):
+        raise ValueError(
+            f"make_early_stopping_hook(run_every_secs={run_every_secs}, run_every_steps={run_every_steps}): give "
+            "exactly one of them; None turns the other off."
+        )
+    return _StopWhen(should_stop_fn, Every(run_every_steps, run_every_secs), is_chief=estimator.config.is_chief)
+
+
+def stop_if_higher_hook(
+    estimator: Estimator, metric_name: str, threshold: float, eval_dir: str | None = None, min_steps: int = 0,
+    run_every_secs: float | None = 60, run_every_steps: int | None = None,
+) -> Hook:  # fmt: skip
+    """Ends training when an evaluation at `min_steps` or later has found a metric above `threshold`.
+
+    Args:
+      eval_dir: folder of the evaluation's events; None: that of the evaluation without a name.
+    """
+    return _by_threshold(
+        estimator, metric_name, threshold, operator.gt, "above", eval_dir, min_steps, run_every_secs, run_every_steps
+    )
+
+
+def stop_if_lower_hook(
+    estimator: Estimator, metric_name: str, threshold: float, eval_dir: str | None = None, min_steps: int = 0,
+    run_every_secs: float | None = 60, run_every_steps: int | None = None,
+) -> Hook:  # fmt: skip
+    """As `stop_if_higher_hook`, below `threshold`."""
+    return _by_threshold(
+        estimator, metric_name, threshold, operator.lt, "below", eval_dir, min_steps, run_every_secs, run_every_steps
+    )
+
+
+def stop_if_no_increase_hook(
+    estimator: Estimator, metric_name: str, max_steps_without_increase: int, eval_dir: str | None = None,
+    min_steps: int = 0, run_every_secs: float | None = 60, run_every_steps: int | None = None,
+) -> Hook:  # fmt: skip
+    """Ends training when the largest value of a metric is `max_steps_without_increase` steps old, or older."""
+    return _by_improvement(
+        estimator, metric_name, max_steps_without_increase, operator.gt, eval_dir, min_steps, run_every_secs,
+        run_every_steps,
+    )  # fmt: skip
+
+
+def stop_if_no_decrease_hook(
+    estimator: Estimator, metric_name: str, max_steps_without_decrease: int, eval_dir: str | None = None,
+    min_steps: int = 0, run_every_secs: float | None = 60, run_every_steps: int | None = None,
+) -> Hook:  # fmt: skip
+    """Ends training when the smallest value of a metric is `max_steps_without_decrease` steps old, or older."""
+    return _by_improvement(
+        estimator, metric_name, max_steps_without_decrease, operator.lt, eval_dir, min_steps, run_every_secs,
+        run_every_steps,
+    )  # fmt: skip
+
+
+def read_eval_metrics(eval_dir: str) -> Mapping[int, Mapping[str, float]]:
+    """Global step -> scalar metrics, of all event files in `eval_dir`, in order of the steps."""
+    found: dict[int, dict[str, float]] = collections.defaultdict(dict)
+    for path in sorted(tf.io.gfile.glob(os.path.join(eval_dir, "*.tfevents.*"))):
+        for event in _events(path):
+            for value in event.summary.value:
+                scalar = _scalar(value)
+                if scalar is not None:
+                    found[event.step][value.tag] = scalar
+    return {step: found[step] for step in sorted(found) if found[step]}
+
+
+class _StopWhen(Hook):
+    """Asks, and has training end."""
+
+    def __init__(self, should_stop_fn: Callable[[], bool], every: Every, *, is_chief: bool) -> None:
+        self.every = Every(steps=every.steps)  # loops end there; seconds are looked at between loops
+        self._should_stop_fn, self._cadence, self._is_chief = should_stop_fn, every, is_chief
+        self._asked = time.monotonic()
+
+    def begin(self, run: Run) -> None:
+        self._ask(run)
+
+    def after_step(self, run: Run, result: StepResult) -> None:
+        if self._cadence.due(result.first_step - 1, result.last_step, time.monotonic() - self._asked):
+            self._ask(run)
+
+    def _ask(self, run: Run) -> None:
+        self._asked = time.monotonic()
+        if self._is_chief and self._should_stop_fn():
+            run.request_stop("an early stopping hook requested it")
+
+
+def _by_threshold(
+    estimator: Estimator, metric: str, threshold: float, passes: Callable[[float, float], bool], word: str,
+    eval_dir: str | None, min_steps: int, run_every_secs: float | None, run_every_steps: int | None,
+) -> Hook:  # fmt: skip
+    eval_dir = eval_dir or estimator.eval_dir()
+
+    def should_stop() -> bool:
+        for step, metrics in read_eval_metrics(eval_dir).items():
+            if step >= min_steps and metric in metrics and passes(metrics[metric], threshold):
+                _log.info("%s is %g at step %d, %s %g: training ends.", metric, metrics[metric], step, word, threshold)
+                return True
+        return False
+
+    return make_early_stopping_hook(estimator, should_stop, run_every_secs, run_every_steps)
+
+
+def _by_improvement(
+    estimator: Estimator, metric: str, max_steps: int, is_better: Callable[[float, float], bool],
+    eval_dir: str | None, min_steps: int, run_every_secs: float | None, run_every_steps: int | None,
+) -> Hook:  # fmt: skip
+    eval_dir = eval_dir or estimator.eval_dir()
+
+    def should_stop() -> bool:
+        best: tuple[int, float] | None = None
+        for step, metrics in read_eval_metrics(eval_dir).items():
+            if step < min_steps or metric not in metrics:
+                continue
+            if best is None or is_better(metrics[metric], best[1]):
+                best = step, metrics[metric]
+            elif step - best[0] >= max_steps:
+                _log.info("%s is not better than %g at step %d: training ends.", metric, best[1], best[0])
+                return True
+        return False
+
+    return make_early_stopping_hook(estimator, should_stop, run_every_secs, run_every_steps)
+
+
+def _events(path: str) -> Any:
+    """The events of a file, up to where it is damaged: it may be written to just now."""
+    try:
+        yield from tf.compat.v1.train.summary_iterator(path)
+    except tf.errors.DataLossError as error:
+        _log.warning("%s is damaged, and read up to there: %s", path, error.message)
+
+
+def _scalar(value: Any) -> float | None:
+    if value.HasField("simple_value"):
+        return float(value.simple_value)
+    if value.HasField("tensor"):
+        tensor = tf.make_ndarray(value.tensor)
+        if tensor.ndim == 0 and tensor.dtype.kind in "fiu":
+            return float(tensor)
+    return None

@@ -1,0 +1,131 @@
+"""`tf.compat.v1.estimator.inputs`: input functions over arrays and data frames in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+def numpy_input_fn(
+    x: Any,
+    y: Any = None,
+    batch_size: int = 128,
+    num_epochs: int | None = 1,
+    shuffle: bool | None = None,
+    queue_capacity: int = 1000,
+    num_threads: int = 1,
+) -> Callable[[], tf.data.Dataset]:
+    """An input function over NumPy arrays.
+
+    Args:
+      x: features: an array, or a dict of arrays.
+      y: labels: likewise; None: there are none.
+      batch_size: examples of a batch; a batch may hold examples of two epochs, and the last one may be smaller.
+      num_epochs: passes over the arrays; None: without end.
+      shuffle: must be given. All of the examples are shuffled, in each epoch anew.
+      queue_capacity, num_threads: had a meaning for queues; taken and not used.
+
+    Raises:
+      ValueError: shuffle is not given; there is nothing in x; arrays differ in their number of examples.
+      TypeError: x is neither an array nor a dict.
+    """
+    del queue_capacity, num_threads
+    _check_shuffle(shuffle, "numpy_input_fn")
+    if not isinstance(x, Mapping | np.ndarray):
+        raise TypeError(f"numpy_input_fn(x=...): it must be an array or a dict of arrays, and is a {type(x).__name__}.")
+    if not len(x):
+        raise ValueError("numpy_input_fn(x=...): it is empty.")
+    if isinstance(y, Mapping) and not y:
+        raise ValueError("numpy_input_fn(y={}): it is empty; None says that there are no labels.")
+    features, labels = _arrays(x), None if y is None else _arrays(y)
+    _check_lengths("numpy_input_fn", features, labels)
+    return _input_fn(features, labels, batch_size, num_epochs, bool(shuffle))
+
+
+def pandas_input_fn(
+    x: Any,
+    y: Any = None,
+    batch_size: int = 128,
+    num_epochs: int | None = 1,
+    shuffle: bool | None = None,
+    queue_capacity: int = 1000,
+    num_threads: int = 1,
+    target_column: str = "target",
+) -> Callable[[], tf.data.Dataset]:
+    """An input function over a pandas DataFrame: its columns are the features, each `[batch]`.
+
+    Args:
+      y: labels: a Series, or a DataFrame for several; None: there are none. Its index is that of `x`.
+      target_column: a name that no column of x may have.
+      batch_size, num_epochs, shuffle, queue_capacity, num_threads: as of `numpy_input_fn`.
+
+    Raises:
+      ValueError: shuffle is not given; x and y differ in their index; x has a column of that name.
+      TypeError: x is no DataFrame.
+    """
+    del queue_capacity, num_threads
+    _check_shuffle(shuffle, "pandas_input_fn")
+    if not hasattr(x, "columns"):
+        raise TypeError(f"pandas_input_fn(x=...): it must be a DataFrame, and is a {type(x).__name__}.")
+    if y is not None:
+        if target_column in x:
+            raise ValueError(
+                f"pandas_input_fn: x has a column {target_column!r}, which is the name of the labels. Give another "
+                "target_column."
+            )
+        if not np.array_equal(x.index, y.index):
+            raise ValueError("pandas_input_fn: x and y differ in their index; y = y.loc[x.index] puts them in order.")
+    features = _columns(x)
+    labels: Any = None
+    if y is not None:
+        labels = _columns(y) if hasattr(y, "columns") else _array(y)
+    return _input_fn(features, labels, batch_size, num_epochs, bool(shuffle))
+
+
+def _input_fn(
+    features: Any, labels: Any, batch_size: int, num_epochs: int | None, shuffle: bool
+) -> Callable[[], tf.data.Dataset]:
+    def input_fn() -> tf.data.Dataset:
+        dataset = tf.data.Dataset.from_tensor_slices(features if labels is None else (features, labels))
+        if shuffle:
+            dataset = dataset.shuffle(int(dataset.cardinality()))
+        return dataset.repeat(num_epochs).batch(batch_size)
+
+    return input_fn
+
+
+def _check_shuffle(shuffle: Any, name: str) -> None:
+    if not isinstance(shuffle, bool | np.bool_):
+        raise ValueError(
+            f"{name}(shuffle={shuffle!r}): say True (training) or False (evaluation, prediction); there is no default."
+        )
+
+
+def _arrays(given: Any) -> Any:
+    return {name: np.asarray(values) for name, values in given.items()} if isinstance(given, Mapping) else given
+
+
+def _columns(frame: Any) -> dict[str, np.ndarray]:
+    return {name: _array(frame[name]) for name in frame.columns}
+
+
+def _array(series: Any) -> np.ndarray:
+    """The values of a Series; text as bytes can be a tensor, and pandas' own kinds of it cannot."""
+    values = series.to_numpy()
+    return values.astype(str) if values.dtype == object else values
+
+
+def _check_lengths(name: str, features: Any, labels: Any) -> None:
+    parts = {"x": features, "y": labels}
+    sizes: dict[str, int] = {}
+    for part, values in parts.items():
+        if isinstance(values, Mapping):
+            sizes |= {f"{part}[{key!r}]": len(value) for key, value in values.items()}
+        elif values is not None:
+            sizes[part] = len(values)
+    if len(set(sizes.values())) > 1:
+        different = ", ".join(f"{part} {size}" for part, size in sizes.items())
+        raise ValueError(f"{name}: arrays differ in their number of examples: {different}.")

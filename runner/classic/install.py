@@ -1,0 +1,181 @@
+"""Puts the classic names on TensorFlow, as soon as that is imported."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import logging
+import os
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+from runner.classic import classic_bridge, names
+
+_log = logging.getLogger(__name__)
+
+_SWITCHES = ("disable_eager_execution", "disable_v2_behavior", "disable_control_flow_v2", "disable_resource_variables")
+"""What scripts of TF 1 begin with, and under which the engine could not run."""
+
+LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
+"""The environment variable by which TensorFlow, when it is imported, chooses what `tf.keras` is."""
+
+
+def install() -> None:
+    """Puts the names on TensorFlow: on what is imported of it now, on the rest when it is."""
+    if "tensorflow" not in sys.modules and importlib.util.find_spec("tf_keras") is not None:
+        os.environ.setdefault(LEGACY_KERAS, "1")
+    later = {}
+    for name, put in _PUTS.items():
+        if name in sys.modules:
+            put(sys.modules[name])
+        else:
+            later[name] = put
+    if later and not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterImport(later))
+
+
+def _put_on_tensorflow(tf: Any) -> None:
+    _put_on_v2(tf)
+    _put_on_v2(tf.compat.v2)
+    _put_on_v1(tf.compat.v1)
+    sys.modules["tensorflow.estimator"] = tf.estimator  # for `from tensorflow.estimator import ...`
+
+
+def _put_on_v2(v2: Any) -> None:
+    v2.estimator = _V2
+    classic_bridge.put_on_keras(v2, "estimator", _KERAS)
+
+
+def _put_on_v1(v1: Any) -> None:
+    v1.estimator = _V1
+    sys.modules["tensorflow.compat.v1.estimator"] = _V1
+    classic_bridge.put_on_keras(v1, "estimator", _KERAS)
+    v1.layers = LegacyKeras("layers", "tf.layers")
+    v1.nn.rnn_cell = LegacyKeras("rnn_cell", "tf.nn.rnn_cell")
+    v1.tpu.CrossShardOptimizer = cross_shard_optimizer
+    for name in _SWITCHES:
+        setattr(v1, name, _without_effect(name))
+
+
+def cross_shard_optimizer(opt: Any, *args: Any, **kwargs: Any) -> Any:
+    """`opt` as it is: the engine adds up the gradients of replicas by itself."""
+    return opt
+
+
+def _without_effect(name: str) -> Callable[[], None]:
+    def said() -> None:
+        _log.info("tf.%s() has no effect: model_fn is called in a graph of its own in any case.", name)
+
+    return said
+
+
+class Names(types.ModuleType):
+    """A module whose names are looked up in a table when they are used.
+
+    Args:
+      shown: what users write.
+      table: name -> "module:attribute"; a dot in a name is a module inside.
+      prefix: of the names of this module.
+    """
+
+    def __init__(self, shown: str, table: Mapping[str, str], prefix: str = "") -> None:
+        super().__init__(shown, f"{shown} of TensorFlow 2.15, on the runner.")
+        self._table, self._prefix = table, prefix
+        self.__path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        full = f"{self._prefix}{name}"
+        shown = f"{self.__name__}.{name}"
+        if any(other.startswith(f"{full}.") for other in (*self._table, *names.GONE)):
+            found: Any = Names(shown, self._table, f"{full}.")
+        else:
+            found = names.lookup(self._table, full, shown)
+        setattr(self, name, found)
+        return found
+
+    def __dir__(self) -> list[str]:
+        own = [name.removeprefix(self._prefix) for name in self._table if name.startswith(self._prefix)]
+        return sorted({name.partition(".")[0] for name in own})
+
+
+class LegacyKeras(types.ModuleType):
+    """A module of tf_keras that TensorFlow itself only finds with TF_USE_LEGACY_KERAS=1."""
+
+    def __init__(self, part: str, shown: str) -> None:
+        super().__init__(shown)
+        self._part = part
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__all__":
+            raise AttributeError(name)
+        return getattr(self._module(), name)
+
+    def __dir__(self) -> list[str]:
+        return dir(self._module())
+
+    def _module(self) -> Any:
+        try:
+            return classic_bridge.legacy_keras(self._part)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "tf_keras":
+                raise
+            raise ImportError(
+                f"{self.__name__} is part of Keras 2, the package tf_keras: pip install 'tf-runner[classic]'"
+            ) from None
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Has the names put on modules by whoever imports them.
+
+    Args:
+      puts: name of a module -> what to call with it, once.
+    """
+
+    def __init__(self, puts: Mapping[str, Callable[[Any], None]]) -> None:
+        self._puts = dict(puts)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        put = self._puts.pop(fullname, None)
+        if put is None:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, put)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """Does what the module's own loader does, and then puts the names there."""
+
+    def __init__(self, loader: Any, put: Callable[[Any], None]) -> None:
+        self._loader, self._put = loader, put
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
+        module: types.ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self._loader  # TensorFlow looks for its files by it
+        self._loader.exec_module(module)
+        self._put(sys.modules[module.__name__])  # TensorFlow puts something else in its place
+
+
+_V2 = Names("tf.estimator", names.NAMES)
+_V1 = Names("tf.compat.v1.estimator", names.V1_NAMES)
+_KERAS = Names("tf.keras.estimator", names.KERAS_NAMES)
+
+# TensorFlow 2.21: `import tensorflow.compat.v1` makes another module than `tf.compat.v1` was before, of the same file.
+_PUTS: Mapping[str, Callable[[Any], None]] = {
+    "tensorflow": _put_on_tensorflow,
+    "tensorflow.compat.v1": _put_on_v1,
+    "tensorflow.compat.v2": _put_on_v2,
+}

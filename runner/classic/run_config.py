@@ -1,0 +1,268 @@
+"""tf.estimator's RunConfig: its arguments, and what TF_CONFIG makes of them, as a RunConfig of the runner."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from runner import run_config
+from runner.cluster import Cluster
+from runner.tf_config import read_tf_config
+
+_log = logging.getLogger(__name__)
+
+_NOT_GIVEN: Any = object()
+
+_WITHOUT_EFFECT: Mapping[str, tuple[Any, str]] = {
+    "session_config": (None, "there is no session; tf.config sets threads, memory growth and soft placement"),
+    "device_fn": (None, "the strategy places variables and operations"),
+    "protocol": (None, "the servers of a cluster speak grpc"),
+    "experimental_max_worker_delay_secs": (None, "workers start together"),
+    "session_creation_timeout_secs": (7200, "strategy.timeout_secs is how long workers wait for each other"),
+    "checkpoint_save_graph_def": (True, "checkpoints hold no graph"),
+}
+"""Argument that is taken and does nothing -> (its default, why)."""
+
+_EXTRA = (*_WITHOUT_EFFECT, "tf_config")
+
+
+class RunConfig(run_config.RunConfig):
+    """What `tf.estimator.RunConfig` was called with, ready for the engine.
+
+    The arguments are those of TensorFlow 2.15, in their order. By name it also takes the fields of
+    `runner.RunConfig` that this has not (`nan=`, `precision=`, `steps_per_loop=` ..). The environment variable
+    TF_CONFIG says which task of which cluster this process is.
+
+    Attributes:
+      service: what TF_CONFIG has under that name.
+      tf_config: its text.
+
+    Raises:
+      ValueError: a value that cannot be, or a TF_CONFIG that names no place.
+    """
+
+    tf_config: str
+
+    def __init__(
+        self,
+        model_dir: str | os.PathLike[str] | None = None,
+        tf_random_seed: int | None = None,
+        save_summary_steps: int | None = 100,
+        save_checkpoints_steps: int | None = _NOT_GIVEN,
+        save_checkpoints_secs: float | None = _NOT_GIVEN,
+        session_config: Any = None,
+        keep_checkpoint_max: int | None = 5,
+        keep_checkpoint_every_n_hours: float | None = 10000,
+        log_step_count_steps: int | None = 100,
+        train_distribute: Any = None,
+        device_fn: Any = None,
+        protocol: str | None = None,
+        eval_distribute: Any = None,
+        experimental_distribute: Any = None,
+        experimental_max_worker_delay_secs: int | None = None,
+        session_creation_timeout_secs: float | None = 7200,
+        checkpoint_save_graph_def: bool = True,
+        *,
+        tf_config: str | None = None,
+        **engine: Any,
+    ) -> None:
+        extra = {
+            "session_config": session_config,
+            "device_fn": device_fn,
+            "protocol": protocol,
+            "experimental_max_worker_delay_secs": experimental_max_worker_delay_secs,
+            "session_creation_timeout_secs": session_creation_timeout_secs,
+            "checkpoint_save_graph_def": checkpoint_save_graph_def,
+            "tf_config": os.environ.get("TF_CONFIG", "") if tf_config is None else tf_config,
+        }
+        for name, value in extra.items():
+            object.__setattr__(self, name, value)
+        _check_extra(extra)
+        train_distribute, eval_distribute = _strategies(train_distribute, eval_distribute, experimental_distribute)
+        place = _place(extra["tf_config"], has_strategy=train_distribute is not None)
+        engine.setdefault("cluster", place)
+        engine.setdefault("has_evaluator", "evaluator" in place.tasks and not place.is_evaluator)
+        super().__init__(
+            model_dir=_model_dir(model_dir, self._environment.get("model_dir")),
+            tf_random_seed=_seed(tf_random_seed, place),
+            save_summary_steps=save_summary_steps,
+            **_cadences(save_checkpoints_steps, save_checkpoints_secs),
+            keep_checkpoint_max=keep_checkpoint_max,
+            keep_checkpoint_every_n_hours=keep_checkpoint_every_n_hours,
+            log_step_count_steps=log_step_count_steps,
+            train_distribute=train_distribute,
+            # What has no strategy of its own is evaluated on one device.
+            eval_distribute="default" if eval_distribute is None else eval_distribute,
+            **_known(engine),
+        )
+
+    def replace(self, **changes: Any) -> RunConfig:
+        """A copy with `changes`. Setting one cadence of checkpoints turns the other off.
+
+        Raises: ValueError: a name that the constructor does not take.
+        """
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        extra = {name: getattr(self, name) for name in _EXTRA}
+        unknown = sorted({*changes} - {*fields, *extra} - {"experimental_distribute"})
+        if unknown:
+            raise ValueError(
+                f"RunConfig.replace({', '.join(unknown)}): only what the constructor takes can be replaced."
+            )
+        given = [name for name in ("save_checkpoints_steps", "save_checkpoints_secs") if changes.get(name) is not None]
+        if len(given) == 1:
+            other = {"save_checkpoints_steps": "save_checkpoints_secs"}.get(given[0], "save_checkpoints_steps")
+            changes.setdefault(other, None)
+        return type(self)(**{**fields, **extra, **changes})
+
+    def __repr__(self) -> str:
+        shown = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return f"RunConfig({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+    # --- what TF_CONFIG says ----------------------------------------------------------------------------------
+
+    @property
+    def _environment(self) -> Mapping[str, Any]:
+        environment: Mapping[str, Any] = json.loads(self.tf_config or "{}")
+        return environment
+
+    @property
+    def service(self) -> Mapping[str, Any] | None:
+        service = self._environment.get("service")
+        if service is not None and not isinstance(service, dict):
+            raise TypeError(f"TF_CONFIG: service={service!r} must be an object.")
+        return service
+
+    @property
+    def cluster_spec(self) -> tf.train.ClusterSpec:
+        """The processes that train and serve; empty for a single process, and for an evaluator."""
+        tasks = {} if self.cluster.is_evaluator else self.cluster.tasks
+        return tf.train.ClusterSpec({kind: list(tasks[kind]) for kind in tasks if kind != "evaluator"})
+
+    @property
+    def task_type(self) -> str:
+        given: str = (self._environment.get("task") or {}).get("type", "")
+        return given if given == "master" else self.cluster.task_type
+
+    @property
+    def master(self) -> str:
+        """The address of this process; '' where it is the only one."""
+        addresses = self.cluster.tasks.get(self.cluster.task_type, ())
+        is_alone = sum(map(len, self.cluster.tasks.values())) < 2 or self.cluster.is_evaluator
+        own = "" if is_alone else f"grpc://{addresses[self.cluster.task_index]}"
+        return str(self._environment.get("session_master", own))
+
+    @property
+    def evaluation_master(self) -> str:
+        return str(self._environment.get("eval_session_master", ""))
+
+    @property
+    def num_worker_replicas(self) -> int:
+        """Processes that train, the chief included; 0 for an evaluator."""
+        return 0 if self.cluster.is_evaluator else self.cluster.num_workers
+
+    @property
+    def num_ps_replicas(self) -> int:
+        return 0 if self.cluster.is_evaluator else self.cluster.num_ps
+
+    @property
+    def global_id_in_cluster(self) -> int | None:  # type: ignore[override]
+        """Place among all processes, the chief first and the parameter servers last; None for an evaluator."""
+        if self.cluster.is_evaluator:
+            return None
+        before = {"chief": (), "worker": ("chief",), "ps": ("chief", "worker")}[self.cluster.task_type]
+        return sum(len(self.cluster.tasks.get(kind, ())) for kind in before) + self.cluster.task_index
+
+    def say_without_effect(self) -> None:
+        """Logs which arguments were given and do nothing here."""
+        for name, (default, why) in _WITHOUT_EFFECT.items():
+            if getattr(self, name) != default:
+                _log.warning("RunConfig(%s=...) has no effect: %s.", name, why)
+
+
+def _check_extra(extra: Mapping[str, Any]) -> None:
+    session_config, protocol = extra["session_config"], extra["protocol"]
+    if session_config is not None and not isinstance(session_config, tf.compat.v1.ConfigProto):
+        raise ValueError(f"RunConfig(session_config={session_config!r}): it must be a tf.compat.v1.ConfigProto.")
+    if extra["device_fn"] is not None and not callable(extra["device_fn"]):
+        raise ValueError(f"RunConfig(device_fn={extra['device_fn']!r}): it must be callable, with one argument 'op'.")
+    if protocol not in (None, "grpc", "grpc+verbs"):
+        raise ValueError(f"RunConfig(protocol={protocol!r}): allowed are 'grpc', 'grpc+verbs' and None.")
+    timeout = extra["session_creation_timeout_secs"]
+    if timeout is not None and timeout <= 0:
+        raise ValueError(f"RunConfig(session_creation_timeout_secs={timeout}): it must be positive.")
+    delay = extra["experimental_max_worker_delay_secs"]
+    if delay is not None and not isinstance(delay, int):
+        raise ValueError(f"RunConfig(experimental_max_worker_delay_secs={delay!r}): it must be an integer.")
+
+
+def _known(engine: Mapping[str, Any]) -> Mapping[str, Any]:
+    fields = {field.name for field in dataclasses.fields(run_config.RunConfig)}
+    unknown = sorted({*engine} - fields)
+    if unknown:
+        raise TypeError(f"RunConfig() takes no argument {', '.join(map(repr, unknown))}.")
+    return engine
+
+
+def _cadences(steps: Any, secs: Any) -> Mapping[str, Any]:
+    """Those of checkpoints that were given; 0 in steps or seconds turns one off, as None does."""
+    given = {"save_checkpoints_steps": steps, "save_checkpoints_secs": secs}
+    return {name: value or None for name, value in given.items() if value is not _NOT_GIVEN}
+
+
+def _seed(seed: int | None, place: Cluster) -> int | None:
+    """None: a new one is drawn, but by the workers of a cluster, which must have the same."""
+    if seed is not None and not isinstance(seed, int):
+        raise ValueError(f"RunConfig(tf_random_seed={seed!r}): it must be an integer, or None.")
+    return zlib.crc32(repr(sorted(place.tasks.items())).encode()) if seed is None and place.tasks else seed
+
+
+def _model_dir(given: Any, of_environment: str | None) -> str | None:
+    if given is not None and not os.fspath(given):
+        raise ValueError("RunConfig(model_dir=''): give a folder, or None for a temporary one.")
+    if of_environment is None:
+        return None if given is None else os.fspath(given)
+    if not of_environment:
+        raise ValueError('TF_CONFIG: model_dir="": give a folder, or leave it out.')
+    if given is not None and os.fspath(given) != of_environment:
+        raise ValueError(f"RunConfig(model_dir={given!r}) and model_dir={of_environment!r} in TF_CONFIG differ.")
+    return of_environment
+
+
+def _strategies(train: Any, evaluation: Any, both: Any) -> tuple[Any, Any]:
+    """The strategies, also where they come as an `experimental_distribute`."""
+    if both is None:
+        return train, evaluation
+    if getattr(both, "remote_cluster", None):
+        raise ValueError(
+            "RunConfig(experimental_distribute=DistributeConfig(remote_cluster=...)): there is no standalone client. "
+            "Start this script once for each task, with TF_CONFIG in its environment."
+        )
+    if train is not None or evaluation is not None:
+        raise ValueError(
+            "RunConfig(experimental_distribute=...) excludes train_distribute and eval_distribute: give those two."
+        )
+    return getattr(both, "train_distribute", None), getattr(both, "eval_distribute", None)
+
+
+def _place(tf_config: str, *, has_strategy: bool) -> Cluster:
+    """The place of this process that TF_CONFIG names. Raises: ValueError: there can be none."""
+    place = read_tf_config(tf_config)
+    if place.tasks and not has_strategy and "chief" not in place.tasks:
+        named = ", ".join(f"{len(addresses)} {kind}" for kind, addresses in place.tasks.items())
+        raise ValueError(
+            f"TF_CONFIG: cluster has {named} and no chief. Name the process that writes the checkpoints as "
+            '"chief": ["host:port"], or give RunConfig a train_distribute.'
+        )
+    if not place.tasks and not place.is_evaluator and (place.task_type != "worker" or place.task_index):
+        raise ValueError(
+            f"TF_CONFIG: task is {place.task_type} {place.task_index}, and there is no cluster. Add the addresses of "
+            "all, or leave the task out."
+        )
+    return place

@@ -1,0 +1,202 @@
+"""`tf.compat.v1.estimator.tpu`: what was written for TPUEstimator, on this machine or on the TPUs of a TPUStrategy."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.classic import run_config
+from runner.classic.estimator import Estimator
+from runner.inputs import Feed, Input
+from runner.model_fn import EstimatorSpec, ModeKeys
+from runner.types import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class TPUConfig:
+    """Settings of infeed and sharding, which the engine makes by itself; kept for those who read them."""
+
+    iterations_per_loop: int = 2
+    num_shards: int | None = None
+    num_cores_per_replica: int | None = None
+    per_host_input_for_training: Any = True
+    tpu_job_name: str | None = None
+    initial_infeed_sleep_secs: int | None = None
+    input_partition_dims: Any = None
+    eval_training_input_configuration: int = 2
+    experimental_host_call_every_n_steps: int = 1
+    experimental_allow_per_host_v2_parallel_get_next: bool = False
+    experimental_feed_hook: Any = None
+
+    def __post_init__(self) -> None:
+        if self.iterations_per_loop < 1:
+            raise ValueError(f"TPUConfig(iterations_per_loop={self.iterations_per_loop}): it must be positive.")
+
+
+class InputPipelineConfig:
+    """How many input pipelines a TPU had; the runner's `shard` says it here."""
+
+    PER_SHARD_V1, PER_HOST_V1, PER_HOST_V2, BROADCAST, SLICED = 1, 2, 3, 4, 5
+
+
+class RunConfig(run_config.RunConfig):
+    """As `tf.estimator.RunConfig`, with a TPUConfig.
+
+    Args:
+      master, evaluation_master, cluster: how a TPU was found. Here a TPUStrategy as `train_distribute` names it, so
+        they are taken and not used.
+    """
+
+    def __init__(
+        self,
+        tpu_config: TPUConfig | None = None,
+        evaluation_master: str | None = None,
+        master: str | None = None,
+        cluster: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        del evaluation_master, master
+        object.__setattr__(self, "tpu_config", tpu_config or TPUConfig())
+        is_place = cluster is not None and not hasattr(cluster, "cluster_spec")  # of `replace`, not a resolver
+        super().__init__(**kwargs, **({"cluster": cluster} if is_place else {}))
+
+    def replace(self, **changes: Any) -> RunConfig:
+        tpu_config = changes.pop("tpu_config", self.tpu_config)  # type: ignore[attr-defined]
+        config = super().replace(**changes)
+        object.__setattr__(config, "tpu_config", tpu_config)
+        return config  # type: ignore[return-value]
+
+
+@dataclasses.dataclass(frozen=True)
+class TPUEstimatorSpec:
+    """What a model_fn of TPUEstimator returns; any Estimator of the runner takes it.
+
+    Attributes:
+      eval_metrics: (function, tensors): what it makes of them, called with a list or by name of a dict, is
+        `eval_metric_ops`.
+      host_call: (function, tensors): what it makes of them runs in each step of training, beside train_op.
+      scaffold_fn: makes the scaffold.
+      mode, predictions, loss, train_op, export_outputs, *_hooks: as of EstimatorSpec.
+
+    Raises:
+      ValueError: eval_metrics or host_call is no such pair.
+    """
+
+    mode: str
+    predictions: Any = None
+    loss: Any = None
+    train_op: Any = None
+    eval_metrics: Any = None
+    export_outputs: Mapping[str, Any] | None = None
+    scaffold_fn: Callable[[], Any] | None = None
+    host_call: Any = None
+    training_hooks: Sequence[Any] = ()
+    evaluation_hooks: Sequence[Any] = ()
+    prediction_hooks: Sequence[Any] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("eval_metrics", "host_call"):
+            pair = getattr(self, name)
+            if pair is not None and not (isinstance(pair, tuple | list) and len(pair) == 2 and callable(pair[0])):
+                raise ValueError(
+                    f"TPUEstimatorSpec({name}={pair!r}): it must be a pair of a function and the tensors it is called "
+                    "with, a list or a dict."
+                )
+
+    def as_estimator_spec(self) -> EstimatorSpec:
+        """The EstimatorSpec that says the same. Called by the runner, while model_fn is traced."""
+        train_op = self.train_op
+        if self.host_call is not None and self.mode == ModeKeys.TRAIN:
+            train_op = tf.group(train_op, *(one for one in tf.nest.flatten(_called(self.host_call)) if one is not None))
+        return EstimatorSpec(
+            self.mode,
+            predictions=self.predictions,
+            loss=self.loss,
+            train_op=train_op,
+            eval_metric_ops=None if self.eval_metrics is None else _called(self.eval_metrics),
+            export_outputs=self.export_outputs,
+            training_hooks=self.training_hooks,
+            evaluation_hooks=self.evaluation_hooks,
+            prediction_hooks=self.prediction_hooks,
+            scaffold=None if self.scaffold_fn is None else self.scaffold_fn(),
+        )
+
+
+class TPUEstimator(Estimator):
+    """As Estimator; `params["batch_size"]` of input functions and model_fn is that of what is done.
+
+    Args:
+      model_fn, model_dir, config, params, warm_start_from: as of Estimator. params may hold no batch_size.
+      use_tpu: True needs a TPUStrategy as `train_distribute` in config.
+      train_batch_size, eval_batch_size, predict_batch_size: None: not given to anybody.
+      batch_axis, eval_on_tpu, export_to_tpu, export_to_cpu, embedding_config_spec, export_saved_model_api_version: of
+        TPUs; taken and not used.
+
+    Raises:
+      ValueError: use_tpu without a TPUStrategy; params has a batch_size.
+    """
+
+    def __init__(
+        self,
+        model_fn: Callable[..., Any],
+        model_dir: str | None = None,
+        config: Any = None,
+        params: Mapping[str, Any] | None = None,
+        use_tpu: bool = True,
+        train_batch_size: int | None = None,
+        eval_batch_size: int | None = None,
+        predict_batch_size: int | None = None,
+        batch_axis: Any = None,
+        eval_on_tpu: bool = True,
+        export_to_tpu: bool = True,
+        export_to_cpu: bool = True,
+        warm_start_from: Any = None,
+        embedding_config_spec: Any = None,
+        export_saved_model_api_version: Any = None,
+    ) -> None:
+        del batch_axis, eval_on_tpu, export_to_tpu, export_to_cpu, embedding_config_spec, export_saved_model_api_version
+        strategy = None if config is None else config.train_distribute
+        if use_tpu and not isinstance(strategy, tf.distribute.TPUStrategy):
+            raise ValueError(
+                "TPUEstimator(use_tpu=True): give RunConfig(train_distribute=tf.distribute.TPUStrategy(resolver)), or "
+                "use_tpu=False to run without one."
+            )
+        if params is not None and "batch_size" in params:
+            raise ValueError("TPUEstimator(params=...): batch_size is what train_batch_size and the others set in it.")
+        self._batch_sizes = {
+            ModeKeys.TRAIN: train_batch_size,
+            ModeKeys.EVAL: eval_batch_size,
+            ModeKeys.PREDICT: predict_batch_size,
+        }
+        super().__init__(_with_batch_size(model_fn, self._batch_sizes), model_dir, config, params, warm_start_from)
+
+    def _feed(self, input_fn: Any, mode: str, *args: Any, **kwargs: Any) -> Feed:
+        size = self._batch_sizes[mode]
+        if size is not None:
+            source = input_fn if isinstance(input_fn, Input) else Input(input_fn)
+            given = self.params if source.params is None else source.params
+            input_fn = dataclasses.replace(source, params={**given, "batch_size": size})
+        return super()._feed(input_fn, mode, *args, **kwargs)
+
+
+def _with_batch_size(model_fn: Callable[..., Any], sizes: Mapping[str, int | None]) -> Callable[..., Any]:
+    """`model_fn`, whose params have the batch size of its mode."""
+
+    @functools.wraps(model_fn)
+    def called(**arguments: Any) -> Any:
+        size = sizes.get(arguments.get("mode", ""))
+        if size is not None and "params" in arguments:
+            params = arguments["params"]
+            arguments["params"] = (params if isinstance(params, Params) else Params(params)).merged(batch_size=size)
+        return model_fn(**arguments)
+
+    return called
+
+
+def _called(pair: Any) -> Any:
+    function, tensors = pair
+    return function(**tensors) if isinstance(tensors, Mapping) else function(*tensors)

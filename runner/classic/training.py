@@ -1,0 +1,141 @@
+"""tf.estimator's train_and_evaluate, with its specs, their defaults and what it returned."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner import estimator as engine
+from runner import training
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainSpec:
+    """What to train on.
+
+    Attributes:
+      input_fn: gives a tf.data.Dataset of (features, labels), or tensors.
+      max_steps: train until this global step; None: until the input ends.
+      hooks: session hooks, or native ones.
+      saving_listeners: `tf.estimator.CheckpointSaverListener`s.
+
+    Raises:
+      ValueError: max_steps is not positive. TypeError: a hook or listener is none.
+    """
+
+    input_fn: Callable[..., Any]
+    max_steps: int | None = None
+    hooks: Sequence[Any] = ()
+    saving_listeners: Sequence[Any] = ()
+
+    def __post_init__(self) -> None:
+        _check("TrainSpec", self, max_steps=self.max_steps)
+        object.__setattr__(self, "saving_listeners", tuple(self.saving_listeners or ()))
+        for listener in self.saving_listeners:
+            if not isinstance(listener, tf.compat.v1.train.CheckpointSaverListener):
+                raise TypeError(f"TrainSpec(saving_listeners=...): {listener!r} is no CheckpointSaverListener.")
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalSpec:
+    """What to evaluate on, with the defaults of tf.estimator.
+
+    Attributes:
+      input_fn: as of TrainSpec.
+      steps: batches of one evaluation; None: all.
+      name: its events go to `eval_<name>`.
+      hooks: session hooks, or native ones.
+      exporters: one or several; each evaluation calls them.
+      start_delay_secs: an evaluator process waits so long before its first evaluation. A process that trains
+        evaluates its first checkpoint whenever that comes.
+      throttle_secs: at least so many seconds between the starts of two evaluations; the last checkpoint is evaluated
+        all the same.
+
+    Raises:
+      ValueError: a number that cannot be; two exporters of one name. TypeError: a name, hook or exporter is none.
+    """
+
+    input_fn: Callable[..., Any]
+    steps: int | None = 100
+    name: str | None = None
+    hooks: Sequence[Any] = ()
+    exporters: Any = ()
+    start_delay_secs: float = 120
+    throttle_secs: float = 600
+
+    def __post_init__(self) -> None:
+        _check("EvalSpec", self, steps=self.steps)
+        if self.name is not None and not isinstance(self.name, str):
+            raise TypeError(f"EvalSpec(name={self.name!r}): it must be a str.")
+        for key in ("start_delay_secs", "throttle_secs"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"EvalSpec({key}={getattr(self, key)}): it may not be negative.")
+        object.__setattr__(self, "exporters", _exporters(self.exporters))
+
+
+def train_and_evaluate(
+    estimator: engine.Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
+) -> tuple[dict[str, Any] | None, list[Any]]:
+    """Trains and evaluates; what this process does of it, TF_CONFIG says.
+
+    A process that trains evaluates its checkpoints as they are saved, and the last one always; where `cluster` in
+    TF_CONFIG names an evaluator it leaves that to the process of that task, which ends when training has ended. A
+    `model_dir` in which training is finished is evaluated, and nothing is trained.
+
+    Returns: (metrics of the last evaluation; None where another process has them, what the exporters returned at it).
+
+    Raises:
+      TypeError: an argument of another kind.
+    """
+    for value, kind in ((estimator, engine.Estimator), (train_spec, TrainSpec), (eval_spec, EvalSpec)):
+        if not isinstance(value, kind):
+            raise TypeError(f"train_and_evaluate: {value!r} is no {kind.__name__}.")
+    result = training.train_and_evaluate(
+        estimator, _train_spec(train_spec), _eval_spec(eval_spec, estimator.config.cluster.is_evaluator)
+    )
+    metrics = result.metrics.get(eval_spec.name or "")
+    return None if metrics is None else dict(metrics), []
+
+
+def _train_spec(spec: TrainSpec) -> training.TrainSpec:
+    return training.TrainSpec(spec.input_fn, spec.max_steps, spec.hooks, spec.saving_listeners)
+
+
+def _eval_spec(spec: EvalSpec, is_evaluator: bool) -> training.EvalSpec:
+    return training.EvalSpec(
+        spec.input_fn,
+        steps=spec.steps,
+        name=spec.name,
+        hooks=spec.hooks,
+        start_delay_secs=spec.start_delay_secs if is_evaluator else 0,
+        throttle_secs=spec.throttle_secs,
+    )
+
+
+def _check(what: str, spec: Any, **steps: int | None) -> None:
+    if not callable(getattr(spec.input_fn, "fn", spec.input_fn)):
+        raise TypeError(f"{what}(input_fn={spec.input_fn!r}): it must be callable.")
+    for name, value in steps.items():
+        if value is not None and value <= 0:
+            raise ValueError(f"{what}({name}={value}): it must be positive; None sets no limit.")
+    object.__setattr__(spec, "hooks", tuple(spec.hooks or ()))
+    for hook in spec.hooks:
+        is_native = callable(getattr(hook, "after_step", None)) or callable(getattr(hook, "after_batches", None))
+        if not isinstance(hook, tf.compat.v1.train.SessionRunHook) and not is_native:
+            raise TypeError(f"{what}(hooks=...): {hook!r} is no SessionRunHook.")
+
+
+def _exporters(given: Any) -> tuple[Any, ...]:
+    exporters = () if given is None else tuple(given) if isinstance(given, list | tuple | set) else (given,)
+    names = []
+    for exporter in exporters:
+        if not callable(getattr(exporter, "export", None)) or not isinstance(exporter.name, str):
+            raise TypeError(f"EvalSpec(exporters=...): {exporter!r} is no Exporter: it needs a name and export().")
+        names.append(exporter.name)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"EvalSpec(exporters=...): {', '.join(twice)} is the name of two of them. Rename one.")
+    return exporters

@@ -1,0 +1,161 @@
+"""The names of tf.estimator 2.15 on today's TensorFlow."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+import runner.classic
+from runner.classic import install, names
+
+v1 = tf.compat.v1
+
+# What `dir(tf.estimator)` and `dir(tf.compat.v1.estimator)` of TensorFlow 2.15.1 list, submodules included.
+COMMON = """
+BaselineClassifier BaselineEstimator BaselineRegressor BestExporter BinaryClassHead CheckpointSaverHook
+CheckpointSaverListener DNNClassifier DNNEstimator DNNLinearCombinedClassifier DNNLinearCombinedEstimator
+DNNLinearCombinedRegressor DNNRegressor Estimator EstimatorSpec EvalSpec Exporter FeedFnHook FinalExporter FinalOpsHook
+GlobalStepWaiterHook Head LatestExporter LinearClassifier LinearEstimator LinearRegressor LoggingTensorHook
+LogisticRegressionHead ModeKeys MultiClassHead MultiHead MultiLabelHead NanLossDuringTrainingError NanTensorHook
+PoissonRegressionHead ProfilerHook RegressionHead RunConfig SecondOrStepTimer SessionRunArgs SessionRunContext
+SessionRunHook SessionRunValues StepCounterHook StopAtStepHook SummarySaverHook TrainSpec VocabInfo WarmStartSettings
+add_metrics classifier_parse_example_spec regressor_parse_example_spec train_and_evaluate
+export.ClassificationOutput export.EvalOutput export.ExportOutput export.PredictOutput export.RegressionOutput
+export.ServingInputReceiver export.TensorServingInputReceiver export.build_parsing_serving_input_receiver_fn
+export.build_raw_serving_input_receiver_fn experimental.InMemoryEvaluatorHook experimental.LinearSDCA
+experimental.build_raw_supervised_input_receiver_fn experimental.call_logit_fn experimental.make_early_stopping_hook
+experimental.make_stop_at_checkpoint_step_hook experimental.stop_if_higher_hook experimental.stop_if_lower_hook
+experimental.stop_if_no_decrease_hook experimental.stop_if_no_increase_hook
+""".split()
+V2_ONLY = "experimental.RNNClassifier experimental.RNNEstimator".split()
+V1_ONLY = """
+experimental.KMeans experimental.dnn_logit_fn_builder experimental.linear_logit_fn_builder inputs.numpy_input_fn
+inputs.pandas_input_fn tpu.InputPipelineConfig tpu.RunConfig tpu.TPUConfig tpu.TPUEstimator tpu.TPUEstimatorSpec
+tpu.experimental.EmbeddingConfigSpec
+""".split()
+
+
+def test_every_public_name_of_2_15_is_there_or_says_what_to_use() -> None:
+    for table, there in ((names.NAMES, [*COMMON, *V2_ONLY]), (names.V1_NAMES, [*COMMON, *V1_ONLY])):
+        assert set(table) <= set(there)
+        assert [name for name in there if name not in table and name not in names.GONE] == []
+        assert not set(table) & set(names.GONE)
+
+
+def test_names_are_those_of_the_runner() -> None:
+    assert tf.estimator.EstimatorSpec is runner.EstimatorSpec
+    assert tf.estimator.ModeKeys.PREDICT == "infer"
+    assert issubclass(tf.estimator.Estimator, runner.Estimator)
+    assert v1.estimator.Estimator is tf.compat.v2.estimator.Estimator is tf.estimator.Estimator
+    assert tf.estimator.LoggingTensorHook is v1.train.LoggingTensorHook
+    assert "train_and_evaluate" in dir(tf.estimator) and "make_early_stopping_hook" in dir(tf.estimator.experimental)
+
+
+def test_names_can_be_imported() -> None:
+    import tensorflow.compat.v1 as tf1
+    from tensorflow.compat.v1 import estimator
+
+    assert tf.compat.v1.layers is tf1.layers
+    assert estimator.RunConfig is tf1.estimator.RunConfig is tf.estimator.RunConfig
+    assert tf1.estimator.inputs.numpy_input_fn.__module__ == "runner.classic.inputs"
+    assert tf1.estimator.tpu.TPUConfig().iterations_per_loop == 2
+
+
+def test_a_name_that_is_gone_says_what_to_use_instead() -> None:
+    with pytest.raises(AttributeError, match=r"tf\.estimator\.BoostedTreesClassifier is not available: use"):
+        tf.estimator.BoostedTreesClassifier  # noqa: B018
+    with pytest.raises(AttributeError, match=r"experimental\.LinearSDCA is not available: use LinearClassifier"):
+        tf.estimator.experimental.LinearSDCA  # noqa: B018
+
+
+def test_a_misspelt_name_gets_the_nearest_one() -> None:
+    with pytest.raises(AttributeError, match=r"there is no tf\.estimator\.EstimatorSpecs\. Did you mean EstimatorSpec"):
+        tf.estimator.EstimatorSpecs  # noqa: B018
+    assert not hasattr(tf.estimator, "inputs")  # 2.15 had that on tf.compat.v1 only
+
+
+def test_layers_and_cells_are_those_of_tf_keras() -> None:
+    assert v1.layers.dense.__module__ == "tf_keras.src.legacy_tf_layers.core"
+    assert v1.layers.BatchNormalization.__module__.startswith("tf_keras.")
+    assert v1.nn.rnn_cell.LSTMCell.__module__.startswith("tf_keras.")
+
+
+def test_layers_without_tf_keras_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "tf_keras"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tf_keras", None)
+    with pytest.raises(ImportError, match=r"tf\.layers is part of Keras 2.*pip install 'tf-runner\[classic\]'"):
+        install.LegacyKeras("layers", "tf.layers").dense  # noqa: B018
+
+
+def test_switches_of_tf1_leave_the_engine_as_it_is() -> None:
+    v1.disable_v2_behavior()
+    v1.disable_eager_execution()
+    assert tf.executing_eagerly()
+
+
+SCRIPT = """
+import sys
+import runner.classic
+assert "tensorflow" not in sys.modules
+import tensorflow.compat.v1 as tf
+
+def model_fn(features, labels, mode):
+  layer = tf.layers.Dense(1)
+  logits = layer(features)
+
+  if mode == tf.estimator.ModeKeys.PREDICT:
+    predictions = {"logits": logits}
+    return tf.estimator.EstimatorSpec(mode, predictions=predictions)
+
+  def loss_fn():
+    return tf.losses.mean_squared_error(
+        labels=labels, predictions=tf.reshape(logits, []))
+
+  loss = loss_fn()
+
+  if mode == tf.estimator.ModeKeys.EVAL:
+    return tf.estimator.EstimatorSpec(mode, loss=loss)
+
+  if mode == tf.estimator.ModeKeys.TRAIN:
+    train_op = tf.train.GradientDescentOptimizer(0.2).minimize(loss_fn())
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+def input_fn():
+  features = tf.data.Dataset.from_tensors([[1.]]).repeat(100)
+  labels = tf.data.Dataset.from_tensors(1.).repeat(100)
+  return tf.data.Dataset.zip((features, labels))
+
+from runner.strategy import split_cpu
+split_cpu(2)
+tf.disable_v2_behavior()
+tf.logging.set_verbosity(tf.logging.INFO)
+distribution = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+config = tf.estimator.RunConfig(train_distribute=distribution)
+classifier = tf.estimator.Estimator(model_fn=model_fn, config=config)
+classifier.train(input_fn=input_fn)
+print(classifier.evaluate(input_fn=input_fn))
+print(classifier.get_variable_names())
+print(next(classifier.predict(input_fn=input_fn)))
+print(tf.keras.layers.Dense.__module__, tf.keras.estimator.__name__)
+"""
+
+
+def test_example_of_the_distribution_strategy_guide_runs_as_a_script(tmp_path: Path) -> None:
+    """The guide of TensorFlow 1.12, its typing errors mended (`dataset_ops`, and a `loss_fn` that was nowhere defined);
+    `tf.contrib.distribute` has become `tf.distribute`, on two CPUs in place of GPUs."""
+    script = tmp_path / "guide.py"
+    script.write_text(SCRIPT)
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    result, variables, predicted, keras = ran.stdout.splitlines()
+    assert result == "{'loss': 0.0, 'global_step': 50}"  # 100 batches, each step takes one for each of two replicas
+    assert variables == "['dense/bias', 'dense/kernel', 'global_step']"
+    assert predicted == "{'logits': array([1.], dtype=float32)}"
+    assert keras.startswith("tf_keras.src.layers") and keras.endswith("tf.keras.estimator")
+    for line in ("loss = ", "step = 1", "Saving checkpoints for 50 into", "Loss for final step: ", "Saving dict for"):
+        assert line in ran.stderr
