@@ -19,6 +19,7 @@ import tensorflow as tf
 from runner import checkpoints, evaluation, inference, manifest, metrics, warm_start
 from runner.agreement import Agreement, agreement_of
 from runner.damage import WholeCheckpoints
+from runner.exporting import Exporting
 from runner.hooks import Hook, PassRun
 from runner.input_states import OfEach, OfOne
 from runner.inputs import Feed, Input, build_feed
@@ -45,7 +46,7 @@ _log = logging.getLogger(__name__)
 InputFn = Callable[..., Any] | Input
 
 
-class Estimator:
+class Estimator(Exporting):
     """A model_fn and its life in `model_dir`, with tf.estimator's methods and argument rules.
 
     Args:

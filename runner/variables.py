@@ -247,6 +247,23 @@ class VariableStore:
         creator = self._creator(self._variables, refuse, keras, served, training=training)
         return lambda: bridge.creator_scope(creator)
 
+    def asked_for_in_a_graph(
+        self, keras: KerasTrace, served: Served, make: Callable[[VariableSpec], tf.Variable]
+    ) -> Callable[..., Any]:
+        """A variable creator for a graph that has variables of its own (an exported one), under the names of here.
+
+        Args:
+          make: makes one in that graph; called once a name.
+        """
+        made: dict[str, tf.Variable] = {}
+
+        def make_one(name: str, kwargs: Mapping[str, Any], owner: Any) -> tf.Variable:
+            spec = self.specs[name] = spec_of(name, kwargs, owner, local_random=True)
+            made[name] = make(spec)
+            return made[name]
+
+        return self._creator(made, make_one, keras, served, training=False)
+
     def materialise(self, new: Sequence[VariableSpec], evaluate: Callable[[Any], Any], *, on_one_device: bool) -> None:
         """Creates the real variables of `new`, in order.
 

@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # 1 one mechanism each
     ("cluster_bridge", "heartbeat", "loopback", "parameter_server", "server"),
     ("launcher", "run_config", "strategy", "elements", "operations", "manifest", "tracking", "iterators"),
-    ("bridge", "v1_bridge", "keras_bridge", "random_bridge", "ps_bridge", "variable_spec", "bundles"),
+    ("bridge", "v1_bridge", "keras_bridge", "random_bridge", "ps_bridge", "export_bridge", "variable_spec", "bundles"),
     ("seeds",),
     ("outcome", "stopping", "curves", "randomness", "retention", "divided", "snapshots"),
     ("gang", "sharding", "gradients", "metrics", "shipping", "checkpoints", "predictions", "errors"),
@@ -40,16 +40,16 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # 3 the contract
     ("model_fn", "profiling", "following"),
     # 4
-    ("traces", "export", "precision", "rates"),
-    ("averages", "global_step", "refusals", "flops"),
-    ("updates",),
+    ("traces", "precision", "rates", "export_outputs"),
+    ("averages", "global_step", "refusals", "flops", "receivers"),
+    ("updates", "export_graph"),
     ("parts",),
     ("session_hooks", "steps", "warm_start"),
-    ("inference", "passes", "coordinator"),
+    ("inference", "passes", "coordinator", "export"),
     ("model",),
     ("preparation", "inspection"),
     ("loop", "model_summary"),
-    ("evaluation",),
+    ("evaluation", "exporting", "exporters"),
     # 5
     ("estimator",),
     ("elsewhere",),

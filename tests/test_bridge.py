@@ -25,6 +25,7 @@ PRIVATE_NAMES = [
     "tensorflow.python.framework.kernels:get_all_registered_kernels",
     "tensorflow.python.framework.ops:Graph._variable_creator_scope",
     "tensorflow.python.framework.ops:Operation._add_control_inputs",
+    "tensorflow.python.framework.ops:_EagerTensorBase.__tf_tensor__",
     "tensorflow.python.framework.ops:Operation._remove_all_control_inputs",
     "tensorflow.python.framework.func_graph:FuncGraph.capture_call_time_value",
     "tensorflow.python.ops.gen_candidate_sampling_ops:pywrap_tfe.TFE_Py_FastPathExecute",

@@ -1,0 +1,258 @@
+"""Writes a SavedModel: the graph of model_fn, the values of a checkpoint, the files that its tables are filled from.
+
+It is in the format that tf.estimator wrote, which `tf.saved_model.load`, `tf.compat.v1.saved_model.load`,
+`saved_model_cli` and TensorFlow Serving read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner import warm_start
+from runner.averages import average_name
+from runner.checkpoints import Reader
+from runner.export_graph import ExportGraph, Receiver, build_graph
+from runner.model_fn import EstimatorSpec, ModeKeys
+from runner.run_config import RunConfig
+from runner.variable_spec import VariableSpec
+
+v1 = tf.compat.v1
+_log = logging.getLogger(__name__)
+
+TAGS = {ModeKeys.TRAIN: ["train"], ModeKeys.EVAL: ["eval"], ModeKeys.PREDICT: ["serve"]}
+"""Mode -> the tags by which its graph is found in a SavedModel."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """What was written.
+
+    Attributes:
+      signatures: name -> its inputs and outputs, as a person reads them.
+    """
+
+    path: str
+    signatures: Mapping[str, str]
+
+
+TEMPORARY = "temp-"
+_ATTEMPTS = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where the values of an exported model come from.
+
+    Attributes:
+      model_call: (features, labels, mode) -> spec.
+      checkpoint: its path; None: the model is new, and begins with what `config.warm_start` names.
+      config: the seed, and whether weights or their moving averages are exported.
+    """
+
+    model_call: Callable[..., EstimatorSpec]
+    checkpoint: str | None
+    config: RunConfig
+
+
+def write_saved_model(
+    base: str,
+    receiver_fns: Mapping[str, Callable[[], Receiver]],
+    source: Source,
+    *,
+    assets_extra: Mapping[str, str] | None = None,
+    as_text: bool = False,
+    clock: Callable[[], float] = time.time,
+) -> Written:
+    """Writes `base`/<seconds since 1970>. It is whole from the moment that it is there.
+
+    Args:
+      receiver_fns: mode -> what receives its inputs; a graph each, tagged train, eval or serve.
+      assets_extra: path below `assets.extra` -> the file that is copied there.
+      as_text: saved_model.pbtxt in place of saved_model.pb.
+      clock: seconds since 1970.
+
+    Raises:
+      ValueError: no mode, or what `build_graph` raises; the checkpoint lacks a variable; a file is not there.
+    """
+    modes = [mode for mode in TAGS if receiver_fns.get(mode) is not None]
+    if not modes:
+        raise ValueError(
+            f"no receiver function is given for any of the modes {', '.join(map(repr, TAGS))}: there is nothing to "
+            "export."
+        )
+    extra = _checked_extra(assets_extra or {})
+    is_new, temporary = source.checkpoint is None, _temporary_folder(base, clock)
+    try:
+        with _without_advice():
+            graphs = {
+                mode: build_graph(
+                    source.model_call, receiver_fns[mode], mode, seed=source.config.seed, with_initial_values=is_new
+                )
+                for mode in modes
+            }
+            builder = v1.saved_model.Builder(temporary)
+            for mode, graph in graphs.items():
+                values = _Values(source, graph.specs, trains=ModeKeys.TRAIN in modes)
+                _add(builder, graph, TAGS[mode], values, is_first=mode == modes[0])
+            builder.save(as_text)
+        for name, file in extra.items():
+            target = os.path.join(temporary, "assets.extra", name)
+            tf.io.gfile.makedirs(os.path.dirname(target))
+            tf.io.gfile.copy(file, target)
+        path = _published(temporary, base)
+    except BaseException:
+        if tf.io.gfile.exists(temporary):
+            tf.io.gfile.rmtree(temporary)
+        raise
+    signatures = {name: _described(one) for graph in graphs.values() for name, one in graph.signatures.items()}
+    return Written(path, signatures)
+
+
+def _add(builder: Any, exported: ExportGraph, tags: Sequence[str], values: _Values, *, is_first: bool) -> None:
+    # A serving host need not have the devices of this one.
+    given = {"assets_collection": exported.assets, "clear_devices": True, "main_op": exported.init_op}
+    known = values.of(exported.variables) if is_first else {}
+    with exported.graph.as_default(), v1.Session(graph=exported.graph, config=_on_cpu()) as session:
+        saver = v1.train.Saver(dict(exported.variables), sharded=True, allow_empty=True)
+        if not is_first:
+            builder.add_meta_graph(tags, dict(exported.signatures), saver=saver, **given)
+            return
+        for name, variable in exported.variables.items():
+            if name in known:
+                variable.load(known[name], session)
+            else:
+                session.run(variable.initializer)
+        builder.add_meta_graph_and_variables(
+            session, tags, dict(exported.signatures), saver=saver,
+            strip_default_attrs=True, **given,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _without_advice() -> Iterator[None]:
+    """Keeps TensorFlow from advising against sessions, once for each of their names."""
+    logger = logging.getLogger("tensorflow")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _on_cpu() -> Any:
+    """A session that takes no memory of a GPU: it only hands values on."""
+    return v1.ConfigProto(device_count={"GPU": 0}, allow_soft_placement=True)
+
+
+class _Values:
+    """The values of the variables of `specs`.
+
+    Raises:
+      ValueError: the checkpoint lacks one, or has it in another shape; there are no averages to export.
+    """
+
+    def __init__(self, source: Source, specs: Mapping[str, VariableSpec], *, trains: bool) -> None:
+        self._source = source
+        self._reader: Reader | None = None
+        self._names: dict[str, str] = {}
+        self._warm: Mapping[str, Any] = {}
+        if source.checkpoint is not None:
+            self._reader = Reader(source.checkpoint)
+            self._check(self._reader, specs)
+            self._names = self._sources(self._reader, specs, trains=trains)
+        elif source.config.warm_start is not None:
+            self._warm = warm_start.load(source.config.warm_start, specs).values
+
+    def of(self, names: Iterable[str]) -> dict[str, Any]:
+        """Name -> value; a variable that is not among them begins with its initial value."""
+        if self._reader is None:
+            return {name: self._warm[name] for name in names if name in self._warm}
+        sources = {name: self._names[name] for name in names}
+        values = self._reader.get_many(dict.fromkeys(sources.values()))
+        return {name: values[source] for name, source in sources.items()}
+
+    def _sources(self, reader: Reader, specs: Mapping[str, VariableSpec], *, trains: bool) -> dict[str, str]:
+        """Name -> the name whose value is exported: the moving average of a weight where evaluation shows it."""
+        names = {name: name for name in specs}
+        decay = self._source.config.ema_decay
+        if decay is None or trains:
+            return names
+        averaged = {name: average_name(name) for name in specs if reader.has(average_name(name))}
+        if not averaged:
+            raise ValueError(
+                f"train.ema_decay={decay}: {reader.path} has no moving averages of the weights to export. It was "
+                "trained without; set train.ema_decay=null."
+            )
+        _log.info("Exported are the moving averages of the weights (ema_decay=%s).", decay)
+        return names | averaged
+
+    def _check(self, reader: Reader, specs: Mapping[str, VariableSpec]) -> None:
+        there = reader.names()
+        missing = [name for name in specs if name not in there]
+        if missing:
+            raise ValueError(
+                f"checkpoint {reader.path} has no variable {', '.join(map(repr, missing))}, which model_fn asks for in "
+                f"the mode that is exported. It has: {', '.join(there)}. Every mode of model_fn uses the variables of "
+                "TRAIN under the same names."
+            )
+        for name, spec in specs.items():
+            if not spec.shape.is_compatible_with(there[name][0]):
+                raise ValueError(
+                    f"variable {name!r} is {list(there[name][0])} in checkpoint {reader.path} and was requested as "
+                    f"{spec.shape.as_list()}. A name has one shape in all modes."
+                )
+
+
+def _described(signature: Any) -> str:
+    """The names of its inputs and outputs."""
+    return f"{', '.join(sorted(signature.inputs))} -> {', '.join(sorted(signature.outputs))}"
+
+
+# --- folders ------------------------------------------------------------------------------------------------------
+
+
+def exports_in(base: str) -> list[str]:
+    """Paths of the whole exports in `base`, the oldest first; none where there is no such folder."""
+    if not tf.io.gfile.isdir(base):
+        return []
+    names = [name.rstrip("/") for name in tf.io.gfile.listdir(base)]
+    return [os.path.join(base, name) for name in sorted((name for name in names if name.isdigit()), key=int)]
+
+
+def _temporary_folder(base: str, clock: Callable[[], float]) -> str:
+    """A path that is not there yet, whose name says what the export will be called."""
+    taken = [int(os.path.basename(path)) for path in exports_in(base)]
+    stamp = max(int(clock()), max(taken, default=0) + 1)
+    for attempt in range(_ATTEMPTS):
+        temporary = os.path.join(base, f"{TEMPORARY}{stamp + attempt}")
+        if not tf.io.gfile.exists(temporary) and not tf.io.gfile.exists(os.path.join(base, str(stamp + attempt))):
+            return temporary
+    raise RuntimeError(f"{base} has {_ATTEMPTS} exports that are under way: remove its folders {TEMPORARY}*.")
+
+
+def _published(temporary: str, base: str) -> str:
+    """Gives a whole export its name: TensorFlow Serving, which watches `base`, never sees half of one."""
+    stamp = int(os.path.basename(temporary).removeprefix(TEMPORARY))
+    while tf.io.gfile.exists(os.path.join(base, str(stamp))):
+        stamp += 1
+    final = os.path.join(base, str(stamp))
+    tf.io.gfile.rename(temporary, final)
+    return final
+
+
+def _checked_extra(files: Mapping[str, str]) -> dict[str, str]:
+    for name, file in files.items():
+        if not tf.io.gfile.exists(file):
+            raise ValueError(f"assets_extra[{name!r}]={file}: there is no such file.")
+        if os.path.isabs(name) or ".." in name.split("/"):
+            raise ValueError(f"assets_extra[{name!r}]: name a path below the folder assets.extra.")
+    return dict(files)

@@ -1,0 +1,315 @@
+"""The graph of an exported model: model_fn over placeholders, with variables of its own, cut to what is asked of it.
+
+It is a graph of a session, as tf.estimator's was: placeholders, lookup tables and the files that fill them are then
+what TensorFlow's own SavedModel builder, its loaders and TensorFlow Serving know. No strategy has a part in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner import export_bridge
+from runner.export_outputs import EvalOutput, ExportOutput, PredictOutput, TrainOutput, outputs_of, signatures_of
+from runner.keras_bridge import keras_trace
+from runner.model_fn import EstimatorSpec, ModeKeys
+from runner.operations import is_assignment, needed, operations
+from runner.receivers import ServingInputReceiver, SupervisedInputReceiver
+from runner.variable_spec import VariableSpec
+from runner.variables import GLOBAL_STEP, Served, VariableStore
+
+v1 = tf.compat.v1
+_KEYS = v1.GraphKeys
+
+Receiver = ServingInputReceiver | SupervisedInputReceiver
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportGraph:
+    """What is exported of one mode.
+
+    Attributes:
+      specs: name -> what is known of each variable that model_fn asked for and a checkpoint holds.
+      variables: name -> variable of `graph`; those of `specs` that it needs.
+      signatures: name -> SignatureDef.
+      assets: tensors with the paths of files that fill its tables.
+      init_op: fills tables and gives a value to what no checkpoint holds.
+    """
+
+    graph: tf.Graph
+    specs: Mapping[str, VariableSpec]
+    variables: Mapping[str, Any]
+    signatures: Mapping[str, Any]
+    assets: Sequence[tf.Tensor]
+    init_op: tf.Operation
+
+
+def build_graph(
+    model_call: Callable[..., EstimatorSpec],
+    receiver_fn: Callable[[], Receiver],
+    mode: str,
+    *,
+    seed: int,
+    with_initial_values: bool,
+) -> ExportGraph:
+    """Calls model_fn in `mode` over what `receiver_fn` receives.
+
+    Args:
+      with_initial_values: the initializers of variables are the model's own, for those that no checkpoint holds; else
+        zeros, which nobody sees.
+
+    Raises:
+      ValueError: receiver_fn returned something else; what model_fn returned cannot be exported.
+    """
+    store, graph = VariableStore(None, seed), tf.Graph()
+    with graph.as_default():
+        v1.set_random_seed(seed)
+        with _variables_of(graph, store, with_initial_values) as made:
+            receiver = _received(receiver_fn, mode)
+            spec = model_call(receiver.features, receiver.labels, mode)
+            outputs, train_op = _outputs(spec, made)
+            otherwise = PredictOutput(spec.predictions) if mode == ModeKeys.PREDICT else None
+            signatures = signatures_of(
+                outputs, receiver.receiver_tensors, receiver.receiver_tensors_alternatives, otherwise
+            )
+        return _cut(graph, made, signatures, train_op, _initializers(spec))
+
+
+# --- what model_fn finds ------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Made:
+    """The variables of a graph, by name."""
+
+    store: VariableStore
+    served: Served
+    variables: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def names(self, *, local: bool) -> list[str]:
+        return [name for name in self.variables if self.store.specs[name].local == local]
+
+
+@contextlib.contextmanager
+def _variables_of(graph: tf.Graph, store: VariableStore, with_initial_values: bool) -> Iterator[_Made]:
+    """While it lasts, variables that are asked for are made in `graph`, under the names that checkpoints know."""
+    is_making = False
+
+    def make(spec: VariableSpec) -> Any:
+        nonlocal is_making
+        initial = spec.initial if with_initial_values or spec.local else lambda: tf.zeros(spec.shape, spec.dtype)
+        is_making = True
+        try:
+            with v1.name_scope(None), tf.control_dependencies(None), tf.init_scope():
+                made.variables[spec.name] = tf.Variable(
+                    initial, trainable=spec.trainable, name=_exactly(graph, spec.name), dtype=spec.dtype,
+                    shape=spec.shape,
+                )  # fmt: skip
+        finally:
+            is_making = False
+        return made.variables[spec.name]
+
+    with contextlib.ExitStack() as stack:
+        keras, served = stack.enter_context(keras_trace(graph)), Served()
+        made = _Made(store, served)
+        creator = store.asked_for_in_a_graph(keras, served, make)
+
+        def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+            return next_creator(**kwargs) if is_making else creator(next_creator, **kwargs)
+
+        stack.enter_context(tf.variable_creator_scope(create))
+        stack.enter_context(export_bridge.eager_values_as_constants())
+        graph.add_to_collection(_KEYS.GLOBAL_STEP, make(store.specs[GLOBAL_STEP]))
+        stack.enter_context(tf.summary.record_if(False))
+        yield made
+
+
+def _exactly(graph: tf.Graph, name: str) -> str:
+    """`name` such that a variable gets it as it is, also where a name scope has been made for it."""
+    try:
+        graph.get_operation_by_name(name)
+    except KeyError:
+        return f"{name}/"
+    return name
+
+
+def _received(receiver_fn: Callable[[], Any], mode: str) -> Receiver:
+    kind: Any = ServingInputReceiver if mode == ModeKeys.PREDICT else SupervisedInputReceiver
+    receiver = receiver_fn()
+    if not isinstance(receiver, kind):
+        raise ValueError(
+            f"the receiver function for mode {mode!r} returned a {type(receiver).__name__}. Return a {kind.__name__}, "
+            "as the functions build_..._input_receiver_fn do."
+        )
+    return receiver
+
+
+def _outputs(spec: EstimatorSpec, made: _Made) -> tuple[dict[str, ExportOutput], tf.Operation | None]:
+    """Signature -> outputs; and what trains."""
+    if spec.mode == ModeKeys.PREDICT:
+        return outputs_of(spec), None
+    loss = tf.reduce_mean(spec.loss)
+    if spec.mode == ModeKeys.TRAIN:
+        return {spec.mode: TrainOutput(loss, spec.predictions)}, _train_op(spec, loss, made)
+    return {spec.mode: EvalOutput(loss, spec.predictions, _metric_pairs(spec, made))}, None
+
+
+def _metric_pairs(spec: EstimatorSpec, made: _Made) -> dict[str, tuple[Any, Any]]:
+    """Name -> (value, update) of the metrics, whatever they are."""
+    graph = v1.get_default_graph()
+    pairs: dict[str, tuple[Any, Any]] = {}
+    for name, metric in (spec.eval_metric_ops or {}).items():
+        if isinstance(metric, tuple | list):
+            value, update = (tf.convert_to_tensor(part) for part in metric)
+        elif tf.is_tensor(metric):
+            value, update = v1.metrics.mean(metric)
+        else:
+            handles = {variable.value.handle.name for variable in metric.variables}
+            written = [
+                one
+                for one in graph.get_operations()
+                if is_assignment(one) and handles & {tensor.name for tensor in one.inputs}
+            ]
+            with tf.control_dependencies(written):
+                value, update = metric.result(), tf.identity(metric.result())
+        pairs[name] = value, update
+    return pairs
+
+
+def _train_op(spec: EstimatorSpec, loss: tf.Tensor, made: _Made) -> tf.Operation:
+    """What takes a step. An `optimizer` is applied as it is: the options of `train` belong to the runner."""
+    if spec.train_op is not None:
+        return tf.group(spec.train_op)
+    step, pairs = v1.train.get_global_step(), list(made.served.trainable.values())
+    gradients = tf.gradients(loss, [variable for variable, _ in pairs])
+    known = [(g, v, owner) for g, (v, owner) in zip(gradients, pairs, strict=True) if g is not None]
+    optimizer: Any = spec.optimizer
+    first = len(v1.get_default_graph().get_operations())
+    if isinstance(optimizer, v1.train.Optimizer):
+        optimizer.apply_gradients([(g, v) for g, v, _ in known])
+    elif hasattr(optimizer, "apply") and hasattr(optimizer, "update_step"):
+        optimizer.apply([g for g, _, _ in known], [v if owner is None else owner for _, v, owner in known])
+    else:
+        optimizer.apply_gradients([(g, v) for g, v, _ in known])
+    written = [one for one in v1.get_default_graph().get_operations()[first:] if _writes_to(one, made)]
+    return tf.group(*written, step.assign_add(1))
+
+
+def _writes_to(operation: tf.Operation, made: _Made) -> bool:
+    handles = {variable.handle.name for variable in made.variables.values()}
+    writes = is_assignment(operation) or operation.type.startswith(("ResourceApply", "ResourceSparseApply"))
+    initial = {variable.initializer.name for variable in made.variables.values()}
+    return writes and operation.name not in initial and any(tensor.name in handles for tensor in operation.inputs)
+
+
+def _initializers(spec: EstimatorSpec) -> list[tf.Operation]:
+    """What fills the tables, and what a Scaffold adds."""
+    found = [one for one in v1.get_collection(_KEYS.TABLE_INITIALIZERS) if one is not None]
+    own = getattr(spec.scaffold, "local_init_op", None)
+    return list(dict.fromkeys([*found, *operations([own] if own is not None else [])]))
+
+
+# --- what of it is exported ---------------------------------------------------------------------------------------
+
+
+def _cut(
+    graph: tf.Graph,
+    made: _Made,
+    signatures: Mapping[str, Any],
+    train_op: tf.Operation | None,
+    initializers: Iterable[tf.Operation],
+) -> ExportGraph:
+    """The part of `graph` that the signatures need: no slots of optimizers, no summaries, nothing that trains."""
+    wanted = [graph.as_graph_element(name) for name in _tensor_names(signatures)]
+    wanted_operations = [*operations(wanted), *([train_op] if train_op is not None else [])]
+    running = set(needed(graph, wanted_operations))
+    filling = [one for one in initializers if any(tensor.op in running for tensor in one.inputs)]
+    kept = [name for name, one in made.variables.items() if one.handle.op in running or name == GLOBAL_STEP]
+    local = [name for name in kept if made.store.specs[name].local]
+    init_op = tf.group(*filling, *(made.variables[name].initializer for name in local), name="init_exported")
+    protos = {name: made.variables[name].to_proto() for name in kept}
+    ends = [graph.as_graph_element(name) for proto in protos.values() for name in _names_in(proto)]
+    running = set(needed(graph, [*wanted_operations, init_op, *operations(ends)]))
+    assets = [one.name for one in dict.fromkeys(graph.get_collection(_KEYS.ASSET_FILEPATHS)) if one.op in running]
+
+    exported = tf.Graph()
+    with exported.as_default():
+        tf.graph_util.import_graph_def(_definition(graph, running), name="")
+        variables = {name: type(made.variables[name]).from_proto(proto) for name, proto in protos.items()}
+        for name, variable in variables.items():
+            is_local = name in local
+            exported.add_to_collection(_KEYS.LOCAL_VARIABLES if is_local else _KEYS.GLOBAL_VARIABLES, variable)
+            if variable.trainable and not is_local:
+                exported.add_to_collection(_KEYS.TRAINABLE_VARIABLES, variable)
+        exported.add_to_collection(_KEYS.GLOBAL_STEP, variables[GLOBAL_STEP])
+        if train_op is not None:  # where tf.estimator left it
+            exported.add_to_collection(_KEYS.TRAIN_OP, exported.get_operation_by_name(train_op.name))
+    return ExportGraph(
+        exported,
+        {name: made.store.specs[name] for name in made.names(local=False)},
+        {name: variable for name, variable in variables.items() if name not in local},
+        signatures,
+        [exported.get_tensor_by_name(name) for name in assets],
+        exported.get_operation_by_name(init_op.name),
+    )
+
+
+def _tensor_names(signatures: Mapping[str, Any]) -> list[str]:
+    """Names of all tensors in SignatureDefs."""
+    infos = [
+        info for signature in signatures.values() for info in (*signature.inputs.values(), *signature.outputs.values())
+    ]
+    names: list[str] = []
+    for info in infos:
+        kind = info.WhichOneof("encoding")
+        if kind == "name":
+            names.append(info.name)
+        elif kind == "coo_sparse":
+            sparse = info.coo_sparse
+            names += [sparse.values_tensor_name, sparse.indices_tensor_name, sparse.dense_shape_tensor_name]
+        else:
+            names += [component.name for component in info.composite_tensor.components]
+    return list(dict.fromkeys(names))
+
+
+def _names_in(proto: Any) -> list[str]:
+    """Names of the tensors and operations that a VariableDef names."""
+    names = (proto.variable_name, proto.initializer_name, proto.initial_value_name, proto.snapshot_name)
+    return [name for name in names if name]
+
+
+def _definition(graph: tf.Graph, running: set[tf.Operation]) -> Any:
+    """The GraphDef of these operations, with the functions that they call."""
+    whole = graph.as_graph_def()
+    names = {operation.name for operation in running}
+    part = v1.GraphDef(versions=whole.versions)
+    part.node.extend(node for node in whole.node if node.name in names)
+    for node in part.node:
+        places = [name.decode().removeprefix("loc:@") for name in node.attr["_class"].list.s]
+        if not names.issuperset(places):  # beside an operation that is not exported
+            del node.attr["_class"]
+        elif not places:
+            del node.attr["_class"]
+    functions = {function.signature.name: function for function in whole.library.function}
+    called = _called(part.node)
+    while called:
+        name = called.pop()
+        if name in functions:
+            function = functions.pop(name)
+            part.library.function.append(function)
+            called |= _called(function.node_def)
+    return part
+
+
+def _called(nodes: Iterable[Any]) -> set[str]:
+    """Names of the functions that the attributes of these nodes name."""
+    found: set[str] = set()
+    for node in nodes:
+        found.add(node.op)
+        for value in node.attr.values():
+            found |= {one.name for one in (value.func, *value.list.func) if one.name}
+    return found
