@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner import checkpoints, evaluation, inference, manifest, metrics, warm_start
+from runner import checkpoints, evaluation, inference, manifest, metrics
 from runner.agreement import Agreement, agreement_of
 from runner.damage import WholeCheckpoints
 from runner.exporting import Exporting
@@ -251,8 +251,7 @@ class Estimator(Exporting):
         if self._config.warm_start is None:
             return
         with self._journal.phase("restore"):
-            loaded = warm_start.load(self._config.warm_start, model.store.saved_specs)
-            model.assign(loaded.values)
+            loaded = model.begin_with(self._config.warm_start)
         self._journal.event("warm_start", **loaded.facts)
         self._progress.message(format_table(f"warm start from {loaded.path}", ["variable", "shape", ""], loaded.rows))
 

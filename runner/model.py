@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from runner import warm_start
 from runner.agreement import agreement_of
 from runner.averages import average_name
 from runner.checkpoints import Reader
@@ -24,7 +25,8 @@ from runner.model_fn import ModelFn
 from runner.parameter_server import is_parameter_server
 from runner.placement import Servers
 from runner.precision import LossScale, with_precision
-from runner.run_config import RunConfig
+from runner.run_config import RunConfig, WarmStart
+from runner.seeds import seeded
 from runner.sharding import Rows
 from runner.spread import Spread
 from runner.steps import TrainProgram
@@ -154,6 +156,19 @@ class Model:
             self._warn_of_learning_rates(values, path)
             self.assign(values)
         self._values_of = path
+
+    def begin_with(self, settings: WarmStart) -> warm_start.Loaded:
+        """Gives a new model the values that it begins with. Raises: ValueError: see `warm_start.load`."""
+        with seeded(self._config.seed):
+            loaded = warm_start.load(settings, self.store.saved_specs, self._value)
+        self.assign(loaded.values)
+        return loaded
+
+    def _value(self, name: str) -> np.ndarray:
+        """Of a variable that belongs in a checkpoint, whole."""
+        with self._scope():
+            parts = tf.nest.flatten(value_of(self.store.saved[name]))
+        return np.concatenate([np.atleast_1d(part.numpy()) for part in parts], 0)
 
     def _read(self, reader: Reader, names: Sequence[str]) -> dict[str, Any]:
         if isinstance(self.store.placement, Servers):

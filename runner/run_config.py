@@ -53,11 +53,17 @@ class WarmStart:
     """Values from another checkpoint that a new model begins with.
 
     Attributes:
-      checkpoint: its path, or a folder: the newest whole one in it. Ours, tf.estimator's, or of tf.train.Checkpoint.
+      checkpoint: its path, or a folder: the newest whole one in it, or that of a SavedModel. Ours, tf.estimator's, or
+        of tf.train.Checkpoint.
       include: regular expressions; a variable is taken when one of them matches its whole name, trainable or not.
         None: every trainable one.
       rename: name of a variable here, a prefix of names or a regular expression -> what takes its place in the
         checkpoint, where names differ; groups of the expression are written `\\1`.
+      vocabularies: name of a variable -> a `runner.vocabularies.Vocabulary`, by which its rows are found again where
+        they stand for other tokens by now. `include=()` takes only these.
+      only_trainable: of what `include` matches, only trainable variables.
+      optimizer_state: what optimizers keep is taken, too, where `include` matches it.
+      strict: a variable that is not in the checkpoint is an error; otherwise it keeps its initial value.
 
     Raises:
       ValueError: an expression does not compile.
@@ -66,6 +72,10 @@ class WarmStart:
     checkpoint: str
     include: Sequence[str] | None = None
     rename: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    vocabularies: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    only_trainable: bool = False
+    optimizer_state: bool = False
+    strict: bool = False
 
     def __post_init__(self) -> None:
         for pattern in (*(self.include or ()), *self.rename):

@@ -7,7 +7,7 @@ import difflib
 import functools
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,8 @@ from runner.run_config import WarmStart
 from runner.variable_spec import VariableSpec
 
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_SAVED_MODEL = os.path.join("variables", "variables")
+_NOBODY = np.zeros(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Loaded:
       sources: name -> its name in the checkpoint, of those that are in `values`.
       not_found: name -> the name that was looked for in vain.
       skipped: name -> why it was not looked for.
+      tokens: name -> how many tokens of its vocabulary were found, of those that have one.
     """
 
     path: str
@@ -39,6 +42,7 @@ class Loaded:
     sources: Mapping[str, str]
     not_found: Mapping[str, str]
     skipped: Mapping[str, str]
+    tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def rows(self) -> list[list[str]]:
@@ -46,6 +50,7 @@ class Loaded:
         rows = []
         for name, source in self.sources.items():
             said = "loaded" if source == name else f"loaded from {source}"
+            said += f", {self.tokens[name]} of its tokens" if name in self.tokens else ""
             rows.append([name, str(list(self.values[name].shape)), said])
         for name, source in self.not_found.items():
             where = "" if source == name else f" as {source}"
@@ -63,15 +68,18 @@ class Loaded:
         }
 
 
-def load(settings: WarmStart, specs: Mapping[str, VariableSpec]) -> Loaded:
+def load(
+    settings: WarmStart, specs: Mapping[str, VariableSpec], initial: Callable[[str], np.ndarray] = lambda name: _NOBODY
+) -> Loaded:
     """Reads the values that a new model begins with.
 
     Args:
       specs: of the variables of the model.
+      initial: gives the value of a variable so far; asked for those that have a vocabulary.
 
     Raises:
       ValueError: there is no such checkpoint; a variable has another shape there; one that `include` names in full is
-        not there; an expression matches no variable; nothing is loaded.
+        not there, or any with `strict`; an expression matches no variable; nothing is loaded.
     """
     source = _Source(_checkpoint(settings.checkpoint))
     candidates, skipped = _chosen(settings, specs)
@@ -86,12 +94,15 @@ def load(settings: WarmStart, specs: Mapping[str, VariableSpec]) -> Loaded:
             not_found[name] = wanted
         else:
             sources[name] = found
-    _check_rules(settings, specs, used)
+    _check_rules(settings, specs, candidates, used)
     _check_found(settings, source, sources, not_found)
-    _check_shapes(source, sources, specs)
+    _check_shapes(source, {name: found for name, found in sources.items() if name not in settings.vocabularies}, specs)
     read = source.read(sources.values())
     values = {name: read[found].astype(specs[name].dtype.as_numpy_dtype) for name, found in sources.items()}
-    return Loaded(source.path, values, sources, not_found, skipped)
+    tokens = {}
+    for name, vocabulary in settings.vocabularies.items():
+        values[name], tokens[name] = vocabulary.remapped(name, initial(name), values[name])
+    return Loaded(source.path, values, sources, not_found, skipped, tokens)
 
 
 class _Source:
@@ -137,6 +148,8 @@ def _checkpoint(where: str) -> str:
         if damage is not None:
             raise ValueError(f"train.warm_start.checkpoint={where}: {damage}.")
         return where
+    if tf.io.gfile.exists(os.path.join(where, f"{_SAVED_MODEL}.index")):
+        return os.path.join(where, _SAVED_MODEL)
     path = WholeCheckpoints(Path(where)).latest() or tf.train.latest_checkpoint(where)
     if path is None:
         raise ValueError(f"train.warm_start.checkpoint={where}: there is no checkpoint in that folder.")
@@ -151,10 +164,15 @@ def _chosen(settings: WarmStart, specs: Mapping[str, VariableSpec]) -> tuple[lis
     for name, spec in specs.items():
         if spec.local:
             continue
-        if name == GLOBAL_STEP or name in state:
-            skipped[name] = "the global step" if name == GLOBAL_STEP else "state of the optimizer"
-        elif settings.include is None and not spec.trainable:
+        only_vocabularies = settings.include is not None and not settings.include
+        if name == GLOBAL_STEP:
+            skipped[name] = "the global step"
+        elif name in state and not settings.optimizer_state:
+            skipped[name] = "state of the optimizer"
+        elif (settings.include is None or settings.only_trainable) and not spec.trainable:
             skipped[name] = "not trainable"
+        elif only_vocabularies and name in settings.vocabularies:
+            chosen.append(name)
         elif settings.include is not None and not any(re.fullmatch(one, name) for one in settings.include):
             skipped[name] = "not in include"
         else:
@@ -198,11 +216,16 @@ def _renamed(name: str, rename: Mapping[str, str]) -> tuple[str, str]:
     return name, ""
 
 
-def _check_rules(settings: WarmStart, specs: Mapping[str, VariableSpec], used: set[str]) -> None:
+def _check_rules(settings: WarmStart, specs: Mapping[str, VariableSpec], candidates: list[str], used: set[str]) -> None:
     names = [name for name, spec in specs.items() if not spec.local]
     for pattern in settings.include or ():
         if not any(re.fullmatch(pattern, name) for name in names):
             raise ValueError(f"train.warm_start.include: {pattern!r} matches no variable.{_nearest(pattern, names)}")
+    for name in settings.vocabularies:
+        if name not in candidates:
+            raise ValueError(
+                f"train.warm_start.vocabularies: {name!r} is no variable that is taken.{_nearest(name, candidates)}"
+            )
     for rule in settings.rename:
         if rule not in used:
             raise ValueError(
@@ -215,7 +238,8 @@ def _check_found(
     settings: WarmStart, source: _Source, sources: Mapping[str, str], not_found: Mapping[str, str]
 ) -> None:
     for name, wanted in not_found.items():
-        if name in (settings.include or ()) or name in settings.rename:
+        is_named = name in (settings.include or ()) or name in settings.rename or name in settings.vocabularies
+        if settings.strict or is_named:
             raise ValueError(
                 f"train.warm_start: {source.path} has no variable {wanted!r} for {name!r}."
                 f"{_nearest(wanted, source.names)}"

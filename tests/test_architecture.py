@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cluster_bridge", "heartbeat", "loopback", "parameter_server", "server"),
     ("launcher", "run_config", "strategy", "elements", "operations", "manifest", "tracking", "iterators"),
     ("bridge", "v1_bridge", "keras_bridge", "random_bridge", "ps_bridge", "export_bridge", "variable_spec", "bundles"),
-    ("seeds",),
+    ("seeds", "vocabularies"),
     ("outcome", "stopping", "curves", "randomness", "retention", "divided", "snapshots"),
     ("gang", "sharding", "gradients", "metrics", "shipping", "checkpoints", "predictions", "errors"),
     ("agreement", "damage", "record", "restarts", "placement", "spread"),
