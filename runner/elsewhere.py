@@ -12,6 +12,7 @@ from runner.early_stopping import EarlyStopping, Watched
 from runner.ending import remove_ending, write_ending
 from runner.errors import tells_of_a_lost_peer
 from runner.estimator import Estimator
+from runner.exports import Exports
 from runner.hooks import Hook, Interrupted, Run
 from runner.loop import TrainingRun
 from runner.types import StepResult
@@ -26,11 +27,13 @@ class EvaluatedElsewhere(Hook):
     Attributes:
       metrics: none: the evaluator has them.
       stopped_early: why training ended; None: it did not.
+      exports: none: the evaluator exports.
     """
 
     def __init__(self, estimator: Estimator, rule: EarlyStopping) -> None:
         self.metrics: Mapping[str, Mapping[str, Any]] = {}
         self.stopped_early: str | None = None
+        self.exports = Exports(estimator)
         self._estimator, self._rule = estimator, rule
         self._is_chief = estimator.config.is_chief
         self._is_interrupted = False

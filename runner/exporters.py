@@ -49,6 +49,18 @@ class Exporter(abc.ABC):
         """
 
 
+def checked_exporters(what: str, given: Any) -> tuple[Exporter, ...]:
+    """`given` (one, several or None) as a tuple. Raises: ValueError: something is no exporter, or two share a name."""
+    exporters = (given,) if isinstance(given, Exporter) else tuple(given or ())
+    for one in exporters:
+        if not isinstance(one, Exporter):
+            raise ValueError(f"{what}: {one!r} is no Exporter. Use one of the runner's, or subclass runner.Exporter.")
+    names = [one.name for one in exporters]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{what}: exporters differ in name, since each has a folder of its own; here are {names}.")
+    return exporters
+
+
 class LatestExporter(Exporter):
     """Exports every checkpoint that is evaluated, and keeps the newest ones.
 

@@ -112,6 +112,11 @@ class TrainingRun:
         return self._step
 
     @property
+    def goes_on(self) -> bool:
+        """Whether a further step is to be taken, as far as this process knows."""
+        return self._step < self._target and self.stop_reason is None
+
+    @property
     def steps_per_sec(self) -> float:
         return (self._step - self._first_step) / self.secs if self.secs else 0.0
 
@@ -202,8 +207,7 @@ class TrainingRun:
     @property
     def _may_write_beside(self) -> bool:
         """Whether training goes on after this step, and nobody waits for its checkpoint."""
-        goes_on = self._step < self._target and self.stop_reason is None
-        return goes_on and not self._listeners and self._config.save_checkpoints_asynchronously
+        return self.goes_on and not self._listeners and self._config.save_checkpoints_asynchronously
 
     def _save(self, *, asynchronous: bool) -> str:
         session = self._session_hooks.session

@@ -121,6 +121,7 @@ class RunConfig:
       has_evaluator: another process evaluates the checkpoints of this one (`Cluster("evaluator", 0)` in its RunConfig,
         the same model_dir), and `train_and_evaluate` leaves it to that.
       generation: which start of the run this process belongs to; 0: nobody counts them.
+      export_dir: folder for the folders of exporters; None: `export` in model_dir.
 
     Raises:
       ValueError: both save cadences are given, or a number is negative.
@@ -153,6 +154,7 @@ class RunConfig:
     cluster: Cluster = dataclasses.field(default_factory=Cluster)
     has_evaluator: bool = False
     generation: int = 0
+    export_dir: str | None = None
 
     def __post_init__(self) -> None:
         if self.model_dir is not None:

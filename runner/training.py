@@ -14,6 +14,8 @@ from runner.early_stopping import EarlyStopping, Watched
 from runner.elsewhere import EvaluatedElsewhere
 from runner.ending import Ending
 from runner.estimator import Estimator, InputFn
+from runner.exporters import Exporter, checked_exporters
+from runner.exports import Exports
 from runner.following import Follower, TrainingWatch
 from runner.hooks import Hook, Interrupted, Run
 from runner.loop import TrainingRun
@@ -59,9 +61,10 @@ class EvalSpec:
       throttle_secs: at least so many seconds between the starts of two evaluations; the last checkpoint is
         evaluated all the same.
       at_start: evaluate once before the first step, the new model or what the run goes on from.
+      exporters: are called after each evaluation but that of `at_start`, and at the end of training; one, or several.
 
     Raises:
-      ValueError: steps is not positive, or a number of seconds is negative.
+      ValueError: steps is not positive, or a number of seconds is negative; exporters are none, or share a name.
     """
 
     input_fn: InputFn
@@ -71,8 +74,10 @@ class EvalSpec:
     start_delay_secs: float = 0
     throttle_secs: float = 0
     at_start: bool = False
+    exporters: Sequence[Exporter] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "exporters", checked_exporters("EvalSpec", self.exporters))
         _check("EvalSpec", self.input_fn, steps=self.steps)
         for key in ("start_delay_secs", "throttle_secs"):
             if getattr(self, key) < 0:
@@ -91,6 +96,7 @@ class TrainingResult:
       steps_per_sec: of this call's training, evaluations not counted; 0 when no step was taken.
       checkpoint: path of the last checkpoint; None: an evaluator saw none before training failed.
       stopped_early: why training ended before its last step; None: it did not.
+      exports: paths of what this process exported.
     """
 
     metrics: Mapping[str, Mapping[str, Any]]
@@ -99,6 +105,7 @@ class TrainingResult:
     steps_per_sec: float
     checkpoint: str | None
     stopped_early: str | None = None
+    exports: Sequence[str] = ()
 
 
 def train_and_evaluate(
@@ -114,7 +121,7 @@ def train_and_evaluate(
     read to the end by an earlier process) is evaluated and reported. One that is interrupted ends with its checkpoint.
 
     Raises:
-      ValueError: two evaluations have the same name, or early stopping watches what is not evaluated.
+      ValueError: two evaluations or exporters have the same name, or early stopping watches what is not evaluated.
     """
     if estimator.config.cluster.is_evaluator:
         return follow(estimator, train_spec, eval_spec)
@@ -162,6 +169,7 @@ def follow(
         steps_per_sec=0.0,
         checkpoint=evaluations.last_path,
         stopped_early=evaluations.reason_to_stop() if ending.status == "stopped_early" else None,
+        exports=evaluations.exports.paths,
     )
 
 
@@ -192,6 +200,7 @@ def _train(
         steps_per_sec=0.0 if run is None else run.steps_per_sec,
         checkpoint=checkpoint,
         stopped_early=estimator.agreement.text_of_chief(evaluations.stopped_early or "") or None,
+        exports=evaluations.exports.paths,
     )
 
 
@@ -207,6 +216,7 @@ class _Evaluations(Hook):
       metrics: name of the evaluation -> its last metrics.
       stopped_early: why training ended; None: it did not.
       last_step, last_path: of the checkpoint that was evaluated last, by a process that names them; 0 and None: none.
+      exports: what was exported.
     """
 
     def __init__(
@@ -223,6 +233,7 @@ class _Evaluations(Hook):
         self._last_start: dict[str, float] = {}
         self._last_step: dict[str, int] = {}
         self._watched = Watched(early_stopping, estimator.model_dir)
+        self.exports = Exports(estimator)
 
     def have_ended(self, max_steps: int | None) -> bool:
         """Whether the run was stopped early at its latest checkpoint. To be asked before it goes on from there.
@@ -248,26 +259,30 @@ class _Evaluations(Hook):
         """Before the first loop: a checkpoint of `step` has been written, or the run goes on from it."""
         if not self._has_begun:
             self._has_begun = True
-            self._evaluate_during(run, [spec for spec in self._specs if spec.at_start])
+            self._evaluate_during(run, [spec for spec in self._specs if spec.at_start], exports=False)
 
     def after_save(self, run: TrainingRun) -> None:
         """Evaluates the checkpoint that was just written, where an evaluation is due."""
         due = self._agreement.of_chief([self._due(spec) for spec in self._specs])
-        self._evaluate_during(run, [spec for spec, is_due in zip(self._specs, due, strict=True) if is_due])
+        self._evaluate_during(
+            run, [spec for spec, is_due in zip(self._specs, due, strict=True) if is_due], exports=True
+        )
 
     def evaluate_last(self, step: int) -> None:
-        """Evaluates the checkpoint of `step` where that has not been done."""
+        """Evaluates the checkpoint of `step`, the last one, where that has not been done, and exports it."""
         with contextlib.suppress(Interrupted):
             for spec in self._specs:
                 if self._last_step.get(spec.name or "") != step:
                     self._evaluate(spec, step)
+                self._export(spec, None, is_final=True)
 
     def is_due(self) -> bool:
         """Whether a new checkpoint would be evaluated now."""
         return any(self._is_first(spec) or self._due(spec) for spec in self._specs)
 
     def of_checkpoint(self, path: str, *, is_last: bool) -> Sequence[Callable[[], None]]:
-        """What is due and not done of the checkpoint `path`, each to be called; of the last one, what is not done.
+        """What is due and not done of the checkpoint `path`, each to be called; of the last one, what is not done, and
+        the last exports.
 
         A checkpoint that no run would stop at by itself (the one before the first step, or where it was interrupted)
         only counts where it is the last, or the first with `at_start`.
@@ -277,9 +292,12 @@ class _Evaluations(Hook):
         open_specs = [spec for spec in self._specs if self._last_step.get(spec.name or "") != step]
         due = [spec for spec in open_specs if is_last or self._is_first(spec)]
         others = [spec for spec in open_specs if spec not in due and self._due(spec)]
-        if others and checkpoints.Reader(path).extra().get("evaluate"):
-            due += others
-        return [functools.partial(self._evaluate, spec, step, path) for spec in due]
+        if others and not checkpoints.Reader(path).extra().get("evaluate"):
+            others = []
+        due += others
+        evaluations = [functools.partial(self._evaluate, spec, step, path) for spec in due]
+        exported = self._specs if is_last else others
+        return evaluations + [functools.partial(self._export, spec, path, is_final=is_last) for spec in exported]
 
     def reason_to_stop(self) -> str | None:
         """Why training ends, by the evaluations of this process; None: it goes on."""
@@ -288,7 +306,7 @@ class _Evaluations(Hook):
     def _is_first(self, spec: EvalSpec) -> bool:
         return spec.at_start and (spec.name or "") not in self._last_step
 
-    def _evaluate_during(self, run: Run, specs: Sequence[EvalSpec]) -> None:
+    def _evaluate_during(self, run: Run, specs: Sequence[EvalSpec], *, exports: bool) -> None:
         assert isinstance(run, TrainingRun)
         if specs:
             run.wait_for_checkpoint()
@@ -299,6 +317,12 @@ class _Evaluations(Hook):
                     self._stop_early(run.global_step, run)
         except Interrupted as stopped:
             run.interrupt(str(stopped))
+        for spec in specs if exports and run.goes_on else ():  # else this checkpoint is the last one: `evaluate_last`
+            self._export(spec, None, is_final=False)
+
+    def _export(self, spec: EvalSpec, path: str | None, *, is_final: bool) -> None:
+        """Args: path: of the checkpoint, which has been evaluated; None: it is the latest."""
+        self.exports.call(spec.exporters, path, self.metrics.get(spec.name or "", {}), is_final=is_final)
 
     def _due(self, spec: EvalSpec) -> bool:
         now = time.monotonic()
@@ -342,6 +366,7 @@ def _checked(train_spec: TrainSpec, eval_spec: EvalSpec | Sequence[EvalSpec]) ->
     if len(set(names)) < len(names):
         raise ValueError(f"train_and_evaluate: evaluations must differ in name, and there are {names}.")
     _check_watched(train_spec.early_stopping, names)
+    checked_exporters("train_and_evaluate", [one for spec in eval_specs for one in spec.exporters])
     return eval_specs
 
 

@@ -52,6 +52,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("evaluation", "exporting", "exporters"),
     # 5
     ("estimator",),
+    ("exports",),
     ("elsewhere",),
     # 6
     ("training",),
