@@ -17,6 +17,7 @@ import tensorflow as tf
 from runner.cluster import Cluster
 from runner.errors import PeerLost
 from runner.gradients import local_replica
+from runner.parameter_server import is_parameter_server
 
 _SUM = tf.distribute.ReduceOp.SUM
 
@@ -147,6 +148,21 @@ class Together:
             if is_loss_of_peer(error):
                 raise PeerLost(f"a worker of the cluster was lost: {_reason(error)}") from error
             raise
+
+
+def check_evaluation(training: Any, evaluation: Any) -> None:
+    """Checks the strategies of a RunConfig. Several processes are joined for one strategy.
+
+    Raises: ValueError: evaluation has one of several processes that is not that of training.
+    """
+    if not isinstance(evaluation, tf.distribute.Strategy) or evaluation is training:
+        return
+    if is_parameter_server(evaluation) or agreement_of(evaluation).num_workers > 1:
+        raise ValueError(
+            f"RunConfig(eval_distribute={type(evaluation).__name__}): processes are joined for one strategy. Give the "
+            "object that is train_distribute, None (which means that), or a strategy of one process; or evaluate in a "
+            "program of its own."
+        )
 
 
 def agreement_of(strategy: tf.distribute.Strategy | None) -> Agreement:

@@ -8,7 +8,6 @@ from typing import Any
 from runner.config import Config, ConfigError
 
 AVAILABLE: Mapping[str, tuple[Any, ...]] = {
-    "eval_strategy.name": ("default", "one_device", "mirrored", "central_storage"),
     "export.exporters": (None,),
     "export.dir": (None,),
 }

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from runner.config import (
+    CLUSTER_STRATEGIES,
     ENVIRONMENT_COMMANDS,
     EVALUATING_COMMANDS,
     STRATEGY_OPTIONS,
@@ -37,6 +38,7 @@ def check(config: Config) -> None:
     _check_cluster(config)
     _check_strategy("strategy", config.strategy)
     _check_strategy("eval_strategy", config.eval_strategy)
+    _check_eval_strategy(config)
     _check_virtual_devices(config)
     _check_batch_divides(config)
     _check_inputs(config)
@@ -134,6 +136,23 @@ def _check_strategy(key: str, strategy: StrategyConfig) -> None:
             f"{key}.num_packs={strategy.num_packs} has no effect with {key}.cross_device_ops="
             f"{strategy.cross_device_ops or 'null'}. Set that to {' or '.join(packed)}."
         )
+
+
+def _check_eval_strategy(config: Config) -> None:
+    """That evaluation has the strategy of training, or one of a single process."""
+    name = config.eval_strategy.name
+    if name not in (*CLUSTER_STRATEGIES, "tpu"):
+        return
+    instead = "leave eval_strategy at same, which is that of training"
+    if name != config.strategy.name:
+        instead = (
+            f"evaluate in a run of its own, command=evaluate strategy={name} model_dir=..., or choose same, default, "
+            "one_device, mirrored or central_storage"
+        )
+    raise ConfigError(
+        f"eval_strategy={name} with strategy={config.strategy.name}: processes and TPUs are joined for one strategy; "
+        f"{instead}."
+    )
 
 
 def _check_devices(key: str, strategy: StrategyConfig) -> None:

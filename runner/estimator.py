@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner import checkpoints, evaluation, inference, manifest, metrics
-from runner.agreement import Agreement, agreement_of
+from runner.agreement import Agreement, agreement_of, check_evaluation
 from runner.damage import WholeCheckpoints
 from runner.exporting import Exporting
 from runner.hooks import Hook, PassRun
@@ -76,6 +76,7 @@ class Estimator(Exporting):
         self._model_fn = ModelFn(model_fn, Params(self._params), self._config)
         self._journal = journal or NullJournal()
         self._progress = progress or NullProgress()
+        check_evaluation(self._config.train_distribute, self._config.eval_distribute)
         self._agreement = agreement_of(self._config.train_distribute)
         self._models: dict[int, Model] = {}  # by their strategy
         self._checkpoints = WholeCheckpoints(self.model_dir)
