@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from runner import composing, mistakes, parsing, resolvers, saved, user_code
+from runner import composing, dialect, mistakes, parsing, resolvers, saved, user_code
 from runner.config import CLUSTER_COMMANDS, ENVIRONMENT_COMMANDS, TRAINING_COMMANDS, TRAINING_RUNS, Config, ConfigError
 from runner.masking import mask_text, secrets_of, secrets_of_overrides
 from runner.outcome import FAILED, FINISHED, USER_ERROR
@@ -218,6 +218,9 @@ def _checked(
         )
     for key, name, default in config.functions():
         user_code.locate(key, name, default)
+    config, why = dialect.resolved(config, env)
+    if why and config.run.progress != "off" and not is_sweep:
+        print(why, file=sys.stderr)
     if config.command in CLUSTER_COMMANDS or (config.strategy.name == "tpu" and config.command != "inspect"):
         found = resolvers.detect(env, config.cluster, config.strategy)
         if found.has_others:

@@ -53,7 +53,7 @@ class ConfigError(ValueError):
 def _setting(
     default: Any,
     *,
-    choices: tuple[str, ...] = (),
+    choices: tuple[Any, ...] = (),
     minimum: int | None = None,
     above: float | None = None,
     below: float | None = None,
@@ -72,10 +72,16 @@ def _ranking() -> Any:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which model_fn, and the `params` it is called with."""
+    """Which model_fn, the `params` it is called with, and the TensorFlow that it was written for.
+
+    Attributes:
+      classic: whether the names of tf.estimator are put on TensorFlow: true, false, or auto.
+    """
 
     fn: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
+    classic: Any = _setting("auto", choices=("auto", True, False))
+    keras: str = _setting("auto", choices=("auto", "keras3", "legacy"))
 
 
 @dataclass(frozen=True)

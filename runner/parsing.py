@@ -197,7 +197,7 @@ def _check_value(key: str, found: Any, limits: Mapping[str, Any]) -> None:
         raise ConfigError(f"{key}={shown} is neither 'auto' nor a whole number.")
     for one in found if isinstance(found, list) else [found]:
         if limits["choices"] and one not in limits["choices"]:
-            choices = available(key, limits["choices"])
+            choices = [str(one).lower() if isinstance(one, bool) else one for one in available(key, limits["choices"])]
             hint = _nearest(one, choices)
             raise ConfigError(f"{key}={one} is not allowed.{hint} Allowed: {', '.join(choices)}.")
     minimum, above, below = limits["minimum"], limits["above"], limits["below"]

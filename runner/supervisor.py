@@ -22,7 +22,7 @@ from typing import Any
 
 import runner
 from runner import config as configs
-from runner import report
+from runner import dialect, report
 from runner.cluster import ALONE, Cluster
 from runner.config import Config, StrategyConfig
 from runner.files import MODEL_SUMMARY_FILE, read_json
@@ -87,6 +87,7 @@ def run(
       ConfigError: another process is using the model_dir.
     """
     member = member or Member()
+    env = dialect.environment(config.model, env)
     if config.strategy.name in configs.CLUSTER_STRATEGIES and not config.is_cluster:
         print(
             f"command={config.command} runs in one process, without strategy={config.strategy.name}.", file=sys.stderr
@@ -201,6 +202,7 @@ def _build_tasks(
 def _run_tasks(tasks: Tasks, file: Path) -> Ending:
     """Runs the tasks on `file`, in processes of their own or, with `run.inline`, the only one in this."""
     if tasks.config.run.inline:
+        os.environ.update(dialect.environment(tasks.config.model, {}))
         return Ending(_run_inline(file, tasks.stops), Task(ALONE, (), {}))
     saves = tasks.config.command in configs.TRAINING_RUNS
     return tasks.run("the task saves a checkpoint" if saves else "nothing is saved")

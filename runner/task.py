@@ -9,6 +9,7 @@ A task of a cluster finds its place in TF_CONFIG. Each has a journal; the chief 
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import signal
@@ -197,6 +198,8 @@ def _do_command(
     with journal.phase("import"), quiet_import(os.environ), garbage.not_searched():
         from runner import commands
 
+        if config.model.classic is True:  # before the user's modules
+            importlib.import_module("runner.classic")
     result = commands.run(config, commands.Surroundings(journal, progress, stop, stop.install, started, cluster))
     journal.event("result", **result)
 

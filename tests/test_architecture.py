@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("config", "early_stopping"),  # the schema
     ("availability", "checks", "debugging", "local_cluster", "tf_config", "slurm", "kubernetes", "tpu"),
     ("parsing", "lock", "saved", "resolvers"),  # a tree, checked against the schema
-    ("mistakes", "provenance", "cluster_info"),
+    ("mistakes", "provenance", "cluster_info", "dialect"),
     # 1 one mechanism each
     ("cluster_bridge", "heartbeat", "loopback", "parameter_server", "server"),
     ("launcher", "run_config", "strategy", "elements", "operations", "manifest", "tracking", "iterators"),
@@ -81,7 +81,7 @@ WITHOUT_TENSORFLOW = (
     "types", "files", "report", "journal", "user_code", "cluster", "config", "parsing", "launcher", "tracking",
     "shipping", "sweep", "supervisor", "app", "masking", "garbage", "identity", "lock", "saved", "mistakes",
     "provenance", "outcome", "stopping", "composing", "multirun", "availability", "checks", "debugging",
-    "names", "curves", "predictions", "errors", "task", "ranking", "output", "step_range",
+    "names", "dialect", "curves", "predictions", "errors", "task", "ranking", "output", "step_range",
     "manifest", "retention", "local_cluster", "gang", "tf_config", "slurm", "kubernetes", "tpu", "resolvers",
     "cluster_info", "heartbeat", "loopback", "restarts", "tasks", "peers", "peer_run", "spares", "standby", "ending",
     "classic", "classic.names", "classic.install", "classic.classic_bridge",

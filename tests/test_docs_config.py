@@ -102,7 +102,8 @@ def config_of(answers: list[Any], *words: str) -> dict[str, Any]:
 
 def test_the_users_own_files_are_options_beside_ours(answers: list[Any]) -> None:
     config = config_of(answers, "model=mine", "input=mine")
-    assert config["model"] == {"fn": "model_fns.mine", "params": {"width": 32, "learning_rate": 0.01}}
+    assert config["model"]["fn"] == "model_fns.mine"
+    assert config["model"]["params"] == {"width": 32, "learning_rate": 0.01}
     assert config["input"]["train"]["fn"] == "input_fns.mine"
     assert config["input"]["eval"]["params"] == {"path": "data/held_out"}
     assert config["input"]["predict"]["fn"] is None  # of custom, which mine begins with
