@@ -11,21 +11,19 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from runner import warm_start
-from runner.averages import average_name
-from runner.checkpoints import Reader
+from runner.bundles import write_bundle
 from runner.export_graph import ExportGraph, Receiver, build_graph
+from runner.export_values import values_of
 from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.run_config import RunConfig
-from runner.variable_spec import VariableSpec
 
 v1 = tf.compat.v1
-_log = logging.getLogger(__name__)
 
 TAGS = {ModeKeys.TRAIN: ["train"], ModeKeys.EVAL: ["eval"], ModeKeys.PREDICT: ["serve"]}
 """Mode -> the tags by which its graph is found in a SavedModel."""
@@ -100,9 +98,10 @@ def write_saved_model(
             }
             builder = v1.saved_model.Builder(temporary)
             for mode, graph in graphs.items():
-                values = _Values(source, graph.specs, trains=ModeKeys.TRAIN in modes)
-                _add(builder, graph, TAGS[mode], values, is_first=mode == modes[0])
+                _add(builder, graph, TAGS[mode], is_first=mode == modes[0])
             builder.save(as_text)
+            values = values_of(list(graphs.values()), source.checkpoint, source.config, trains=ModeKeys.TRAIN in modes)
+        write_bundle(Path(temporary) / "variables" / "variables", values)
         for name, file in extra.items():
             target = os.path.join(temporary, "assets.extra", name)
             tf.io.gfile.makedirs(os.path.dirname(target))
@@ -116,24 +115,34 @@ def write_saved_model(
     return Written(path, signatures)
 
 
-def _add(builder: Any, exported: ExportGraph, tags: Sequence[str], values: _Values, *, is_first: bool) -> None:
-    # A serving host need not have the devices of this one.
-    given = {"assets_collection": exported.assets, "clear_devices": True, "main_op": exported.init_op}
-    known = values.of(exported.variables) if is_first else {}
-    with exported.graph.as_default(), v1.Session(graph=exported.graph, config=_on_cpu()) as session:
-        saver = v1.train.Saver(dict(exported.variables), sharded=True, allow_empty=True)
-        if not is_first:
+def _add(builder: Any, exported: ExportGraph, tags: Sequence[str], *, is_first: bool) -> None:
+    given: dict[str, Any] = {
+        "assets_collection": exported.assets,
+        "clear_devices": True,  # a serving host need not have the devices of this one
+        "main_op": exported.init_op,
+        "strip_default_attrs": True,
+    }
+    with exported.graph.as_default():
+        saver = _WithoutValues(v1.train.Saver(dict(exported.variables), sharded=True, allow_empty=True))
+        if is_first:
+            builder.add_meta_graph_and_variables(None, tags, dict(exported.signatures), saver=saver, **given)
+        else:
             builder.add_meta_graph(tags, dict(exported.signatures), saver=saver, **given)
-            return
-        for name, variable in exported.variables.items():
-            if name in known:
-                variable.load(known[name], session)
-            else:
-                session.run(variable.initializer)
-        builder.add_meta_graph_and_variables(
-            session, tags, dict(exported.signatures), saver=saver,
-            strip_default_attrs=True, **given,
-        )  # fmt: skip
+
+
+class _WithoutValues:
+    """A Saver for the builder, which would take the values out of a session.
+
+    They are written beside it, from where they are, and no session holds them a second time.
+    """
+
+    def __init__(self, saver: Any) -> None:
+        self._saver = saver
+
+    def save(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._saver, name)
 
 
 @contextlib.contextmanager
@@ -146,70 +155,6 @@ def _without_advice() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-def _on_cpu() -> Any:
-    """A session that takes no memory of a GPU: it only hands values on."""
-    return v1.ConfigProto(device_count={"GPU": 0}, allow_soft_placement=True)
-
-
-class _Values:
-    """The values of the variables of `specs`.
-
-    Raises:
-      ValueError: the checkpoint lacks one, or has it in another shape; there are no averages to export.
-    """
-
-    def __init__(self, source: Source, specs: Mapping[str, VariableSpec], *, trains: bool) -> None:
-        self._source = source
-        self._reader: Reader | None = None
-        self._names: dict[str, str] = {}
-        self._warm: Mapping[str, Any] = {}
-        if source.checkpoint is not None:
-            self._reader = Reader(source.checkpoint)
-            self._check(self._reader, specs)
-            self._names = self._sources(self._reader, specs, trains=trains)
-        elif source.config.warm_start is not None:
-            self._warm = warm_start.load(source.config.warm_start, specs).values
-
-    def of(self, names: Iterable[str]) -> dict[str, Any]:
-        """Name -> value; a variable that is not among them begins with its initial value."""
-        if self._reader is None:
-            return {name: self._warm[name] for name in names if name in self._warm}
-        sources = {name: self._names[name] for name in names}
-        values = self._reader.get_many(dict.fromkeys(sources.values()))
-        return {name: values[source] for name, source in sources.items()}
-
-    def _sources(self, reader: Reader, specs: Mapping[str, VariableSpec], *, trains: bool) -> dict[str, str]:
-        """Name -> the name whose value is exported: the moving average of a weight where evaluation shows it."""
-        names = {name: name for name in specs}
-        decay = self._source.config.ema_decay
-        if decay is None or trains:
-            return names
-        averaged = {name: average_name(name) for name in specs if reader.has(average_name(name))}
-        if not averaged:
-            raise ValueError(
-                f"train.ema_decay={decay}: {reader.path} has no moving averages of the weights to export. It was "
-                "trained without; set train.ema_decay=null."
-            )
-        _log.info("Exported are the moving averages of the weights (ema_decay=%s).", decay)
-        return names | averaged
-
-    def _check(self, reader: Reader, specs: Mapping[str, VariableSpec]) -> None:
-        there = reader.names()
-        missing = [name for name in specs if name not in there]
-        if missing:
-            raise ValueError(
-                f"checkpoint {reader.path} has no variable {', '.join(map(repr, missing))}, which model_fn asks for in "
-                f"the mode that is exported. It has: {', '.join(there)}. Every mode of model_fn uses the variables of "
-                "TRAIN under the same names."
-            )
-        for name, spec in specs.items():
-            if not spec.shape.is_compatible_with(there[name][0]):
-                raise ValueError(
-                    f"variable {name!r} is {list(there[name][0])} in checkpoint {reader.path} and was requested as "
-                    f"{spec.shape.as_list()}. A name has one shape in all modes."
-                )
 
 
 def _described(signature: Any) -> str:

@@ -17,7 +17,7 @@ from runner import export_bridge
 from runner.export_outputs import EvalOutput, ExportOutput, PredictOutput, TrainOutput, outputs_of, signatures_of
 from runner.keras_bridge import keras_trace
 from runner.model_fn import EstimatorSpec, ModeKeys
-from runner.operations import is_assignment, needed, operations
+from runner.operations import changes_state, needed, operations
 from runner.receivers import ServingInputReceiver, SupervisedInputReceiver
 from runner.variable_spec import VariableSpec
 from runner.variables import GLOBAL_STEP, Served, VariableStore
@@ -130,6 +130,7 @@ def _variables_of(graph: tf.Graph, store: VariableStore, with_initial_values: bo
 
 def _exactly(graph: tf.Graph, name: str) -> str:
     """`name` such that a variable gets it as it is, also where a name scope has been made for it."""
+    name = name.lstrip("_")  # of the random state of evaluation; no name in a graph may begin so
     try:
         graph.get_operation_by_name(name)
     except KeyError:
@@ -160,7 +161,6 @@ def _outputs(spec: EstimatorSpec, made: _Made) -> tuple[dict[str, ExportOutput],
 
 def _metric_pairs(spec: EstimatorSpec, made: _Made) -> dict[str, tuple[Any, Any]]:
     """Name -> (value, update) of the metrics, whatever they are."""
-    graph = v1.get_default_graph()
     pairs: dict[str, tuple[Any, Any]] = {}
     for name, metric in (spec.eval_metric_ops or {}).items():
         if isinstance(metric, tuple | list):
@@ -168,13 +168,8 @@ def _metric_pairs(spec: EstimatorSpec, made: _Made) -> dict[str, tuple[Any, Any]
         elif tf.is_tensor(metric):
             value, update = v1.metrics.mean(metric)
         else:
-            handles = {variable.value.handle.name for variable in metric.variables}
-            written = [
-                one
-                for one in graph.get_operations()
-                if is_assignment(one) and handles & {tensor.name for tensor in one.inputs}
-            ]
-            with tf.control_dependencies(written):
+            own = [variable for variable, owner in made.served.requests.values() if owner in metric.variables]
+            with tf.control_dependencies(_writes(made, own)):
                 value, update = metric.result(), tf.identity(metric.result())
         pairs[name] = value, update
     return pairs
@@ -183,27 +178,29 @@ def _metric_pairs(spec: EstimatorSpec, made: _Made) -> dict[str, tuple[Any, Any]
 def _train_op(spec: EstimatorSpec, loss: tf.Tensor, made: _Made) -> tf.Operation:
     """What takes a step. An `optimizer` is applied as it is: the options of `train` belong to the runner."""
     if spec.train_op is not None:
-        return tf.group(spec.train_op)
+        return tf.group(spec.train_op, *_writes(made, made.served.keras_variables()))
     step, pairs = v1.train.get_global_step(), list(made.served.trainable.values())
     gradients = tf.gradients(loss, [variable for variable, _ in pairs])
     known = [(g, v, owner) for g, (v, owner) in zip(gradients, pairs, strict=True) if g is not None]
     optimizer: Any = spec.optimizer
-    first = len(v1.get_default_graph().get_operations())
     if isinstance(optimizer, v1.train.Optimizer):
         optimizer.apply_gradients([(g, v) for g, v, _ in known])
     elif hasattr(optimizer, "apply") and hasattr(optimizer, "update_step"):
         optimizer.apply([g for g, _, _ in known], [v if owner is None else owner for _, v, owner in known])
     else:
         optimizer.apply_gradients([(g, v) for g, v, _ in known])
-    written = [one for one in v1.get_default_graph().get_operations()[first:] if _writes_to(one, made)]
-    return tf.group(*written, step.assign_add(1))
+    return tf.group(*_writes(made, made.variables.values()), step.assign_add(1))
 
 
-def _writes_to(operation: tf.Operation, made: _Made) -> bool:
-    handles = {variable.handle.name for variable in made.variables.values()}
-    writes = is_assignment(operation) or operation.type.startswith(("ResourceApply", "ResourceSparseApply"))
+def _writes(made: _Made, variables: Iterable[Any]) -> list[tf.Operation]:
+    """Operations that write to `variables`, but for those that give them their initial value."""
+    handles = {variable.handle.name for variable in variables}
     initial = {variable.initializer.name for variable in made.variables.values()}
-    return writes and operation.name not in initial and any(tensor.name in handles for tensor in operation.inputs)
+    return [
+        one
+        for one in v1.get_default_graph().get_operations()
+        if changes_state(one) and one.name not in initial and any(tensor.name in handles for tensor in one.inputs)
+    ]
 
 
 def _initializers(spec: EstimatorSpec) -> list[tf.Operation]:

@@ -1,0 +1,92 @@
+"""The values of an exported model's variables: those of a checkpoint, or of a new model that begins with another's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner import warm_start
+from runner.averages import average_name
+from runner.checkpoints import Reader
+from runner.export_graph import ExportGraph
+from runner.run_config import RunConfig
+from runner.variable_spec import VariableSpec
+
+v1 = tf.compat.v1
+_log = logging.getLogger(__name__)
+
+
+def values_of(
+    graphs: Sequence[ExportGraph], checkpoint: str | None, config: RunConfig, *, trains: bool
+) -> dict[str, Any]:
+    """Name -> value of each variable that one of `graphs` has.
+
+    Args:
+      checkpoint: its path; None: the model is new, and begins with what `config.warm_start` names.
+      config: whether weights or their moving averages are exported.
+      trains: one of the graphs goes on with training, for which the weights are what they are.
+
+    Raises:
+      ValueError: the checkpoint lacks a variable that model_fn asks for, or has it in another shape; there are no
+        averages to export.
+    """
+    specs = {name: spec for graph in graphs for name, spec in graph.specs.items()}
+    names = dict.fromkeys(name for graph in graphs for name in graph.variables)
+    if checkpoint is None:
+        return _new_values(graphs, config, specs)
+    reader = Reader(checkpoint)
+    _check(reader, specs)
+    averaged = {} if config.ema_decay is None or trains else _averaged(reader, specs, config)
+    sources = {name: averaged.get(name, name) for name in names}
+    values = reader.get_many(dict.fromkeys(sources.values()))
+    return {name: values[source] for name, source in sources.items()}
+
+
+def _new_values(graphs: Sequence[ExportGraph], config: RunConfig, specs: Mapping[str, VariableSpec]) -> dict[str, Any]:
+    """Initial values, and over them those of the checkpoint of the warm start."""
+    values: dict[str, Any] = {}
+    for exported in graphs:
+        new = {name: variable for name, variable in exported.variables.items() if name not in values}
+        with exported.graph.as_default(), v1.Session(graph=exported.graph, config=_on_cpu()) as session:
+            values |= session.run({name: variable.initial_value for name, variable in new.items()})
+    if config.warm_start is not None:
+        loaded = warm_start.load(config.warm_start, specs).values
+        values |= {name: value for name, value in loaded.items() if name in values}
+    return values
+
+
+def _averaged(reader: Reader, specs: Mapping[str, VariableSpec], config: RunConfig) -> dict[str, str]:
+    """Weight -> its moving average, which evaluation shows in its place."""
+    averaged = {name: average_name(name) for name in specs if reader.has(average_name(name))}
+    if not averaged:
+        raise ValueError(
+            f"train.ema_decay={config.ema_decay}: {reader.path} has no moving averages of the weights to export. It "
+            "was trained without; set train.ema_decay=null."
+        )
+    _log.info("Exported are the moving averages of the weights (ema_decay=%s).", config.ema_decay)
+    return averaged
+
+
+def _check(reader: Reader, specs: Mapping[str, VariableSpec]) -> None:
+    there = reader.names()
+    missing = [name for name in specs if name not in there]
+    if missing:
+        raise ValueError(
+            f"checkpoint {reader.path} has no variable {', '.join(map(repr, missing))}, which model_fn asks for in the "
+            f"mode that is exported. It has: {', '.join(there)}. Every mode of model_fn uses the variables of TRAIN "
+            "under the same names."
+        )
+    for name, spec in specs.items():
+        if not spec.shape.is_compatible_with(there[name][0]):
+            raise ValueError(
+                f"variable {name!r} is {list(there[name][0])} in checkpoint {reader.path} and was requested as "
+                f"{spec.shape.as_list()}. A name has one shape in all modes."
+            )
+
+
+def _on_cpu() -> Any:
+    """A session that takes no memory of a GPU: it only hands values on."""
+    return v1.ConfigProto(device_count={"GPU": 0}, allow_soft_placement=True)
