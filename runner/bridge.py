@@ -35,10 +35,6 @@ from tensorflow.python.eager.polymorphic_function import atomic_function
 # Which operations have kernels of XLA.
 from tensorflow.python.framework import kernels
 
-# UninitializedVariable: a tf.Variable with a handle but no value, so that discovery allocates nothing.
-# When it moves: create tf.Variable(tf.zeros(shape)) instead; discovery then holds a second copy of the model.
-from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
-
 __all__ = [
     "CallTimeValue",
     "PerReplica",
@@ -55,37 +51,12 @@ __all__ = [
     "names_in_object_graph",
     "operations_of_xla",
     "program_order_in_branches",
-    "uninitialized_variable",
 ]
 
 v1 = tf.compat.v1
 
 _numbers = itertools.count()
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
-
-
-class _Twin(UninitializedVariable):
-    """A variable without a value that knows which one it will get: v1 moving averages start from it."""
-
-    initial: Callable[[], Any]
-
-    @property
-    def initial_value(self) -> Any:
-        return self.initial()
-
-
-def uninitialized_variable(
-    name: str, shape: tf.TensorShape, dtype: tf.DType, trainable: bool, initial: Callable[[], Any] | None = None
-) -> tf.Variable:
-    """An eager variable without a value; `assign` gives it one and allocates it.
-
-    Args:
-      initial: computes its initial value, for those who ask before it has one.
-    """
-    with tf.init_scope(), v1.name_scope(None):
-        twin = _Twin(name=name, shape=shape, dtype=dtype, trainable=trainable)
-    twin.initial = initial or (lambda: tf.zeros(shape, dtype))
-    return twin
 
 
 @contextlib.contextmanager

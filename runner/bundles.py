@@ -63,19 +63,19 @@ def is_far(value: Any) -> bool:
     return "/job:ps/" in (getattr(value, "device", None) or "")
 
 
-def slice_specs(parts: Sequence[tf.TensorShape]) -> list[str]:
-    """TensorFlow's words for consecutive slices along axis 0: "10 4 0,5:0,4" is rows 0-4 of a [10, 4].
+def slice_specs(parts: Sequence[tf.TensorShape], axis: int = 0) -> list[str]:
+    """TensorFlow's words for consecutive slices along an axis: "10 4 0,5:0,4" is rows 0-4 of a [10, 4].
 
     Args:
       parts: the shape of each slice.
     """
-    rows = sum(part[0] for part in parts)
-    whole = " ".join(str(size) for size in (rows, *parts[0][1:]))
-    rest = "".join(f":0,{size}" for size in parts[0][1:])
+    sizes = [part[axis] for part in parts]
+    whole = [sum(sizes) if number == axis else size for number, size in enumerate(parts[0])]
     specs, start = [], 0
-    for part in parts:
-        specs.append(f"{whole} {start},{part[0]}{rest}")
-        start += part[0]
+    for size in sizes:
+        slices = [f"{start},{size}" if number == axis else f"0,{all_}" for number, all_ in enumerate(whole)]
+        specs.append(f"{' '.join(map(str, whole))} {':'.join(slices)}")
+        start += size
     return specs
 
 

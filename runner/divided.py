@@ -1,8 +1,9 @@
-"""Variables that are divided by rows over parameter servers: what is saved of them under one name."""
+"""Variables that are divided, over parameter servers or by a v1 partitioner: what is saved of them under one name."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import re
 from collections.abc import Callable, Mapping
@@ -13,22 +14,39 @@ import tensorflow as tf
 from runner import bundles
 
 
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What a part is a part of.
+
+    Attributes:
+      whole: name of the variable.
+      number: parts are in the order of their numbers.
+      axis: along which the variable is divided.
+    """
+
+    whole: str
+    number: int
+    axis: int = 0
+
+
 class Divided:
-    """The parts of one variable, in the order of their rows, where one variable is read, written or saved.
+    """The parts of one variable, in their order, where one variable is read, written or saved.
 
     Args:
       parts: by their names.
+      axis: along which it is divided.
     """
 
-    def __init__(self, parts: Mapping[str, tf.Variable]) -> None:
+    def __init__(self, parts: Mapping[str, tf.Variable], axis: int = 0) -> None:
         self.names, self.parts = tuple(parts), tuple(parts.values())
-        self.dtype = self.parts[0].dtype
-        self.shape = tf.TensorShape([sum(self.sizes)]).concatenate(self.parts[0].shape[1:])
+        self.dtype, self.axis = self.parts[0].dtype, axis
+        shape = self.parts[0].shape.as_list()
+        self.shape = tf.TensorShape([*shape[:axis], sum(self.sizes), *shape[axis + 1 :]])
 
     @property
     def sizes(self) -> list[int]:
-        """Rows of each part."""
-        return [int(part.shape[0]) for part in self.parts]
+        """Of each part, along the axis."""
+        return [int(part.shape[self.axis]) for part in self.parts]
 
 
 def assign(variable: Any, value: Any) -> None:
@@ -38,16 +56,16 @@ def assign(variable: Any, value: Any) -> None:
             variable.assign(value)
         return
     if not isinstance(value, tuple):
-        ends = [sum(variable.sizes[: number + 1]) for number in range(len(variable.parts))]
-        value = tuple(value[end - size : end] for size, end in zip(variable.sizes, ends, strict=True))
-    for part, rows in zip(variable.parts, value, strict=True):
-        assign(part, rows)
+        value = tf.split(value, variable.sizes, variable.axis)
+    for part, own in zip(variable.parts, value, strict=True):
+        assign(part, own)
 
 
 def value_of(variable: Any) -> Any:
-    """The value of a variable; of a Divided a tuple, one of each part. On a parameter server it stays there."""
+    """The value of a variable; of a Divided by rows a tuple, one of each part. On a parameter server it stays there."""
     if isinstance(variable, Divided):
-        return tuple(value_of(part) for part in variable.parts)
+        values = tuple(value_of(part) for part in variable.parts)
+        return values if variable.axis == 0 else tf.concat(values, variable.axis)
     with _where(variable):
         return variable.read_value()
 
@@ -62,31 +80,33 @@ def part_name(name: str, number: int) -> str:
     return f"{name}/part_{number}"
 
 
-def folded(
-    variables: Mapping[str, tf.Variable], parts: Mapping[str, tuple[str, int]]
-) -> dict[str, tf.Variable | Divided]:
+def folded(variables: Mapping[str, tf.Variable], parts: Mapping[str, Part]) -> dict[str, tf.Variable | Divided]:
     """`variables`, with those that are parts of one under the name that it has where it is whole.
 
     An optimizer keeps state for each part; where that has a row for each row of the part, it is a part, too.
 
     Args:
-      parts: name of a part -> the name of the whole, and which part it is.
+      parts: by their names.
     """
     found: dict[str, Any] = {}
     rows = {name: variables[name].shape[:1] for name in parts}
     patterns = {name: _pattern(name) for name in parts}
+    axes: dict[str, int] = {}
     for name, variable in variables.items():
         matches = (
             part for part, pattern in patterns.items() if pattern.search(name) and variable.shape[:1] == rows[part]
         )
-        part = next(matches, None)
+        part = name if name in parts else next(matches, None)
         if part is None:
             found[name] = variable
         else:
-            whole, number = parts[part]
-            found.setdefault(_of_whole(name, patterns[part], whole), {})[number] = name
+            whole = _of_whole(name, patterns[part], parts[part].whole)
+            axes[whole] = parts[part].axis
+            found.setdefault(whole, {})[parts[part].number] = name
     return {
-        name: Divided({one[number]: variables[one[number]] for number in sorted(one)}) if isinstance(one, dict) else one
+        name: Divided({one[number]: variables[one[number]] for number in sorted(one)}, axes[name])
+        if name in axes
+        else one
         for name, one in found.items()
     }
 
@@ -96,7 +116,9 @@ def read_on_servers(path: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     by_place: dict[str, list[tuple[str, int, str, tf.DType]]] = {}
     for name, variable in variables.items():
         parts = variable.parts if isinstance(variable, Divided) else [variable]
-        rows = bundles.slice_specs([part.shape for part in parts]) if isinstance(variable, Divided) else [""]
+        rows = [""]
+        if isinstance(variable, Divided):
+            rows = bundles.slice_specs([part.shape for part in parts], variable.axis)
         for number, part in enumerate(parts):
             by_place.setdefault(part.device, []).append((name, number, rows[number], part.dtype))
     read: dict[str, dict[int, tf.Tensor]] = {name: {} for name in variables}

@@ -19,7 +19,7 @@ from tensorflow.python.distribute.sharded_variable import ShardedVariable
 # embedding_ops: where tf.nn's lookups look for what else can be looked up in.
 from tensorflow.python.ops import embedding_ops
 
-# UninitializedVariable: see runner.bridge.
+# UninitializedVariable: see runner.variable_bridge.
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 from tensorflow.python.util import dispatch
 

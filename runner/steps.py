@@ -282,6 +282,7 @@ def _train_replica(
     with tape:
         spec = model_call(features, labels, ModeKeys.TRAIN)
         loss = spec.loss if is_cut and spec.optimizer is not None else objective(spec, replica, num_replicas)
+    v1.add_to_collection(v1.GraphKeys.LOSSES, spec.loss)  # as in tf.estimator, whose hooks look here
     summaries = _v2_summaries()
     if spec.optimizer is None:
         moved = averages.update(replica, config.ema_decay)

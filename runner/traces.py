@@ -22,6 +22,7 @@ from runner.operations import needed
 from runner.randomness import Stream, drawing_from, moment, stateless_random_ops
 from runner.seeds import seeded
 from runner.traced import Trace
+from runner.variable_bridge import initial_values_from_checkpoints
 from runner.variable_spec import VariableSpec
 from runner.variables import GLOBAL_STEP, Served, VariableStore
 
@@ -112,6 +113,7 @@ def _discover(
             store.discovering(keras, served, training=training) as new,
             store.placement.tracing(),
             stateless_random_ops(),
+            initial_values_from_checkpoints(),
         ):
             reductions, step = Reductions(_default(), weights), store.twin(GLOBAL_STEP)
             replica = Replica(0, inputs[:-2], weights, reductions, served, step, store.initial_value)
@@ -168,6 +170,7 @@ def _serve(
             _weighted(strategy, weights) as (reductions, keras),
             store.placement.tracing(),
             stateless_random_ops(),
+            initial_values_from_checkpoints(),
         ):
             serving = store.serving(keras, served, training=training)
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner import bridge, random_bridge
-from runner.divided import Divided, folded, part_name, rows_of
+from runner import bridge, random_bridge, variable_bridge
+from runner.divided import Divided, Part, folded, part_name, rows_of
 from runner.keras_bridge import KerasTrace
 from runner.placement import Servers, placement_of
 from runner.ps_bridge import ShardedVariable
@@ -122,7 +122,7 @@ class VariableStore:
         self._variables: dict[str, tf.Variable] = {}
         self._twins: dict[str, tf.Variable] = {}
         self.placement = placement_of(strategy)
-        self._parts: dict[str, tuple[str, int]] = {}  # name of a part -> name of the whole, which part it is
+        self._parts: dict[str, Part] = {}  # of variables that are divided over parameter servers
         # CentralStorage and parameter servers keep one copy, which a trace without a strategy can use as it is.
         self.has_one_copy = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy) or isinstance(
             self.placement, Servers
@@ -140,11 +140,10 @@ class VariableStore:
     def saved(self) -> dict[str, Any]:
         """Name -> variable (Divided where it is) of everything that belongs in a checkpoint, in order of creation."""
         variables = {name: variable for name, variable in self._variables.items() if not self.specs[name].local}
-        if not self._parts:
-            return variables
-        for name in {whole for whole, _ in self._parts.values()}:
+        for name in {part.whole for part in self._parts.values()}:
             del variables[name]
-        return folded(variables, self._parts)
+        parts = self._parts | variable_bridge.slices_of(self._twins)
+        return folded(variables, parts) if parts else variables
 
     @property
     def saved_specs(self) -> dict[str, VariableSpec]:
@@ -176,7 +175,7 @@ class VariableStore:
         """Makes a variable that no model_fn asks for: state of the runner, the same on all replicas."""
         if name in self._variables:
             return
-        twin = bridge.uninitialized_variable(name, initial.shape, initial.dtype, False)
+        twin = variable_bridge.uninitialized_variable(name, initial.shape, initial.dtype, False)
         with tf.init_scope():
             twin.assign(initial)  # initial values that are drawn in the trace ask for the time
         self._twins[name] = twin
@@ -220,7 +219,7 @@ class VariableStore:
 
         def make_one(spec: VariableSpec) -> tf.Variable:
             self.specs[spec.name] = spec
-            self._twins[spec.name] = bridge.uninitialized_variable(
+            self._twins[spec.name] = variable_bridge.uninitialized_variable(
                 spec.name, spec.shape, spec.dtype, spec.trainable, lambda: self._initial_value(spec)
             )
             new.append(spec)
@@ -271,10 +270,10 @@ class VariableStore:
           evaluate: runs a tensor of the discovery graph, or a callable inside that graph, and gives its value.
           on_one_device: what discovery traced is what will run: its local variables need no strategy.
         """
-        wholes = {whole for whole, _ in self._parts.values()}
+        wholes = {part.whole for part in self._parts.values()}
         with bridge.kernels_kept():  # each name has a seed of its own
             for spec in new:
-                initial = spec.initial
+                initial = variable_bridge.initial_of(self._twins[spec.name]) or spec.initial
                 if isinstance(initial, tf.Tensor) and not hasattr(initial, "numpy") and spec.name not in wholes:
                     initial = evaluate(initial)
                 try:
@@ -291,7 +290,7 @@ class VariableStore:
         parts = []
         for number, (first, end) in enumerate(rows):
             name = part_name(spec.name, number)
-            self._parts[name] = spec.name, number
+            self._parts[name] = Part(spec.name, number)
             shape = tf.TensorShape([end - first]).concatenate(spec.shape[1:])
             initial = rows_of(spec.initial, spec.shape, first, end)
             parts.append(dataclasses.replace(spec, name=name, shape=shape, initial=initial))
@@ -299,9 +298,9 @@ class VariableStore:
 
     def _materialise(self, spec: VariableSpec, initial: Any, *, on_one_device: bool = False) -> None:
         spec = self.specs[spec.name] = dataclasses.replace(spec, initial=initial)
-        wholes = {whole for whole, _ in self._parts.values()}
+        wholes = {part.whole for part in self._parts.values()}
         if spec.name in wholes:
-            parts = [self._variables[part] for part, (whole, _) in self._parts.items() if whole == spec.name]
+            parts = [self._variables[name] for name, part in self._parts.items() if part.whole == spec.name]
             self._variables[spec.name] = self._twins[spec.name] = ShardedVariable(parts, spec.name)
             return
         if self.strategy is None or (on_one_device and spec.local):
@@ -317,7 +316,7 @@ class VariableStore:
         copies: list[tf.Variable] = []
 
         def record(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
-            copies.append(next_creator(**kwargs))
+            copies.append(variable_bridge.named(next_creator(**kwargs), lambda: self._initial_value(spec)))
             return copies[-1]
 
         # Entered before the scope, so that the strategy calls it for each copy that it makes.

@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bridge", "v1_bridge", "keras_bridge", "random_bridge", "ps_bridge", "export_bridge", "variable_spec", "bundles"),
     ("seeds", "vocabularies"),
     ("outcome", "stopping", "curves", "randomness", "retention", "divided", "snapshots"),
-    ("gang", "sharding", "gradients", "metrics", "shipping", "checkpoints", "predictions", "errors"),
+    ("gang", "variable_bridge", "sharding", "gradients", "metrics", "shipping", "checkpoints", "predictions", "errors"),
     ("agreement", "damage", "record", "restarts", "placement", "spread"),
     ("boundary", "peers", "spares", "input_states"),
     ("tasks", "saving"),

@@ -11,7 +11,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from runner import bridge, cluster_bridge, keras_bridge, ps_bridge, v1_bridge
+from runner import bridge, cluster_bridge, keras_bridge, ps_bridge, v1_bridge, variable_bridge
 from runner.operations import needed
 
 v1 = tf.compat.v1
@@ -33,6 +33,8 @@ PRIVATE_NAMES = [
     "tensorflow.python.ops.gen_nn_ops:pywrap_tfe.TFE_Py_FastPathExecute",
     "tensorflow.python.ops.gen_random_ops:pywrap_tfe.TFE_Py_FastPathExecute",
     "tensorflow.python.ops.resource_variable_ops:UninitializedVariable",
+    "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable._set_save_slice_info",
+    "tensorflow.python.training.checkpoint_utils:_set_checkpoint_initializer",
     "tensorflow.python.distribute.values:PerReplica",
     "tensorflow.python.distribute.sharded_variable:ShardedVariable",
     "tensorflow.python.distribute.parameter_server_strategy_v2:ParameterServerStrategyV2Extended",
@@ -68,7 +70,7 @@ def test_graphs_keep_their_attributes() -> None:
 
 
 def test_an_uninitialized_variable_takes_no_memory_until_it_is_assigned() -> None:
-    variable = bridge.uninitialized_variable("dense/kernel", tf.TensorShape([3]), tf.float32, True)
+    variable = variable_bridge.uninitialized_variable("dense/kernel", tf.TensorShape([3]), tf.float32, True)
     assert variable.name == "dense/kernel:0" and variable._shared_name == "dense/kernel"
     assert not tf.raw_ops.VarIsInitializedOp(resource=variable.handle)
     variable.assign([1.0, 2.0, 3.0])
@@ -87,7 +89,7 @@ def test_keras_variables_and_writes_are_watched_and_left_as_they_were() -> None:
         owner = traces[0].owner
         owners.append(owner.path)
         shape = owner._shape if owner._shape is not None else kwargs["initial_value"].shape
-        return bridge.uninitialized_variable(owner.path, tf.TensorShape(shape), tf.as_dtype(owner.dtype), True)
+        return variable_bridge.uninitialized_variable(owner.path, tf.TensorShape(shape), tf.as_dtype(owner.dtype), True)
 
     def step() -> None:
         with keras_bridge.keras_trace(v1.get_default_graph()) as trace, tf.variable_creator_scope(creator):

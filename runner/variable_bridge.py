@@ -1,0 +1,135 @@
+"""Private names of TensorFlow's variables: what of a v1 graph's variable an eager one lacks.
+
+Written against TensorFlow 2.21. `tests/test_bridge.py` fails first, and by name, when one moves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+# UninitializedVariable: a tf.Variable with a handle but no value, so that discovery allocates nothing.
+# When it moves: create tf.Variable(tf.zeros(shape)) instead; discovery then holds a second copy of the model.
+from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+# checkpoint_utils: see `initial_values_from_checkpoints`.
+from tensorflow.python.training import checkpoint_utils
+
+from runner import bundles
+from runner.divided import Part
+
+__all__ = ["initial_of", "initial_values_from_checkpoints", "named", "slices_of", "uninitialized_variable"]
+
+v1 = tf.compat.v1
+
+
+@dataclasses.dataclass(frozen=True)
+class _VariableOp:
+    """What `variable.op` of a v1 graph tells, for code that asks for its name. The same on all replicas."""
+
+    name: str
+    type: str = "VarHandleOp"
+    graph: Any = None
+    traceback: tuple[Any, ...] = ()
+
+
+class _Named:
+    """A variable that can be asked for its `op` and what it begins with, which an eager one refuses.
+
+    Attributes:
+      initial: computes its initial value: v1 moving averages, and other variables, begin with it, too.
+    """
+
+    initial: Callable[[], Any]
+
+    @property
+    def op(self) -> _VariableOp:
+        name: str = self.name  # type: ignore[attr-defined]
+        return _VariableOp(re.sub(r"(/replica_\d+)?:0$", "", name))
+
+    @property
+    def initial_value(self) -> Any:
+        return self.initial()
+
+    def initialized_value(self) -> Any:
+        return tf.convert_to_tensor(self.initial())
+
+
+class _Twin(_Named, UninitializedVariable):
+    """A variable without a value that knows which one it will get."""
+
+    is_from_checkpoint = False
+
+
+def uninitialized_variable(
+    name: str, shape: tf.TensorShape, dtype: tf.DType, trainable: bool, initial: Callable[[], Any] | None = None
+) -> tf.Variable:
+    """An eager variable without a value; `assign` gives it one and allocates it.
+
+    Args:
+      initial: computes its initial value, for those who ask before it has one.
+    """
+    with tf.init_scope(), v1.name_scope(None):
+        twin = _Twin(name=name, shape=shape, dtype=dtype, trainable=trainable)
+    twin.initial = initial or (lambda: tf.zeros(shape, dtype))
+    return twin
+
+
+def named(variable: tf.Variable, initial: Callable[[], Any]) -> tf.Variable:
+    """The variable, whose `op.name` is its name from now on, as in a v1 graph.
+
+    Private: none; but TensorFlow's own optimizers know a variable that has an `op` by the name of that.
+
+    Args:
+      initial: computes its initial value.
+    """
+    kind = type(variable)
+    variable.__class__ = type(kind.__name__, (_Named, kind), {"initial": staticmethod(initial)})
+    return variable
+
+
+def slices_of(variables: Mapping[str, tf.Variable]) -> dict[str, Part]:
+    """Those of `variables` that a v1 partitioner, or an optimizer or a moving average of its parts, made as parts.
+
+    Private: `_save_slice_info`, by which a v1 Saver writes parts under one name; there since TF 1.
+    """
+    infos = {name: getattr(variable, "_save_slice_info", None) for name, variable in variables.items()}
+    return {name: _part(info) for name, info in infos.items() if info is not None}
+
+
+def _part(info: Any) -> Part:
+    sizes = zip(info.full_shape, info.var_shape, strict=True)
+    axis = next((axis for axis, (whole, part) in enumerate(sizes) if whole != part), 0)
+    return Part(info.full_name, info.var_offset[axis], axis)
+
+
+@contextlib.contextmanager
+def initial_values_from_checkpoints() -> Iterator[None]:
+    """While a step is traced, `init_from_checkpoint` changes what variables without a value will start from.
+
+    Private: `checkpoint_utils._set_checkpoint_initializer`, which it calls for each variable, and which makes an
+    operation of a v1 graph. When it moves: what it hands a variable is the tensor of its `initial_value`.
+    """
+    original = checkpoint_utils._set_checkpoint_initializer
+
+    def set_initial(variable: Any, checkpoint: str, name: str, rows: str, *_: Any, **__: Any) -> None:
+        if isinstance(variable, _Twin):  # others have their values
+            entry = (name, rows, variable.dtype)
+            variable.initial = lambda: bundles.read_entries(checkpoint, "CPU:0", [entry])[0]
+            variable.is_from_checkpoint = True
+
+    checkpoint_utils._set_checkpoint_initializer = set_initial
+    try:
+        yield
+    finally:
+        checkpoint_utils._set_checkpoint_initializer = original
+
+
+def initial_of(variable: tf.Variable) -> Callable[[], Any] | None:
+    """What gives a variable without a value the one that `init_from_checkpoint` found; None: that was not called."""
+    return variable.initial if getattr(variable, "is_from_checkpoint", False) else None
