@@ -57,8 +57,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # 6
     ("training",),
     # The classic API: a package that the core never imports. `task` loads it by name.
-    ("classic.classic_bridge", "classic.names"),
-    ("classic.install",),
+    ("classic.classic_bridge", "classic.names", "classic.installed", "classic.differences"),
+    ("classic.install", "classic.source"),
     ("classic",),  # its __init__
     ("classic.run_config", "classic.logged", "classic.hooks", "classic.inputs", "classic.warm_start"),
     ("classic.estimator",),
@@ -84,7 +84,8 @@ WITHOUT_TENSORFLOW = (
     "names", "dialect", "curves", "predictions", "errors", "task", "ranking", "output", "step_range",
     "manifest", "retention", "local_cluster", "gang", "tf_config", "slurm", "kubernetes", "tpu", "resolvers",
     "cluster_info", "heartbeat", "loopback", "restarts", "tasks", "peers", "peer_run", "spares", "standby", "ending",
-    "classic", "classic.names", "classic.install", "classic.classic_bridge",
+    "classic", "classic.names", "classic.install", "classic.classic_bridge", "classic.installed",
+    "classic.differences", "classic.source", "classic.check", "classic.__main__",
 )  # fmt: skip
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 FILES = {

@@ -1,0 +1,239 @@
+"""What of TensorFlow 1 and tf.estimator differs on the runner, and what cannot work: by name, with the reason."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+DIFFERS, CANNOT = "differs", "cannot"
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What is said of some names.
+
+    Attributes:
+      names: without the module that brings them (`train.Saver`); one that ends in `.*` is all that begins so.
+      only_in_model_fn: nothing is said of uses elsewhere.
+      without: nothing is said of a call that gives this argument; `num_arguments` by position include it.
+    """
+
+    verdict: str
+    names: tuple[str, ...]
+    text: str
+    only_in_model_fn: bool = False
+    without: str = ""
+    num_arguments: int = 99
+
+    def fits(self, name: str) -> bool:
+        return any(
+            name == one or (one.endswith(".*") and (name == one[:-2] or name.startswith(one[:-1])))
+            for one in self.names
+        )
+
+
+_GIVEN = "there is no session that it could feed or run: give the tensors to model_fn through input_fn"
+_TF_DATA = "queue runners do not run here, and a step would wait for ever: return a tf.data.Dataset from input_fn"
+_OWN_LOOP = (
+    "the loop over a session is the runner's: put the graph into a model_fn, and call Estimator.train with what the "
+    "loop did as hooks"
+)
+
+RULES: tuple[Rule, ...] = (
+    # --- cannot, though TensorFlow has it
+    Rule(CANNOT, ("Session", "InteractiveSession"), _GIVEN, only_in_model_fn=True),
+    Rule(CANNOT, ("placeholder", "sparse_placeholder"), _GIVEN, only_in_model_fn=True),
+    Rule(CANNOT, ("train.FeedFnHook", "estimator.FeedFnHook"), _GIVEN),
+    Rule(
+        CANNOT,
+        (
+            "train.MonitoredTrainingSession",
+            "train.MonitoredSession",
+            "train.SingularMonitoredSession",
+            "train.ChiefSessionCreator",
+            "train.WorkerSessionCreator",
+            "train.Supervisor",
+        ),
+        _OWN_LOOP,
+    ),
+    Rule(
+        CANNOT,
+        (
+            *("train.string_input_producer", "train.input_producer", "train.range_input_producer"),
+            *("train.slice_input_producer", "train.limit_epochs", "train.batch", "train.batch_join"),
+            *("train.shuffle_batch", "train.shuffle_batch_join", "train.maybe_batch", "train.maybe_shuffle_batch"),
+            *("train.start_queue_runners", "train.add_queue_runner", "train.QueueRunner", "train.queue_runner.*"),
+            *("TextLineReader", "TFRecordReader", "WholeFileReader", "FixedLengthRecordReader", "IdentityReader"),
+        ),
+        _TF_DATA,
+    ),
+    Rule(
+        CANNOT,
+        ("train.SyncReplicasOptimizer",),
+        "it needs queues and a session: RunConfig(train_distribute=tf.distribute.MultiWorkerMirroredStrategy()) adds "
+        "up the gradients of all workers in each step",
+    ),
+    Rule(
+        CANNOT,
+        ("train.replica_device_setter",),
+        "variables are placed by the strategy: remove it, and start with strategy=parameter_server",
+        only_in_model_fn=True,
+    ),
+    # --- differs
+    Rule(
+        DIFFERS,
+        ("disable_v2_behavior", "disable_eager_execution", "disable_control_flow_v2", "disable_resource_variables"),
+        "it has no effect, and the log says so: model_fn is traced as a TensorFlow 1 graph anyway; a session beside it "
+        "needs a graph of its own around it: with tf.Graph().as_default()",
+    ),
+    Rule(
+        DIFFERS,
+        ("keras.optimizers.*", "optimizers.*"),
+        "the gradient is the mean over the global batch; on several replicas tf.estimator added the replicas' means "
+        "up: to get those updates again, multiply the learning rate by the number of replicas",
+        only_in_model_fn=True,
+    ),
+    Rule(
+        DIFFERS,
+        ("clip_by_global_norm", "clip_by_norm", "clip_by_average_norm"),
+        "on several replicas each clips its own gradients, as in tf.estimator, so numbers depend on their number; "
+        "EstimatorSpec(optimizer=) with train.clip_global_norm clips the gradient of the global batch",
+        only_in_model_fn=True,
+    ),
+    Rule(
+        DIFFERS,
+        ("py_func", "py_function", "numpy_function"),
+        "in an input_fn the position cannot be saved: a run that resumes reads and drops the batches it had; no export "
+        "and no other process has the Python function",
+    ),
+    Rule(
+        DIFFERS,
+        ("train.Saver",),
+        "model_fn's own Saver has no effect: the runner writes checkpoints, in its format",
+        only_in_model_fn=True,
+    ),
+    Rule(
+        DIFFERS,
+        ("train.Scaffold",),
+        "init_fn runs before the first step of a new model; saver, init_op, ready_op, local_init_op and summary_op "
+        "have no effect, and the log says so",
+    ),
+    Rule(
+        DIFFERS,
+        ("estimator.EvalSpec",),
+        "without steps=, 100 batches are evaluated, as in tf.estimator; a batch is now one of all replicas together. "
+        "steps=None evaluates every example, once",
+        without="steps",
+        num_arguments=2,
+    ),
+    Rule(
+        DIFFERS,
+        ("estimator.train_and_evaluate",),
+        "it returns metrics also where the training was finished before; the evaluator ends when training ends, for "
+        "whatever reason; saving_listeners are called under every strategy",
+    ),
+    Rule(
+        DIFFERS,
+        ("estimator.BestExporter",),
+        "the best value is kept in the model_dir: after a restart a worse model is not exported",
+    ),
+    Rule(
+        DIFFERS,
+        ("estimator.FinalExporter",),
+        "it exports at the end of training, whatever ended it; tf.estimator did so only at max_steps",
+    ),
+    Rule(
+        DIFFERS,
+        tuple(
+            f"estimator.experimental.{name}"
+            for name in (
+                "make_early_stopping_hook",
+                *("stop_if_higher_hook", "stop_if_lower_hook", "stop_if_no_increase_hook", "stop_if_no_decrease_hook"),
+            )
+        ),
+        "it works under every strategy, and nothing of it is in the checkpoint: a run that was stopped early can be "
+        "trained on",
+    ),
+    Rule(
+        DIFFERS,
+        ("estimator.experimental.InMemoryEvaluatorHook",),
+        "it works under every strategy of one process, too",
+    ),
+    Rule(
+        DIFFERS,
+        ("distribute.experimental.ParameterServerStrategy", "distribute.ParameterServerStrategy"),
+        "tf.estimator refused it; here a coordinator hands steps to the workers, and each gradient is one update",
+    ),
+    Rule(
+        DIFFERS,
+        ("train.Server", "distribute.Server"),
+        "the runner starts the servers of a cluster itself, and ends them with the run: TF_CONFIG is enough",
+    ),
+    Rule(
+        DIFFERS,
+        ("nn.dropout", "layers.dropout", "layers.Dropout", "random_uniform", "random_normal", "truncated_normal"),
+        "the numbers are other ones than those of TensorFlow 1, drawn from the seed, the step and the replica: a run "
+        "that resumes draws what the undisturbed one would have drawn",
+        only_in_model_fn=True,
+    ),
+    # --- methods
+    Rule(
+        DIFFERS,
+        (".evaluate",),
+        "'loss' is the mean over examples, which was the mean over batches; each example counts once under every "
+        "strategy; without a checkpoint it raises ValueError, and does not evaluate initial values",
+    ),
+    Rule(
+        DIFFERS,
+        (".predict",),
+        "with RunConfig(eval_distribute=) it runs on the devices of that strategy, which was always one device, and "
+        "keeps the order of the input; without a checkpoint it raises ValueError",
+    ),
+    Rule(CANNOT, (".export_savedmodel",), "it was removed in TensorFlow 2: call export_saved_model"),
+)
+
+_IGNORED = "has no effect here, and the log says so"
+RUN_CONFIG: Mapping[str, str] = {
+    "session_config": f"{_IGNORED}: there is no session; tf.config sets threads, memory and devices",
+    "device_fn": f"{_IGNORED}: the strategy places variables",
+    "protocol": f"{_IGNORED}: servers speak gRPC",
+    "session_creation_timeout_secs": f"{_IGNORED}: strategy.timeout_secs is how long workers wait for each other",
+    "experimental_max_worker_delay_secs": f"{_IGNORED}: workers begin together",
+    "experimental_distribute": "there is no standalone client mode: give train_distribute= and eval_distribute=",
+    "checkpoint_save_graph_def": f"{_IGNORED}: no graph is written beside checkpoints",
+}
+"""Argument of RunConfig that does not do what it did -> what is said of it."""
+
+REMOVED: tuple[tuple[str, str], ...] = (
+    ("contrib.data", "tf.data.experimental has most of it"),
+    ("contrib.distribute", "use tf.distribute.MirroredStrategy and the like"),
+    ("contrib.cluster_resolver", "use tf.distribute.cluster_resolver.TPUClusterResolver and the like"),
+    ("contrib.estimator", "tf.estimator has most of it: add_metrics, the heads, the early stopping hooks"),
+    ("contrib.learn", "use tf.estimator: Estimator, TrainSpec, EvalSpec, train_and_evaluate"),
+    ("contrib.layers", "use tf.compat.v1.layers, tf.compat.v1.nn, tf.feature_column"),
+    ("contrib.slim", "the package tf_slim has it"),
+    ("contrib.lookup", "use tf.lookup.StaticVocabularyTable"),
+    ("contrib.metrics", "use tf.compat.v1.metrics, or Keras metrics"),
+    ("contrib.opt", "use Keras optimizers: AdamW, Nadam, LAMB and others are there"),
+    ("contrib.predictor", "export_saved_model writes what tf.saved_model.load loads"),
+    ("contrib.rnn", "use tf.compat.v1.nn.rnn_cell and tf.compat.v1.nn.dynamic_rnn"),
+    ("contrib.cudnn_rnn", "use tf.keras.layers.LSTM or tf.keras.layers.GRU: they use cuDNN where they can"),
+    ("contrib.summary", "use tf.summary, or tf.compat.v1.summary"),
+    ("contrib.tpu", "use tf.compat.v1.estimator.tpu"),
+    ("contrib.training", "HParams: a dict of params does it; python_io and loops: tf.data and Estimator.train"),
+    (
+        "contrib.framework",
+        "use tf.compat.v1.train.init_from_checkpoint, tf.train.list_variables, tf.compat.v1.get_variable",
+    ),
+    ("contrib.crf", "the package tensorflow_addons had it; take its source into your own"),
+    ("contrib", "TensorFlow 2 has no contrib"),
+    ("data.experimental.CheckpointInputPipelineHook", "remove it: every checkpoint holds the position in the input"),
+    ("train.SummaryWriter", "use tf.compat.v1.summary.FileWriter"),
+)
+"""Beginning of a name that TensorFlow has no more -> what to use instead; the first that fits."""
+
+
+def instead_of(name: str) -> str:
+    """What to use instead of a name that is gone; "" where nothing is known."""
+    fits = (text for beginning, text in REMOVED if name == beginning or name.startswith(f"{beginning}."))
+    return next(fits, "")

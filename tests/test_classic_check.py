@@ -1,0 +1,298 @@
+"""`python -m runner.classic check` says of each line what works, what differs and what cannot work; and it is true."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.classic import check, names
+from runner.classic.check import Finding, check_source
+from runner.classic.differences import REMOVED, RULES, RUN_CONFIG
+from runner.classic.installed import Installed, canonical
+
+ROOT = Path(__file__).parent.parent
+INSTALLED = Installed()
+
+
+def found(source: str) -> list[Finding]:
+    return check_source(textwrap.dedent(source), "code.py", INSTALLED)
+
+
+def verdicts(source: str) -> dict[str, str]:
+    return {one.name: one.verdict for one in found(source)}
+
+
+def text_of(source: str, name: str) -> str:
+    return next(one.text for one in found(source) if one.name == name)
+
+
+# --- what it finds ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", [
+    "import tensorflow.compat.v1 as tf\ntf.layers.dense",
+    "from tensorflow.compat import v1\nv1.layers.dense",
+    "from tensorflow.compat.v1 import layers as l\nl.dense",
+    "import tensorflow as tf\ntf = tf.compat.v1\ntf.layers.dense",
+    "import tensorflow\ntensorflow.compat.v1.layers.dense",
+    "import tensorflow as tf\ndense = tf.compat.v1.layers.dense\ndense(1, 2)",
+    "try:\n  import tensorflow.compat.v1 as tf\nexcept ImportError:\n  import tensorflow as tf\ntf.layers.dense",
+    "import tensorflow as tf\ntf.compat.v2.compat.v1.layers.dense",
+])  # fmt: skip
+def test_names_are_followed_from_their_import(source: str) -> None:
+    assert verdicts(source)["tf.compat.v1.layers.dense"] == "works"
+    assert "cannot" not in verdicts(source).values()
+
+
+def test_what_tensorflow_1_had_is_told_from_what_nobody_has() -> None:
+    source = "import tensorflow as tf\ntf.layers.dense(x, 2)\ntf.contrib.slim.fully_connected(x, 2)\ntf.nn.relux(x)"
+    assert [one.line for one in found(source)] == [2, 3, 4]
+    assert text_of(source, "tf.layers.dense") == (
+        "TensorFlow 2.21 has no such name: TensorFlow 1's is tf.compat.v1.layers.dense; "
+        "`import tensorflow.compat.v1 as tf` brings all of them"
+    )
+    assert text_of(source, "tf.contrib.slim.fully_connected").endswith("the package tf_slim has it")
+    assert text_of(source, "tf.nn.relux") == "TensorFlow 2.21 has no such name"
+
+
+def test_what_a_class_has_is_not_looked_at() -> None:
+    source = "import tensorflow as tf\ntf.estimator.ModeKeys.TRAIN\ntf.float32.as_numpy_dtype\ntf.GradientTape.x"
+    assert set(verdicts(source).values()) == {"works"}
+
+
+MODEL_FN = """
+import tensorflow.compat.v1 as tf
+
+def model_fn(features, labels, mode, params):
+    image = tf.placeholder(tf.float32)
+    optimizer = tf.keras.optimizers.SGD(0.1)
+    gradients, _ = tf.clip_by_global_norm(tf.gradients(image, image), 1.0)
+    with tf.Session() as session:
+        pass
+    return tf.estimator.EstimatorSpec(mode, train_op=tf.no_op(), loss=tf.reduce_mean(image))
+
+def serving():
+    return tf.placeholder(tf.string), tf.Session()
+"""
+
+
+def test_a_model_fn_has_rules_of_its_own() -> None:
+    lines = {(one.line, one.verdict) for one in found(MODEL_FN) if one.verdict != "works"}
+    assert lines == {(5, "cannot"), (6, "differs"), (7, "differs"), (8, "cannot")}
+    assert "multiply the learning rate by the number of replicas" in text_of(
+        MODEL_FN, "tf.compat.v1.keras.optimizers.SGD"
+    )
+
+
+def test_arguments_of_a_call_count() -> None:
+    source = """
+        import tensorflow as tf
+        tf.estimator.RunConfig(session_config=tf.compat.v1.ConfigProto(), device_fn=None, save_summary_steps=3)
+        tf.estimator.EvalSpec(input_fn, steps=None)
+        tf.estimator.EvalSpec(input_fn, 10)
+        tf.estimator.EvalSpec(input_fn)
+    """
+    said = [(one.line, one.name) for one in found(source) if one.verdict == "differs"]
+    assert said == [(3, "tf.estimator.RunConfig(session_config=)"), (6, "tf.estimator.EvalSpec")]
+
+
+def test_methods_of_estimators_are_found_by_where_the_estimator_was_made() -> None:
+    source = """
+        import tensorflow as tf
+        class Trainer:
+            def __init__(self):
+                self.estimator = tf.estimator.LinearRegressor([])
+            def run(self, keras_model):
+                self.estimator.evaluate(f, 3)
+                keras_model.evaluate(x, y)
+                self.estimator.train(f)
+                given.predict(input_fn=f)
+    """
+    assert [(one.line, one.name) for one in found(source) if one.verdict == "differs"] == [
+        (7, ".evaluate"),
+        (10, ".predict"),
+    ]
+
+
+def test_a_hook_of_the_users_own_costs_the_loop() -> None:
+    source = (
+        "import tensorflow as tf\nclass H(tf.estimator.SessionRunHook):\n  pass\nh = tf.estimator.StopAtStepHook(3)"
+    )
+    assert verdicts(source) == {"tf.estimator.SessionRunHook": "differs", "tf.estimator.StopAtStepHook": "works"}
+
+
+def test_private_modules_are_looked_for() -> None:
+    source = """
+        from tensorflow.python.framework import ops
+        from tensorflow.python.framework.ops import Graph
+        from tensorflow.python.estimator import estimator
+        import tensorflow_estimator as tfe
+    """
+    assert list(verdicts(source).items()) == [
+        ("tensorflow.python.framework.ops", "differs"),
+        ("tensorflow.python.framework.ops.Graph", "differs"),
+        ("tensorflow.python.estimator.estimator", "cannot"),
+        ("tensorflow_estimator", "cannot"),
+    ]
+
+
+# --- how it is told ---------------------------------------------------------------------------------------------------
+
+
+def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    code = (
+        "import sys, runpy\n"
+        f"sys.argv = ['-m', 'check', *{list(arguments)!r}]\n"
+        "try:\n    runpy.run_module('runner.classic', run_name='__main__')\n"
+        "finally:\n    assert not {'tensorflow', 'keras', 'numpy', 'mlflow'} & set(sys.modules), 'it is slow'\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+
+
+def test_it_prints_as_compilers_do_and_imports_no_tensorflow(tmp_path: Path) -> None:
+    (tmp_path / "good.py").write_text("import tensorflow as tf\ntf.estimator.TrainSpec(tf.zeros, tf.ones)\n")
+    (tmp_path / "bad.py").write_text("import tensorflow as tf\ntf.contrib.x\nestimator = tf.estimator.Estimator(f)\n")
+    good = command("good.py", cwd=tmp_path)
+    assert (good.returncode, good.stdout) == (
+        0,
+        "good.py:2: works: tf.estimator.TrainSpec, tf.zeros, tf.ones\n"
+        "good.py: 3 work as they did, 0 differ, 0 cannot work\n",
+    )
+    bad = command("bad.py", cwd=tmp_path)
+    assert bad.returncode == 1
+    assert bad.stdout.splitlines()[0] == (
+        "bad.py:2: cannot: tf.contrib.x: TensorFlow 2.21 has no such name: TensorFlow 2 has no contrib"
+    )
+    whole = command("--json", ".", cwd=tmp_path)
+    assert whole.returncode == 1
+    assert [(one["file"], one["line"], one["verdict"]) for one in json.loads(whole.stdout)] == [
+        ("bad.py", 2, "cannot"), ("bad.py", 3, "works"), *[("good.py", 2, "works")] * 3,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "said"), [
+    ("old.py", "print 'x'\n", "old.py:1: "),
+    ("none.py", None, "No such file or directory: 'none.py'"),
+])  # fmt: skip
+def test_what_is_no_python_is_exit_code_2(
+    name: str, text: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        Path(name).write_text(text)
+    assert check.main([name]) == 2
+    assert said in capsys.readouterr().err
+
+
+# --- that it is true: every name of its tables, against TensorFlow itself -------------------------------------------
+
+
+@functools.cache
+def tensorflow() -> Any:
+    import tensorflow
+
+    import runner.classic  # noqa: F401  # what it puts there counts
+
+    return tensorflow
+
+
+def resolves(name: str) -> bool:
+    """Whether `tf.name` is there: also as an attribute of a class."""
+    target = tensorflow()
+    for part in name.split("."):
+        try:
+            target = getattr(target, part)
+        except (AttributeError, ImportError):
+            return False
+    return True
+
+
+def is_folder(module: Any, name: str) -> bool:
+    """Whether it is there because somebody has imported a package in the folder of TensorFlow."""
+    return getattr(getattr(module, name), "__name__", "") == f"tensorflow.{name}"
+
+
+def test_what_it_reads_from_files_is_what_tensorflow_has() -> None:
+    """Every public name of every module, found by importing them, is found in the files, and no others."""
+    tf = tensorflow()
+    modules = {"tensorflow": tf, "tensorflow.compat.v1": tf.compat.v1}
+    for where in ("train", "nn", "data", "data.experimental", "distribute", "distribute.experimental", "summary", "io"):
+        for top in ("tensorflow", "tensorflow.compat.v1"):
+            if resolves(f"{top}.{where}".removeprefix("tensorflow.")):
+                modules[f"{top}.{where}"] = functools.reduce(getattr, where.split("."), modules[top])
+    installed = Installed()
+    for name, module in modules.items():
+        there = {one for one in dir(module) if not one.startswith("_") and not is_folder(module, one)}
+        missing = {one for one in there - {"keras", "estimator"} if not installed.has(f"{name}.{one}")}
+        assert not missing, f"{name} has more than its files say"
+        too_many = [one for one in installed._names(name) if not one.startswith("_") and not hasattr(module, one)]
+        assert not too_many, f"{name} has less than its files say"
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in RULES if not rule.names[0].startswith(".")], ids=lambda rule: rule.names[0]
+)
+def test_what_a_rule_is_about_is_there(rule: Any) -> None:
+    for name in rule.names:
+        name = name.removesuffix(".*")
+        if name.startswith("estimator."):
+            assert name.removeprefix("estimator.") in {**names.NAMES, **names.V1_NAMES}, name
+        else:
+            assert resolves(name) or resolves(f"compat.v1.{name}"), f"{name} is not in TensorFlow: it needs no rule"
+
+
+@pytest.mark.parametrize("beginning", [beginning for beginning, _ in REMOVED])
+def test_what_is_called_removed_is_not_there(beginning: str) -> None:
+    assert not resolves(beginning) and not resolves(f"compat.v1.{beginning}")
+
+
+def test_what_is_recommended_is_there() -> None:
+    texts = [rule.text for rule in RULES] + [text for _, text in REMOVED] + list(RUN_CONFIG.values())
+    recommended = {name for text in texts for name in re.findall(r"\btf\.([\w.]*\w)", text)}
+    assert len(recommended) > 15
+    estimator = {
+        f"{module}.{name}"
+        for module in ("estimator", "compat.v1.estimator")
+        for name in (*names.NAMES, *names.V1_NAMES)
+    }
+    for name in recommended:
+        known = name == "estimator" or any(one == name or one.startswith(f"{name}.") for one in estimator)
+        assert known or resolves(name), f"tf.{name} is recommended and is not there"
+
+
+def test_it_agrees_with_the_names_that_are_put_on_tensorflow() -> None:
+    for module, table in check._ESTIMATOR_MODULES.items():
+        said = found("import tensorflow\n" + "".join(f"{module}.{name}\n" for name in table))
+        assert len({one.line for one in said}) == len(table)
+        assert {one.name.rpartition(".")[2] for one in said if one.verdict == "cannot"} <= {"FeedFnHook"}
+    for name, text in names.GONE.items():
+        assert text_of(f"import tensorflow as tf\ntf.estimator.{name}", f"tf.estimator.{name}") == text
+
+
+def test_arguments_of_run_config_without_effect_are_those_that_it_logs() -> None:
+    from runner.classic import run_config
+
+    assert {*RUN_CONFIG} == {*run_config._WITHOUT_EFFECT, "experimental_distribute"}
+
+
+def test_switches_without_effect_are_those_that_are_taken_over() -> None:
+    from runner.classic import install
+
+    (rule,) = (rule for rule in RULES if "disable_v2_behavior" in rule.names)
+    assert {*rule.names} == {*install._SWITCHES}
+
+
+def test_one_name_for_one_thing() -> None:
+    assert canonical("tensorflow.compat.v2.compat.v1.train.Saver") == "tensorflow.compat.v1.train.Saver"
+    assert canonical("tensorflow.compat.v1.compat.v2.train.Checkpoint") == "tensorflow.train.Checkpoint"
+    assert canonical("tensorflow.compat.v1") == "tensorflow.compat.v1"
