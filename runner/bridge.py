@@ -246,6 +246,7 @@ def function_of_part(
 
     Args:
       running: all operations that it takes, in program order.
+      feeds: placeholders; one of what the graph has captured then stands for what it is called with.
       effects: those of them that run whether or not their value is used.
       by_xla: XLA compiles them, for each shape of the inputs that comes, when they first run.
 
@@ -254,7 +255,8 @@ def function_of_part(
     When it moves: `wrapped.prune(feeds, [effects, fetches])`, in a tf.function where it is for XLA.
     """
     there = set(running)
-    captures = [(external, internal) for external, internal in graph.captures if internal.op in there]
+    fed = {tensor.op for tensor in feeds}
+    captures = [pair for pair in graph.captures if pair[1].op in there and pair[1].op not in fed]
     inputs = [*feeds, *(internal for _, internal in captures)]
     unfed = [op.name for op in there - {tensor.op for tensor in inputs} if op.type == "Placeholder"]
     if unfed:

@@ -1,8 +1,7 @@
-"""Training steps that a coordinator asks workers to take: the loop of strategy=parameter_server."""
+"""What a coordinator asks its workers to do with ranges of batches, and what comes back: strategy=parameter_server."""
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import re
@@ -10,14 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from runner import ps_bridge
 from runner.errors import PeerLost
-from runner.inputs import Feed
 from runner.spread import Ranges
-from runner.steps import LoopResult
 
 _log = logging.getLogger(__name__)
 
@@ -27,99 +23,129 @@ _REQUESTS_PER_WORKER = 4
 
 
 class Coordinator:
-    """The workers of a ParameterServerStrategy, and what they are asked to do."""
+    """The workers of a ParameterServerStrategy, and what they are asked to do.
+
+    Attributes:
+      repeated: which of the last requests were made once more, as a worker was lost with them.
+    """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self.workers = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)
         self.num_workers = len(ps_bridge.tasks_of(strategy)["worker"])
+        self.repeated: Sequence[int] = ()
+        self._put_back: list[Any] = []
+        ps_bridge.notice_repeats(self.workers, self._put_back.append)
+        ps_bridge.say_losses_in_a_line(_log)
 
     def run(self, function: Callable[..., Any], all_arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """What `function` (a tf.function) gives for each of `all_arguments`, in order, whichever worker; host values.
 
-        A request whose worker is lost is done again by another one.
+        A request whose worker is lost is made once more, of whichever worker.
 
         Raises:
           PeerLost: a parameter server is gone, and with it the variables.
         """
+        self._put_back.clear()
         try:
             results = [self.workers.schedule(function, args=arguments) for arguments in all_arguments]
             self.workers.join()
-            return [result.fetch() for result in results]
+            found = [result.fetch() for result in results]
         except tf.errors.UnavailableError as error:
             named = re.search(r"/job:ps/replica:\d+/task:(\d+)", error.message)
             which = f" (ps:{named[1]})" if named else ""
             raise PeerLost(f"a parameter server was lost{which}, and with it the variables that it held") from error
+        lost = {id(arguments) for arguments in self._put_back}
+        self.repeated = [index for index, arguments in enumerate(all_arguments) if id(arguments) in lost]
+        return found
 
 
-class RangeLoop:
-    """As steps.Loop, for workers that each take some of the steps.
+class Requests:
+    """Ranges of batches that workers are asked for, each of them once.
 
-    Each is given a range of batches, which it finds in its own copy of the data; results are in the order of the data.
+    Args:
+      of_range: what a worker does: called in graph with an iterator over (number, element), the number of the first
+        element (negative: whatever comes next) and how many; see `over_range`, whose facts it returns among others.
+      of_element: the same for one element that is sent with the request: called with it and its number.
     """
 
-    def __init__(self, step: Any, feed: Feed, coordinator: Coordinator, *, stop_at_nan: bool) -> None:
-        self._step, self._feed, self._coordinator, self._stop_at_nan = step, feed, coordinator, stop_at_nan
-        self._run_range = tf.function(self._range, autograph=False)
-        self._run_element = tf.function(self._element, autograph=False)
+    def __init__(
+        self, coordinator: Coordinator, of_range: Callable[..., dict[str, Any]], of_element: Callable[..., Any]
+    ) -> None:
+        self._coordinator = coordinator
+        self._of_range = tf.function(of_range, autograph=False)
+        self._of_element = tf.function(of_element, autograph=False)
         self._step_secs = 0.0  # of one worker
+        self.repeated_steps = 0
+        """Steps of the last `take` that were asked for once more, as a worker was lost with them."""
 
-    def __call__(self, iterator: Ranges, num_steps: int, *, may_end: bool) -> LoopResult:
-        """Takes up to `num_steps` steps, and returns when all of them are done."""
-        del may_end  # each range tells
+    def trace(self, element_spec: Any) -> None:
+        """Builds what a worker does with an element, without doing it."""
+        self._of_element.get_concrete_function(element_spec, tf.TensorSpec([], tf.int64))
+
+    def take(self, iterator: Ranges, num_steps: int) -> tuple[list[dict[str, Any]], bool]:
+        """What workers make of the next `num_steps` batches, or of those that are left.
+
+        Returns: (the results of the ranges, in the order of the data; whether there is no further batch).
+        """
         started = time.perf_counter()
+        self.repeated_steps = 0
         if iterator.workers is None:
-            results = self._hand_over(iterator.elements(num_steps))
-            ended = len(results) < num_steps
+            first, elements = iterator.elements(num_steps)
+            results, ended = self._hand_over(elements, first), len(elements) < num_steps
         elif iterator.spread.is_divided:
-            results = self._from_their_own(iterator, num_steps)
-            ended = len(iterator.ended) == self._coordinator.num_workers
+            results, ended = self._from_their_own(iterator, num_steps)
         else:
-            results = self._in_ranges(iterator, num_steps)
-            ended = any(result["ended"] for result in results)
+            results, ended = self._in_ranges(iterator, num_steps)
         taken = sum(int(result["taken"]) for result in results)
         if taken:
             self._step_secs = (time.perf_counter() - started) * self._coordinator.num_workers / taken
-        losses, *values = _joined(results, self._step.specs)
-        if self._stop_at_nan:
-            losses = _finite_first(losses)
-        return LoopResult(taken, losses, sum(int(result["examples"]) for result in results), values, ended)
+        return results, ended
 
-    def trace(self, iterator: Ranges) -> None:
-        """Builds the loop, without a step."""
-        self._run_element.get_concrete_function(iterator.spread.element_spec)
-
-    def _in_ranges(self, iterator: Ranges, num_steps: int) -> list[dict[str, Any]]:
+    def _in_ranges(self, iterator: Ranges, num_steps: int) -> tuple[list[dict[str, Any]], bool]:
         ranges = iterator.take(num_steps, self._length(num_steps))
-        results = self._coordinator.run(self._run_range, [_range(iterator, *each) for each in ranges])
-        for number, result in enumerate(results):
-            if result["passed"]:
-                first, count = ranges[number]
-                _log.warning(
-                    "A worker was lost, and batches %d to %d with it. The coordinator reads them again; some may have "
-                    "been trained on already.", first, first + count - 1,
-                )  # fmt: skip
-                results[number] = self._summed(self._hand_over(iterator.read_again(first, count)), count)
-        return results
+        found = self._ask(iterator, ranges)
+        iterator.end = max(iterator.end, *(int(result["end"]) for result in found))
+        results: list[dict[str, Any]] = []
+        ended = False
+        for (first, count), result in zip(ranges, found, strict=True):
+            results.append(result)
+            taken = int(result["taken"])
+            if taken == count or result["stopped"]:
+                continue
+            if result["ended"] and first + taken >= iterator.end:
+                ended = True
+                continue
+            # Its worker was lost, and whom it was given to was further on, perhaps at the end.
+            elements = iterator.read_again(first + taken, count - taken)
+            results += self._hand_over(elements, first + taken)
+            ended |= len(elements) < count - taken
+        return results, ended
 
-    def _from_their_own(self, iterator: Ranges, num_steps: int) -> list[dict[str, Any]]:
+    def _from_their_own(self, iterator: Ranges, num_steps: int) -> tuple[list[dict[str, Any]], bool]:
         """Steps on data of whichever worker has time and data left."""
         results: list[dict[str, Any]] = []
         while (left := num_steps - sum(int(result["taken"]) for result in results)) > 0:
             if len(iterator.ended) == self._coordinator.num_workers:
                 break
-            ranges = iterator.take(left, self._length(left))
-            asked = [_range(iterator, -1, count) for _, count in ranges]
-            results += self._coordinator.run(self._run_range, asked)
+            asked = [(-1, count) for _, count in iterator.take(left, self._length(left))]
+            results += self._ask(iterator, asked)
             iterator.ended |= {int(result["worker"]) for result in results if result["ended"]}
-            if self._stop_at_nan and not all(np.all(np.isfinite(result["stacked"][0])) for result in results):
+            if any(result["stopped"] for result in results):
                 break
+        return results, len(iterator.ended) == self._coordinator.num_workers
+
+    def _ask(self, iterator: Ranges, ranges: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+        asked = [(iterator.workers, tf.constant(first, tf.int64), tf.constant(count)) for first, count in ranges]
+        results = self._coordinator.run(self._of_range, asked)
+        self.repeated_steps += sum(ranges[index][1] for index in self._coordinator.repeated)
         return results
 
-    def _summed(self, results: list[dict[str, Any]], count: int) -> dict[str, Any]:
-        """The results of single batches, as the result of one range of `count`."""
-        examples = sum(int(one["examples"]) for one in results)
-        stacked = _joined(results, self._step.specs)
-        return {"taken": len(results), "examples": examples, "ended": len(results) < count, "stacked": stacked}
+    def _hand_over(self, elements: Sequence[Any], first: int) -> list[dict[str, Any]]:
+        """One request for each batch, which is sent with it."""
+        asked = [(element, tf.constant(first + number, tf.int64)) for number, element in enumerate(elements)]
+        results = self._coordinator.run(self._of_element, asked)
+        self.repeated_steps += len(self._coordinator.repeated)
+        return results
 
     def _length(self, num_steps: int) -> int:
         """Steps of one request: several for each worker, so that a slow one holds up nobody, but none too short."""
@@ -128,76 +154,50 @@ class RangeLoop:
         long_enough = math.ceil(_SHORTEST_SECS / self._step_secs) if self._step_secs else 1
         return max(1, min(max(several, long_enough), math.ceil(num_steps / workers)))
 
-    def _hand_over(self, elements: Sequence[Any]) -> list[dict[str, Any]]:
-        """One request for each batch, which is sent with it."""
-        return self._coordinator.run(self._run_element, [(element,) for element in elements])
 
-    # --- what a worker does ---------------------------------------------------------------------------------------
+def over_range(
+    iterator: Any,
+    first: tf.Tensor,
+    count: tf.Tensor,
+    step: Callable[..., tuple[tf.Tensor, Sequence[Any]]],
+    state: Sequence[Any],
+) -> tuple[list[Any], dict[str, tf.Tensor]]:
+    """Up to `count` steps on the elements from number `first` on. In graph, on a worker.
 
-    def _element(self, element: Any) -> dict[str, Any]:
-        shares = self._feed.shares(element, None)
-        outputs = self._step(shares, self._feed.global_count(element, shares))
-        return {
-            "taken": tf.constant(1), "examples": shares[0].count, "ended": tf.constant(False),
-            "stacked": [value[None] for value in outputs],
-        }  # fmt: skip
+    Args:
+      iterator: over (number, element).
+      first: negative: whatever comes next.
+      step: called with an element, the steps before it and the state; gives (whether to go on, the new state).
 
-    def _range(self, iterator: Any, first: tf.Tensor, count: tf.Tensor) -> dict[str, Any]:
-        """Up to `count` steps from batch `first` on; none where the iterator has passed it, or there is none.
+    Returns: (the state, facts: `taken` steps, none where the iterator has passed the first element; `ended`: it has no
+      further one; `end`: the number after the last one that was seen now; `stopped` by a step; which `worker` it was).
+    """
+    found, end = tf.while_loop(
+        lambda found, _: _is_before(first, found),
+        lambda found, _: (iterator.get_next_as_optional(), found.get_value()[0] + 1),
+        (iterator.get_next_as_optional(), tf.constant(0, tf.int64)),
+    )
+    passed = (first >= 0) & found.has_value() & ~_is_before(first + 1, found)
 
-        Args:
-          first: negative: whatever comes next.
-        """
-        arrays = tuple(tf.TensorArray(spec.dtype, count, element_shape=spec.shape) for spec in self._step.specs)
-        found = tf.while_loop(
-            functools.partial(_is_before, first),
-            lambda _: (iterator.get_next_as_optional(),),
-            (iterator.get_next_as_optional(),),
-        )[0]
-        passed = (first >= 0) & found.has_value() & ~_is_before(first + 1, found)
+    def running(taken: tf.Tensor, end: tf.Tensor, found: Any, goes_on: tf.Tensor, *_: Any) -> tf.Tensor:
+        return (taken < count) & goes_on & found.has_value() & ~passed
 
-        def running(taken: tf.Tensor, found: Any, fine: tf.Tensor, *_: Any) -> tf.Tensor:
-            return (taken < count) & fine & found.has_value() & ~passed
+    def body(taken: tf.Tensor, _: tf.Tensor, found: Any, goes_on: tf.Tensor, *state: Any) -> Any:
+        number, element = found.get_value()
+        goes_on, new = step(element, taken, *state)
+        more = tf.cond(taken + 1 < count, iterator.get_next_as_optional, lambda: found)
+        return (taken + 1, number + 1, more, goes_on, *new)
 
-        def body(taken: tf.Tensor, found: Any, fine: tf.Tensor, examples: tf.Tensor, *arrays: Any) -> Any:
-            _, element = found.get_value()
-            shares = self._feed.shares(element, iterator)
-            outputs = self._step(shares, self._feed.global_count(element, shares))
-            fine = tf.math.is_finite(outputs[0]) if self._stop_at_nan else tf.constant(True)
-            written = [array.write(taken, value) for array, value in zip(arrays, outputs, strict=True)]
-            more = tf.cond(taken + 1 < count, iterator.get_next_as_optional, lambda: found)
-            return (taken + 1, more, fine, examples + shares[0].count, *written)
-
-        start = (tf.constant(0), found, tf.constant(True), tf.constant(0, tf.int64), *arrays)
-        taken, found, _, examples, *arrays = tf.while_loop(running, body, start)
-        return {
-            "taken": taken, "examples": examples, "passed": passed, "ended": ~found.has_value(),
-            "worker": tf.distribute.coordinator.experimental_get_current_worker_index(),
-            "stacked": [array.stack() for array in arrays],
-        }  # fmt: skip
+    start = (tf.constant(0), end, found, tf.constant(True), *state)
+    taken, end, found, goes_on, *last = tf.while_loop(running, body, start)
+    worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+    return last, {"taken": taken, "end": end, "ended": ~found.has_value(), "stopped": ~goes_on, "worker": worker}
 
 
-def _range(iterator: Ranges, first: int, count: int) -> tuple[Any, ...]:
-    return iterator.workers, tf.constant(first, tf.int64), tf.constant(count)
+def of_one_element() -> dict[str, tf.Tensor]:
+    """The facts of `over_range` where one element was sent."""
+    return {"taken": tf.constant(1), "stopped": tf.constant(False)}
 
 
 def _is_before(first: tf.Tensor, found: Any) -> tf.Tensor:
     return tf.cond(found.has_value(), lambda: found.get_value()[0] < first, lambda: tf.constant(False))
-
-
-def _joined(results: Sequence[dict[str, Any]], specs: Sequence[tf.TensorSpec]) -> list[np.ndarray]:
-    """What the steps returned, stacked over all of them."""
-    if not results:
-        return [np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype) for spec in specs]
-    taken = [int(result["taken"]) for result in results]
-    return [
-        np.concatenate(
-            [np.asarray(result["stacked"][number])[:steps] for result, steps in zip(results, taken, strict=True)]
-        )
-        for number in range(len(specs))
-    ]
-
-
-def _finite_first(losses: np.ndarray) -> np.ndarray:
-    """A loss that is not finite ended its range, and is to end the loop: it is the last one."""
-    return losses[np.argsort(~np.isfinite(losses), kind="stable")]

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,7 +17,6 @@ from runner.boundary import LoopLength
 from runner.hooks import Interrupted
 from runner.inference import EvalProgram, EvalResult
 from runner.inputs import Feed
-from runner.iterators import iterate
 from runner.journal import Journal, NullJournal
 from runner.model import Model
 from runner.passes import Pass
@@ -116,7 +115,8 @@ def results(
     program.reset()
     kept = model.values() if program.trace.may_write_in_branches else {}
     try:
-        counted = run(program, iterate(feed.dataset), steps, one_pass, model.agreement)
+        batches = program.iterate(feed.dataset, in_loops=one_pass.session.is_empty)
+        counted = run(program, batches, steps, one_pass, model.agreement)
         if not counted.examples:
             raise ValueError(f"{what}: the input has no examples.")
         found: dict[str, Any] = {**counted.means()}
@@ -147,24 +147,30 @@ def of_chief_alone(evaluate: Callable[[], dict[str, Any]], agreement: Agreement)
 def run(program: EvalProgram, iterator: Any, steps: float, one_pass: Pass, agreement: Agreement) -> Counted:
     """Evaluates up to `steps` batches: in loops, or one at a time for session hooks to see.
 
-    Workers may have different numbers of batches: nobody waits for another before the end.
+    Workers may have different numbers of batches, and loops of their own length. After each loop they agree whether to
+    go on, those that have no more batches as well: a worker that is asked to stop cannot wait for the others' last.
 
     Raises:
       Interrupted: a hook gave it up, on any worker.
     """
-    counted, given_up = Counted(), ""
-    try:
-        _count(program, iterator, steps, one_pass, counted)
-    except Interrupted as stopped:
-        if agreement.num_workers == 1:
-            raise
-        given_up = str(stopped)
-    if agreement.any(bool(given_up)):
-        raise Interrupted(given_up or "another worker gave it up")
-    return counted.over(agreement, program.sum_names)
+    counted, given_up, is_over = Counted(), "", False
+    loops = _loops(program, iterator, steps, one_pass, counted)
+    while True:
+        try:
+            is_over = is_over or next(loops, None) is None
+        except Interrupted as stopped:
+            if agreement.num_workers == 1:
+                raise
+            given_up = str(stopped)
+        others, stops = agreement.sum([not is_over, bool(given_up)])
+        if stops:
+            raise Interrupted(given_up or "another worker gave it up")
+        if not others:
+            return counted.over(agreement, program.sum_names)
 
 
-def _count(program: EvalProgram, iterator: Any, steps: float, one_pass: Pass, counted: Counted) -> None:
+def _loops(program: EvalProgram, iterator: Any, steps: float, one_pass: Pass, counted: Counted) -> Iterator[EvalResult]:
+    """Yields what each loop has counted, which is in `counted`, too."""
     session = one_pass.session
     length, taken = LoopLength(None if session.is_empty else 1), 0
     while taken < steps:
@@ -179,5 +185,6 @@ def _count(program: EvalProgram, iterator: Any, steps: float, one_pass: Pass, co
         one_pass.after_batches(counted.examples)
         taken += num_steps
         length.took(num_steps, time.perf_counter() - started)
+        yield result
         if result.data_ended:
             break

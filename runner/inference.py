@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner.inputs import Feed
+from runner.iterators import iterate
 from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.operations import needed, operations
 from runner.steps import ModelCall, ReplicaOutput, replica_inputs, step_inputs, step_signature
@@ -43,14 +44,14 @@ class EvalProgram:
     There is no collective in a step: each replica counts its own examples, and a replica without one does nothing.
     """
 
-    def __init__(self, store: VariableStore, model_call: ModelCall, feed: Feed) -> None:
+    def __init__(self, store: VariableStore, model_call: ModelCall, feed: Feed, *, on_workers: bool = False) -> None:
         self._store, self._feed = store, feed
 
         def replica_fn(replica: Replica) -> ReplicaOutput:
             with tf.summary.record_if(False):
                 return _eval_replica(model_call, feed, replica)
 
-        self.trace = trace_step(store, replica_fn, step_signature(feed), training=False)
+        self.trace = trace_step(store, replica_fn, step_signature(feed), training=False, on_workers=on_workers)
         self.outputs: Sequence[ReplicaOutput] = self.trace.outputs
         self._values = self._value_function()
         self._functions = [self._replica_function(index) for index in range(len(self.outputs))]
@@ -70,12 +71,15 @@ class EvalProgram:
         """Before each evaluation: metrics start from nothing, random state from the seed."""
         self._store.reset_local(self.trace.served.requests)
 
+    def iterate(self, dataset: tf.data.Dataset, *, in_loops: bool) -> Any:
+        """What `run`, or `run_one` where it is not `in_loops`, takes the batches of `dataset` from."""
+        del in_loops
+        return iterate(dataset)
+
     def run(self, iterator: Any, max_steps: int) -> EvalResult:
         """Evaluates up to `max_steps` further batches."""
         result = self._loop(iterator, tf.constant(max_steps))
-        names = list(result["sums"])
-        sums = {name: (float(result["sums"][name][0]), float(result["sums"][name][1])) for name in names}
-        return EvalResult(sums, examples=int(result["examples"]), data_ended=bool(result["ended"]))
+        return EvalResult(_on_host(result["sums"]), examples=int(result["examples"]), data_ended=bool(result["ended"]))
 
     def run_one(self, iterator: Any, fetches: Sequence[Any]) -> tuple[EvalResult, list[Any]]:
         """As `run` for one batch; also the values of the tensors among `fetches`, for session hooks."""
@@ -87,18 +91,17 @@ class EvalProgram:
             sums, examples, values = self._fetching[key](iterator)
         except tf.errors.OutOfRangeError:
             return EvalResult({}, 0, data_ended=True), []
-        host = {name: (float(total), float(weight)) for name, (total, weight) in sums.items()}
-        return EvalResult(host, int(examples), data_ended=False), [value.numpy() for value in values]
+        return EvalResult(_on_host(sums), int(examples), data_ended=False), [value.numpy() for value in values]
 
     def _run_one(self, first: Callable[..., Any], iterator: Any) -> Any:
         element = next(iterator)
         shares = self._feed.shares(element, iterator)
         inputs = step_inputs(shares, self._feed.global_count(element, shares))
         sums, values = first(*inputs)
-        sums = _in_float64(sums)
+        sums = in_float64(sums)
         zeros = tf.nest.map_structure(tf.zeros_like, sums)
         for share, function in zip(shares[1:], self._functions[1:], strict=True):
-            more = tf.cond(share.count > 0, lambda function=function: _in_float64(function(*inputs)), lambda: zeros)
+            more = tf.cond(share.count > 0, lambda function=function: in_float64(function(*inputs)), lambda: zeros)
             sums = tf.nest.map_structure(tf.add, sums, more)
         return sums, tf.add_n([share.count for share in shares]), values
 
@@ -126,17 +129,21 @@ class EvalProgram:
 
     def _replica_function(self, index: int, extra: Sequence[Any] | None = None) -> Callable[..., Any]:
         """The sums of one replica's batch; with `extra` (tensors and operations) also the values of those tensors."""
+        fetches, updates = self._fetched(index)
+        if extra is None:
+            self._check_no_collective([*updates, *tf.nest.flatten(fetches)])
+            return self.trace.function(fetches, updates)
+        self._check_no_collective([*updates, *extra])
+        effects = [one for one in extra if isinstance(one, tf.Operation)]
+        tensors = [one for one in extra if not isinstance(one, tf.Operation)]
+        return self.trace.function([fetches, tensors], [*updates, *effects])
+
+    def _fetched(self, index: int) -> tuple[dict[str, Any], list[Any]]:
+        """(the sums of one replica's batch, what updates metrics with it). Tensors of the traced graph."""
         output = self.outputs[index]
         updates = [metric[1] for metric in (output.spec.eval_metric_ops or {}).values() if _is_pair(metric)]
         writes = self.trace.writes_of_keras(metrics_only=True, replica=index)
-        fetches = {"loss": (output.loss, output.weight), **output.sums}
-        if extra is None:
-            self._check_no_collective([*updates, *writes, *tf.nest.flatten(fetches)])
-            return self.trace.function(fetches, [*updates, *writes])
-        self._check_no_collective([*updates, *writes, *extra])
-        effects = [one for one in extra if isinstance(one, tf.Operation)]
-        tensors = [one for one in extra if not isinstance(one, tf.Operation)]
-        return self.trace.function([fetches, tensors], [*updates, *writes, *effects])
+        return {"loss": (output.loss, output.weight), **output.sums}, [*updates, *writes]
 
     def _check_no_collective(self, values: Sequence[Any]) -> None:
         """Workers evaluate different numbers of batches: they cannot meet within one."""
@@ -163,7 +170,7 @@ class EvalProgram:
             for share, function in zip(shares, self._functions, strict=True):
 
                 def present(function: Any = function) -> Any:
-                    return _in_float64(function(*inputs))
+                    return in_float64(function(*inputs))
 
                 batch = present() if len(shares) == 1 else tf.cond(share.count > 0, present, lambda: zeros)
                 sums = tf.nest.map_structure(tf.add, sums, batch)
@@ -183,7 +190,13 @@ class EvalProgram:
         return {"ended": ended, "examples": examples, "sums": sums}
 
 
-def _in_float64(sums: Any) -> Any:
+def _on_host(sums: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[float, float]]:
+    return {name: (float(total), float(weight)) for name, (total, weight) in sums.items()}
+
+
+def in_float64(sums: Any) -> Any:
+    """The sums of a batch as float64 scalars. In graph."""
+
     def scalar(value: tf.Tensor) -> tf.Tensor:
         value = tf.cast(value, tf.float64)
         value.set_shape([])  # the sum of a tensor of unknown rank does not know that it is a scalar

@@ -369,6 +369,10 @@ class TrainingRun:
         before, self._step = self._step, self._model.store.global_step
         if not taken:
             return
+        repeated = sum(part.repeated_steps for part in parts)
+        if repeated:  # what a lost worker had done of them, only the global step knows
+            self._record.repeated(self._step, repeated, (self._step - before) // self._advance - taken)
+            return
         self._advance = max(1, (self._step - before) // taken)
         scale = self._program.loss_scale
         if self._step == before and scale is not None:

@@ -16,7 +16,7 @@ from runner import warm_start
 from runner.agreement import agreement_of
 from runner.averages import average_name
 from runner.checkpoints import Reader
-from runner.coordinator import Coordinator, RangeLoop
+from runner.coordinator import Coordinator
 from runner.divided import assign, read_on_servers, value_of
 from runner.inference import EvalProgram, PredictProgram
 from runner.inputs import Feed, Input
@@ -25,6 +25,8 @@ from runner.model_fn import ModelFn
 from runner.parameter_server import is_parameter_server
 from runner.placement import Servers
 from runner.precision import LossScale, with_precision
+from runner.range_evaluation import RangeEvaluation
+from runner.range_loop import RangeLoop
 from runner.run_config import RunConfig, WarmStart
 from runner.seeds import seeded
 from runner.sharding import Rows
@@ -117,8 +119,14 @@ class Model:
         return None if self._coordinator is None else functools.partial(RangeLoop, coordinator=self._coordinator)
 
     def eval_program(self, feed: Feed) -> EvalProgram:
-        """The evaluation step for inputs like `feed`'s."""
-        return self._program(("eval",), feed, lambda: EvalProgram(self.store, self._model_fn, feed))
+        """The evaluation step for inputs like `feed`'s; a coordinator has its workers take it."""
+
+        def build() -> EvalProgram:
+            if self._coordinator is None:
+                return EvalProgram(self.store, self._model_fn, feed)
+            return RangeEvaluation(self.store, self._model_fn, feed, self._coordinator)
+
+        return self._program(("eval",), feed, build)
 
     def predict_program(self, feed: Feed) -> PredictProgram:
         """The prediction step for inputs like `feed`'s."""

@@ -6,6 +6,7 @@ Written against TensorFlow 2.21 and Keras 3.15. `tests/test_bridge.py` fails fir
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ import tensorflow as tf
 # ShardedVariable: what tf.distribute itself serves in place of a variable that is divided over parameter servers. When
 # it moves: it is what a variable made under a ParameterServerStrategy with a partitioner is an instance of.
 from tensorflow.python.distribute.sharded_variable import ShardedVariable
+from tensorflow.python.eager import context
 
 # embedding_ops: where tf.nn's lookups look for what else can be looked up in.
 from tensorflow.python.ops import embedding_ops
@@ -24,9 +26,13 @@ from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 from tensorflow.python.util import dispatch
 
 __all__ = [
+    "LossInALine",
     "ShardedVariable",
+    "anonymous_variable",
     "lookup_by_rows",
+    "notice_repeats",
     "partitioner_of",
+    "say_losses_in_a_line",
     "served_variables",
     "tasks_of",
     "traced_before_scheduled",
@@ -75,6 +81,74 @@ def variable_on(
         return UninitializedVariable(
             name=name, shape=shape, dtype=dtype, trainable=trainable, distribute_strategy=strategy
         )
+
+
+def anonymous_variable(shape: Any, dtype: Any) -> tf.Tensor:
+    """The handle of a new variable where the graph runs that this is called in; it goes with its last handle.
+
+    Private: `context.anonymous_name`, by which an operation makes a new resource each time that it runs. When it moves:
+    a name that is new for each request, and DestroyResourceOp at its end.
+    """
+    return tf.raw_ops.VarHandleOp(shape=shape, dtype=dtype, shared_name=context.anonymous_name())
+
+
+def notice_repeats(
+    coordinator: tf.distribute.experimental.coordinator.ClusterCoordinator, told: Callable[[Any], None]
+) -> None:
+    """Calls `told` with the arguments of each request that is made once more, as its worker, or the connection to it,
+    was lost. From a thread of TensorFlow's.
+
+    Private: `_cluster.closure_queue.put_back`, and `_args` of what it is called with. When they move: leave this out;
+    the global step, which counts more than was asked for, still tells.
+    """
+    queue = coordinator._cluster.closure_queue
+    put_back = queue.put_back
+
+    def noticed(closure: Any) -> None:
+        told(closure._args)
+        put_back(closure)
+
+    queue.put_back = noticed
+
+
+class LossInALine(logging.Filter):
+    """Of TensorFlow's log: that a worker is lost, which it tells in pages of errors, is said in one line.
+
+    Private: the texts of `cluster_coordinator`. When they change: its own lines are seen again.
+
+    Args:
+      log: where it is said instead.
+    """
+
+    LOST = "Worker %s failed with %r:%s"
+    INTERRUPTED = "Remote function on worker %s failed with %r:%s"
+    WAITING = "Cluster update failed with error: %s. Retrying..."
+    RAISED = " /job:worker/task:%d encountered the following error when processing"
+
+    def __init__(self, log: logging.Logger) -> None:
+        super().__init__()
+        self._log = log
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text, values = str(record.msg), record.args if isinstance(record.args, tuple) else ()
+        worker = f"worker:{str(values[0]).rpartition(':')[2]}" if values else ""
+        if text == self.LOST:
+            self._log.warning("%s was lost. What it was asked for is asked of another one, or of it again.", worker)
+        elif text.startswith(self.INTERRUPTED):
+            self._log.warning("%s was out of reach for a moment. What it was asked for is asked once more.", worker)
+        elif text.startswith(self.RAISED):
+            return not isinstance(values[1], tf.errors.UnavailableError)  # that is raised, and then said
+        else:
+            return text != self.WAITING
+        return False
+
+
+def say_losses_in_a_line(log: logging.Logger) -> None:
+    """Has `LossInALine` filter what TensorFlow logs in this process."""
+    logger = logging.getLogger("tensorflow")
+    for one in [one for one in logger.filters if isinstance(one, LossInALine)]:
+        logger.removeFilter(one)
+    logger.addFilter(LossInALine(log))
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from runner.journal import Journal, NullJournal
 from runner.report import NullProgress, Progress
 from runner.run_config import RunConfig
 from runner.types import StepResult
+
+_log = logging.getLogger(__name__)
 
 
 class Record:
@@ -61,6 +64,19 @@ class Record:
                 )
                 tf.summary.experimental.write_raw_pb(proto.SerializeToString(), step=step)
         self._progress.update(result.last_step, float(result.losses[-1]), *speed.values())
+
+    def repeated(self, step: int, asked: int, twice: int) -> None:
+        """Tells that steps were asked for once more, as a worker was lost.
+
+        Args:
+          twice: so many of them it had taken already: their examples are trained on twice.
+        """
+        self._journal.event("repeated", step=step, asked=asked, twice=twice)
+        _log.warning(
+            "A worker was lost, and %d %s asked for once more. It had taken %d of them: their examples were trained on "
+            "twice.",
+            asked, "step was" if asked == 1 else "steps were", twice,
+        )  # fmt: skip
 
     def summaries(self, protos: list[Any], step: int) -> None:
         """Writes the serialised `tf.compat.v1.Summary`s of `step`."""

@@ -71,11 +71,13 @@ class Ranges:
       reason: why workers cannot read it by themselves; None: they do.
       workers: of the coordinator's kind, an iterator over (number, element) for each worker.
       ended: workers whose own data has come to its end.
+      end: the number after the last element that a worker has seen; where one has come to the end, that is all of them.
     """
 
     def __init__(self, spread: Spread) -> None:
         self.spread = spread
         self.ended: set[int] = set()
+        self.end = 0
         self._position = 0
         self.reason, self._graphs = _why_here(spread)
         self.workers: Any = None
@@ -106,9 +108,11 @@ class Ranges:
         self._position += count
         return [(first, end - first) for first, end in itertools.pairwise(ends)]
 
-    def elements(self, count: int) -> list[Any]:
-        """The next elements, read here; fewer where the data ends."""
-        return list(itertools.islice(self._here, count))
+    def elements(self, count: int) -> tuple[int, list[Any]]:
+        """(the number of the first, the next elements, read here); fewer where the data ends."""
+        first, found = self._position, list(itertools.islice(self._here, count))
+        self._position += len(found)
+        return first, found
 
     def read_again(self, first: int, count: int) -> list[Any]:
         """Elements that were handed out before, read here from the beginning."""

@@ -105,6 +105,7 @@ class LoopResult:
       examples: examples of those steps, over all replicas of all workers.
       values: what else was fetched, each stacked `[num_steps, ...]`.
       data_ended: the input has no further element.
+      repeated_steps: so many of them a coordinator asked for once more, as a worker was lost with them.
     """
 
     num_steps: int
@@ -112,6 +113,7 @@ class LoopResult:
     examples: int
     values: Any
     data_ended: bool
+    repeated_steps: int = 0
 
 
 class TrainProgram:

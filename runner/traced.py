@@ -76,6 +76,10 @@ class Trace:
         mine = {id(handle) for variable in variables for handle in _handles(variable, replica)}
         return {internal.name for external, internal in self.graph.captures if id(external) in mine}
 
+    def handle_of(self, variable: tf.Variable) -> tf.Tensor | None:
+        """The placeholder by which the graph knows a variable; None: it does not use it."""
+        return next((internal for external, internal in self.graph.captures if external is variable.handle), None)
+
     def captured_variables(self) -> dict[str, tf.TensorSpec]:
         """Name of the placeholder of a variable's handle -> shape and dtype of the variable."""
         found: dict[str, tf.TensorSpec] = {}

@@ -68,19 +68,26 @@ class _Box:
 
 
 def trace_step(
-    store: VariableStore, replica_fn: ReplicaFunction, signature: Sequence[tf.TensorSpec], *, training: bool
+    store: VariableStore,
+    replica_fn: ReplicaFunction,
+    signature: Sequence[tf.TensorSpec],
+    *,
+    training: bool,
+    on_workers: bool = False,
 ) -> Trace:
     """Traces one step with session semantics, creating the variables it asks for.
 
     Args:
       signature: flat specs of the inputs; the last two are the weights (counts, global count).
       training: whether random state of Keras advances for good, or is evaluation's own.
+      on_workers: of a coordinator; a step that does not train runs there as well as here, and its own variables
+        (metrics) are here.
     """
     on_one_device = store.strategy is None or (store.has_one_copy and not training)
     discovery, new = _discover(store, replica_fn, signature, training=training, on_one_device=on_one_device)
     if store.strategy is None:
         return discovery
-    if not on_one_device:
+    if not on_one_device or on_workers:
         return _serve(store, store.strategy, replica_fn, signature, training=training)
     if any(not spec.local for spec in new):  # it saw twins, which have real variables only now
         discovery, _ = _discover(store, replica_fn, signature, training=training, on_one_device=True)

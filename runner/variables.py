@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from runner import bridge, random_bridge, variable_bridge
@@ -161,6 +162,11 @@ class VariableStore:
             spec = self.specs[name]
             if spec.local:
                 self._variables[name].assign(self._initial_value(spec))
+
+    def local_value(self, name: str) -> np.ndarray:
+        """What `reset_local` gives the variable `name`."""
+        value: np.ndarray = self._initial_value(self.specs[name]).numpy()
+        return value
 
     @property
     def global_step(self) -> int:

@@ -57,12 +57,13 @@ def main(folder: Path) -> None:
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
     servers = Servers()
     try:
-        from tests.parameter_server_models import CASES, Surroundings
+        from tests import parameter_server_evaluations, parameter_server_models
 
-        around = Surroundings(servers, folder)
+        around = parameter_server_models.Surroundings(servers, folder)
+        cases = {**parameter_server_evaluations.CASES, **parameter_server_models.CASES}  # the last ends the cluster
         only = os.environ.get("CASES", "").split()  # for those who look for a mistake in one
-        for name in only or CASES:
-            _run(name, CASES[name], around, folder)
+        for name in only or cases:
+            _run(name, cases[name], around, folder)
     finally:
         servers.stop()
         sys.stdout.flush()
@@ -76,7 +77,7 @@ def _run(name: str, case: Callable[[Any], Any], around: Any, folder: Path) -> No
         found = {"found": case(around)}
     except BaseException:
         found = {"error": traceback.format_exc()}
-    (folder / f"{name}.json").write_text(json.dumps({**found, "secs": time.monotonic() - started}))
+    (folder / f"{name}.json").write_text(json.dumps({**found, "secs": time.monotonic() - started}, default=float))
 
 
 def after(secs: float, do: Callable[[], None]) -> threading.Timer:

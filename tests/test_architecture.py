@@ -46,6 +46,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("parts",),
     ("session_hooks", "steps", "warm_start"),
     ("inference", "passes", "coordinator", "export_values"),
+    ("range_loop", "range_evaluation"),
     ("model", "export"),
     ("preparation", "inspection"),
     ("loop", "model_summary"),

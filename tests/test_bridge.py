@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,9 @@ PRIVATE_NAMES = [
     "tensorflow.python.ops.resource_variable_ops:UninitializedVariable",
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable._set_save_slice_info",
     "tensorflow.python.training.checkpoint_utils:_set_checkpoint_initializer",
+    "tensorflow.python.distribute.coordinator.cluster_coordinator:_CoordinatedClosureQueue.put_back",
     "tensorflow.python.distribute.values:PerReplica",
+    "tensorflow.python.eager.context:anonymous_name",
     "tensorflow.python.distribute.sharded_variable:ShardedVariable",
     "tensorflow.python.distribute.parameter_server_strategy_v2:ParameterServerStrategyV2Extended",
     "tensorflow.python.ops.embedding_ops:embedding_lookup._tf_fallback_dispatchers",
@@ -233,6 +236,46 @@ def test_attributes_of_a_parameter_server_strategy_have_their_names() -> None:
         "self._allow_run_without_coordinator = ",
     ):
         assert name in source, f"{name} has moved: see what runner/ps_bridge.py says about it"
+
+
+def test_a_coordinator_tells_of_losses_in_the_words_that_are_looked_for() -> None:
+    kind = tf.distribute.experimental.coordinator.ClusterCoordinator
+    source = Path(inspect.getfile(kind)).read_text()
+    words = ps_bridge.LossInALine
+    for text in (
+        "self._cluster = ", "self.closure_queue = ", "self._args = ", f'"{words.LOST}"', f'"{words.INTERRUPTED}\\n"',
+        f'"{words.WAITING}"', '" /job:worker/task:%d encountered the following error when "',
+    ):  # fmt: skip
+        assert text in source, f"{text} has changed: see what runner/ps_bridge.py says about it"
+
+
+def test_a_variable_without_a_name_is_new_each_time_that_its_graph_runs() -> None:
+    @tf.function
+    def counted() -> tf.Tensor:
+        handle = ps_bridge.anonymous_variable([], tf.float64)
+        tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(1.0, tf.float64))
+        tf.raw_ops.AssignAddVariableOp(resource=handle, value=tf.constant(2.0, tf.float64))
+        return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64)
+
+    assert [float(counted()) for _ in range(2)] == [3.0, 3.0]
+
+
+def test_of_tensorflows_words_on_a_lost_worker_one_line_stays(caplog: Any) -> None:
+    caplog.set_level("WARNING")
+    log, error = logging.getLogger("tensorflow"), tf.errors.UnavailableError(None, None, "pages of it")
+    before = list(log.filters)
+    ps_bridge.say_losses_in_a_line(logging.getLogger("runner"))
+    try:
+        log.error(ps_bridge.LossInALine.LOST, "/job:worker/replica:0/task:1", error, error)
+        log.error(ps_bridge.LossInALine.WAITING, error)
+        log.error(f"{ps_bridge.LossInALine.RAISED} closure: %r:%s", 1, error, error)
+        log.error(f"{ps_bridge.LossInALine.RAISED} closure: %r:%s", 1, ValueError("mine"), ValueError("mine"))
+        log.error("something else: %s", "seen")
+    finally:
+        log.filters[:] = before
+    first, second, third = (record.getMessage() for record in caplog.records)
+    assert first == "worker:1 was lost. What it was asked for is asked of another one, or of it again."
+    assert "mine" in second and third == "something else: seen"
 
 
 def test_rows_of_a_divided_variable_are_found_by_their_number() -> None:

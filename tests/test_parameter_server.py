@@ -115,6 +115,43 @@ def test_an_embedding_may_be_larger_than_the_memory_of_the_coordinator(cases: Ca
     assert found["steps"][1] == 20 and np.isfinite(found["loss"])
 
 
+@pytest.mark.parametrize("source", ["known", "unknown", "python", "steps", "dropout", "hook"])
+def test_workers_evaluate_to_the_numbers_of_a_single_process(source: str, cases: Cases) -> None:
+    """19 batches, the last of 6 examples; metrics of v1 are float32 by themselves."""
+    one, many = cases["evaluation"][source]
+    assert many.keys() == one.keys() == {"loss", "each", "noise", "keras", "pair", "auc", "global_step"}
+    for name, value in one.items():
+        assert many[name] == pytest.approx(value, rel=1e-6 if name in ("pair", "auc") else 1e-10), name
+
+
+def test_each_evaluation_is_asked_of_the_workers_and_begins_with_nothing(cases: Cases) -> None:
+    found = cases["evaluation"]
+    assert found["known requests"] >= 4
+    assert found["python requests"] == 19  # batch by batch, from the coordinator
+    for again in found["again"]:
+        assert again == pytest.approx(found["known"][1], rel=1e-10)
+
+
+def test_what_workers_cannot_evaluate_the_coordinator_does_and_says_why(cases: Cases) -> None:
+    here = cases["evaluation"]["here"]
+    assert (here["requests"], here["batches"]) == (0, 19)
+    drawn = "a Keras layer draws random numbers (seed_generator/seed_generator_state)"
+    reasons = [drawn, "a session hook looks at each batch"]
+    assert [line for line in here["said"] if "alone" in line] == [
+        f"The coordinator evaluates alone: {reason}." for reason in reasons
+    ]
+
+
+def test_an_evaluation_that_loses_a_worker_counts_each_example_once(cases: Cases) -> None:
+    found = cases["evaluation_lost"]
+    assert found["metrics"]["n"] == 2000
+    assert found["metrics"]["x"] == pytest.approx(999.5, rel=1e-10)
+    assert LOST in found["said"] and not [line for line in found["said"] if "Error" in line]
+
+
+LOST = "worker:1 was lost. What it was asked for is asked of another one, or of it again."
+
+
 def test_training_goes_on_without_a_worker_that_was_killed(cases: Cases) -> None:
     """Every example is seen, those of the lost range perhaps twice: another worker may have been asked for them."""
     found = cases["worker_lost"]
@@ -123,6 +160,16 @@ def test_training_goes_on_without_a_worker_that_was_killed(cases: Cases) -> None
     assert found["global_step"] >= 500
     assert set(times) <= {1, 2}
     assert found["later"] >= 100
+
+
+def test_steps_that_were_taken_twice_after_a_loss_are_counted_and_said(cases: Cases) -> None:
+    found = cases["worker_lost"]
+    twice = found["global_step"] - 500
+    said = [line for line in found["said"] if "asked for once more." in line]
+    assert len(said) == 1 and f"It had taken {twice} of them: their examples were trained on twice." in said[0]
+    seen_twice = {int(times): examples for times, examples in found["seen"]}.get(2, 0)
+    assert seen_twice in (4 * twice, 4 * (twice + 1))  # one may have been killed between its update and the count
+    assert LOST in found["said"] and not [line for line in found["said"] if "Error" in line]
 
 
 def test_a_parameter_server_that_was_killed_is_a_lost_peer(cases: Cases) -> None:
