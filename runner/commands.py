@@ -130,6 +130,7 @@ def _train_and_evaluate(config: Config, job: Job, around: Surroundings) -> dict[
         "steps_per_sec": result.steps_per_sec or None,
         "examples": result.examples,
         "stopped_early": result.stopped_early,
+        "interrupted": result.interrupted,
     }
 
 

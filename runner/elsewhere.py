@@ -81,8 +81,9 @@ class EvaluatedElsewhere(Hook):
         assert isinstance(run, TrainingRun)
         self._is_interrupted = run.interrupted
 
-    def evaluate_last(self, step: int) -> None:
+    def evaluate_last(self, step: int) -> bool:
         """The evaluator does that when it is told of the end."""
+        return True
 
     def _heed(self, run: Run) -> None:
         if self._is_chief and self._look(run.global_step):

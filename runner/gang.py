@@ -92,6 +92,7 @@ class Gang:
 
     Attributes:
       stop_wanted: whether a server asked for the end of the run.
+      asked_to_stop: names of tasks that are known to have been asked, others than those that train or evaluate here.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Gang:
         self._start_timeout_secs, self._has_joined = start_timeout_secs, has_joined
         self._may_replace, self._look_around, self._launch = may_replace, look_around, launch
         self.stop_wanted = False
+        self.asked_to_stop: set[str] = set()
         self._running: dict[Task, Process] = {}
         self._begin(())
 
@@ -142,6 +144,7 @@ class Gang:
             process.kill()
 
     def _begin(self, tasks: Sequence[Task]) -> None:
+        self._tasks = tasks
         self._ending: Ending | None = None
         self._deadlines: dict[Task, float] = {}
         self._looked = time.monotonic()
@@ -167,6 +170,7 @@ class Gang:
             elif process.pulse.wants_to_stop:
                 process.pulse.wants_to_stop = False
                 self.stop_wanted = True
+                self.asked_to_stop.add(task.place.name)
                 self.ask_to_stop()
         elsewhere = self._look_around()
         if elsewhere is not None and self._ending is None:
@@ -196,6 +200,8 @@ class Gang:
     def _follow(self, ending: Ending) -> None:
         """Lets the others follow a task that has ended, or will."""
         if ending.code == INTERRUPTED:
+            if ending.task not in self._tasks:
+                self.asked_to_stop.add(ending.task.place.name)
             if not self._deadlines:
                 self.ask_to_stop()
             self._limit(ending.settle_secs, self._running)

@@ -80,6 +80,7 @@ class Feed:
       num_parts: a replica computes its share in so many parts, one after the other.
       num_epochs: the dataset is so many passes over the examples; None: nobody counts.
       given: the dataset without what the runner has added to it.
+      is_chief: whether what is to be said of the input is said here, and not by another worker.
       num_pipelines, pipeline: processes that read data of their own, and which of them this is; 1 and 0 where there
         is one, or all read the same.
     """
@@ -94,6 +95,7 @@ class Feed:
     num_epochs: int | None = None
     _: dataclasses.KW_ONLY
     given: tf.data.Dataset
+    is_chief: bool = True
     num_pipelines: int = 1
     pipeline: int = 0
 
@@ -212,7 +214,8 @@ def build_feed(
         dataset = given.with_options(_in_order())
     return Feed(
         dataset, num_replicas, source.batch_size, pipeline.shard, pipeline.reason, division, num_parts, num_epochs,
-        given=given, num_pipelines=num_workers if pipeline.is_own else 1, pipeline=worker_index * pipeline.is_own,
+        given=given, is_chief=worker_index == 0, num_pipelines=num_workers if pipeline.is_own else 1,
+        pipeline=worker_index * pipeline.is_own,
     )  # fmt: skip
 
 

@@ -51,12 +51,15 @@ def read_outcome(code: int, stop_requested: bool, lines: Sequence[Mapping[str, A
     """The end of a run, from the exit code of the task that decided it and from the lines of the chief's journal.
 
     Args:
-      reason: what went wrong, where that is known; '': what the journal or the exit code says.
+      reason: what went wrong, where that is known; '': what the journal or the exit code says. Of an interruption: who
+        was asked to stop.
     """
     facts: dict[str, Any] = {"phases": {}}
     for line in lines:
         if line.get("event") == "checkpoint":  # what a run that never comes to its result leaves
             facts.update(global_step=line.get("step"), checkpoint=line.get("path"))
+        elif line.get("event") == "repeated":
+            facts["repeated_steps"] = facts.get("repeated_steps", 0) + int(line["twice"])
         elif line.get("event") == "phase":
             name = str(line["name"])
             facts["phases"][name] = round(facts["phases"].get(name, 0.0) + float(line["secs"]), 3)
@@ -67,7 +70,7 @@ def read_outcome(code: int, stop_requested: bool, lines: Sequence[Mapping[str, A
     if code == FINISHED:
         return Outcome(FINISHED, "finished", "FINISHED", None, facts)
     if code == INTERRUPTED:
-        return Outcome(INTERRUPTED, "interrupted", "KILLED", None, facts)
+        return Outcome(INTERRUPTED, "interrupted", "KILLED", None, {**facts, "interrupted_by": reason or None})
     if stop_requested and facts.get("checkpoint"):
         return Outcome(INTERRUPTED, "interrupted", "KILLED", None, facts)
     if stop_requested:
@@ -83,6 +86,7 @@ def summary_of(outcome: Outcome, config: Config, run_id: str | None, secrets: se
         "command": config.command,
         "status": outcome.status,
         "error": mask_text(outcome.error, secrets) if outcome.error else None,
+        "interrupted_by": outcome.facts.get("interrupted_by"),
         "stopped_early": outcome.facts.get("stopped_early"),
         "global_step": outcome.facts.get("global_step"),
         "metrics": outcome.facts.get("metrics", {}),
@@ -94,6 +98,7 @@ def summary_of(outcome: Outcome, config: Config, run_id: str | None, secrets: se
         "checkpoint": outcome.facts.get("checkpoint"),
         "predictions": outcome.facts.get("predictions"),
         "restarts": outcome.facts.get("restarts", 0),
+        "repeated_steps": outcome.facts.get("repeated_steps", 0),
         "mlflow_run_id": run_id,
     }
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -27,7 +27,11 @@ LOOK_SECS = 0.5
 """How often a supervisor looks for news while its task runs."""
 REPLACED_SECS = 600.0
 """How long the processes of a run may take to come back after one was lost: the platform starts a new one."""
+BEAT_SECS = 5.0
+"""How often the evaluator's supervisor repeats what it said: the chief's waits for it, and for nobody who is gone."""
 EVALUATOR = "evaluator"
+
+_NOT_EVALUATED = "Training has finished, and its last checkpoint was not evaluated"
 
 _T = TypeVar("_T")
 
@@ -61,6 +65,7 @@ class Answer:
       state: ready, stopping (its task was asked to stop), done, stopped, lost or failed.
       reason: of the last two, in words.
       code: the exit code of its task, where it failed.
+      beat: another number each time that it is said.
     """
 
     run: str = ""
@@ -69,6 +74,7 @@ class Answer:
     state: str = ""
     reason: str = ""
     code: int = 0
+    beat: int = 0
 
 
 class Peers(Protocol):
@@ -83,8 +89,8 @@ class Peers(Protocol):
     def reason(self, ending: Ending) -> Ending:
         """`ending` of our own task, or what became of a peer that explains it."""
 
-    def wait_for_evaluator(self, stops: Sequence[int]) -> None:
-        """Returns when it has evaluated the last checkpoint, where there is one; when it never comes, too."""
+    def wait_for_evaluator(self, stops: Sequence[int]) -> Ending | None:
+        """Returns when it has evaluated the last checkpoint (None), where there is one; else why it never will."""
 
     def end(self, code: int) -> None:
         """Tells them that the run has ended."""
@@ -102,7 +108,8 @@ class NoPeers:
     def reason(self, ending: Ending) -> Ending:
         return ending
 
-    def wait_for_evaluator(self, stops: Sequence[int]) -> None: ...
+    def wait_for_evaluator(self, stops: Sequence[int]) -> Ending | None:
+        return None
 
     def end(self, code: int) -> None: ...
 
@@ -163,15 +170,25 @@ class Leader:
                 return ending
         return ending
 
-    def wait_for_evaluator(self, stops: Sequence[int]) -> None:
-        until = self._clock() + self._timeout_secs
+    def wait_for_evaluator(self, stops: Sequence[int]) -> Ending | None:
+        last, until = Answer(), self._clock() + self._timeout_secs
         while self._has_evaluator and not stops:
             self._looked = 0.0
-            self.look()  # takes it in
-            state = self._answers().get(EVALUATOR, Answer()).state
-            if state in ("done", "stopped", "failed", "lost") or (not state and self._clock() > until):
-                return
+            ending = self.look()  # takes it in
+            found = self._answers().get(EVALUATOR, Answer())
+            if found.state == "done":
+                return None
+            if ending is not None and ending.task.place.is_evaluator:
+                code = FAILED if ending.code == PEER_LOST else ending.code  # nobody is to start all again for it
+                return replace(ending, code=code, reason=f"{ending.reason}. {_NOT_EVALUATED}")
+            if found != last:
+                last, until = found, self._clock() + self._timeout_secs
+            if self._clock() > until:
+                what = "gave no sign of life for" if last.state else "did not come within"
+                reason = f"{EVALUATOR} {what} {self._timeout_secs:g} s. {_NOT_EVALUATED}"
+                return Ending(FAILED, self._task(EVALUATOR), reason)
             time.sleep(GLANCE_SECS)
+        return None
 
     def end(self, code: int) -> None:
         self._say(phase="ended", code=code)
@@ -235,7 +252,8 @@ class Follower:
         self._timeout_secs = timeout_secs
         self._nonce = secrets.token_hex(8)
         self._answered = self._followed = Call()
-        self._looked = 0.0
+        self._looked = self._told = 0.0
+        self._beat = 0
         (model_dir / PEERS_FOLDER).mkdir(parents=True, exist_ok=True)
 
     def wait_for_go(self, stops: Sequence[int], *, forever: bool = False) -> bool:
@@ -269,6 +287,8 @@ class Follower:
         if self._clock() - self._looked < LOOK_SECS:
             return None
         self._looked = self._clock()
+        if self._place.is_evaluator and self._looked - self._told > min(BEAT_SECS, self._timeout_secs / 4):
+            self.tell("ready")
         call = _read(Call, self._model_dir / CALL_FILE)
         if self._has_ended(call):
             return Ending(PEER_LOST, task, "the run has ended")
@@ -278,7 +298,10 @@ class Follower:
 
     def tell(self, state: str, reason: str = "", code: int = 0) -> None:
         """Answers the last call."""
-        answer = Answer(self._answered.run, self._answered.generation, self._nonce, state, reason, code)
+        self._told = self._clock()
+        self._beat += 1
+        call = self._answered
+        answer = Answer(call.run, call.generation, self._nonce, state, reason, code, self._beat)
         write_json(_answer_file(self._model_dir, self._place.name), asdict(answer))
 
     def _has_ended(self, call: Call) -> bool:

@@ -104,7 +104,8 @@ def continued(feed: Feed, source: str, latest: str | None) -> tuple[Any, Positio
         checkpoints.restore_iterator(latest, worker, iterator)
         return iterator, position
     # One iterator of a dataset and no more: they share the state of its shuffle.
-    _log.warning("Reading %d batches again, to continue where %s stopped.", position.elements, latest)
+    say = _log.warning if feed.is_chief else _log.debug
+    say("Reading %d batches again, to continue where %s stopped.", position.elements, latest)
     return iterate(feed.dataset.skip(position.elements)), position
 
 

@@ -286,12 +286,16 @@ def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     rows = [("status", str(summary["status"]))]
     if summary.get("error"):
         rows.append(("error", str(summary["error"])))
+    if summary.get("interrupted_by"):
+        rows.append(("asked to stop", str(summary["interrupted_by"])))
     if summary.get("stopped_early"):
         rows.append(("stopped early", str(summary["stopped_early"])))
     if summary.get("global_step") is not None:
         rows.append(("global_step", format_number(summary["global_step"])))
     for name, value in summary.get("metrics", {}).items():
         rows.append((name, format_number(float(value))))  # JSON has no word for NaN: it is the text "nan"
+    if summary.get("repeated_steps"):
+        rows.append(("repeated_steps", format_number(summary["repeated_steps"])))
     if summary.get("steps_per_sec"):
         rows.append(("steps_per_sec", format_number(summary["steps_per_sec"])))
     phases = {name: secs for name, secs in (summary.get("phases") or {}).items() if secs >= 0.05}

@@ -176,18 +176,17 @@ def _outcome_of(tasks: Tasks, file: Path, journals: Journals, member: Member) ->
     say_errors(journals, member.prefix)
     came = tasks.stops.came
 
-    def read() -> Outcome:
+    def read(ending: Ending) -> Outcome:
         lines = [*journals.lines(), *journals.of_event("evaluator", "result")]  # it has the last checkpoint's metrics
         return read_outcome(ending.code, bool(came), lines, error_of(ending, journals))
 
+    outcome = read(ending)
     if tasks.config.command in configs.TRAINING_RUNS:
-        outcome = read()
-        tasks.record.training = outcome.status
         with suppress(OSError):  # the summary, which comes next, says what is wrong with the folder
             note_ending(journals.model_dir, outcome, tasks.record.generation)
         if ending.code == FINISHED:
-            tasks.peers.wait_for_evaluator(came)
-    outcome = read()
+            outcome = read(tasks.peers.wait_for_evaluator(came) or ending)
+        tasks.record.training = outcome.status
     outcome.facts.update(restarts=tasks.restarts.total, last_restart=tasks.restarts.last)
     return outcome
 

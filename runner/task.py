@@ -48,7 +48,10 @@ class StopRequest(Hook):
 
     Attributes:
       was_heeded: whether something was left undone for it.
+      journal: is told when this process was asked, and not another one that it ends with.
     """
+
+    journal: Journal | NullJournal = NullJournal()
 
     def __init__(self, signals: Sequence[signal.Signals] = (signal.SIGTERM,), answer: str = "") -> None:
         self.was_heeded = False
@@ -83,8 +86,15 @@ class StopRequest(Hook):
         # A worker that was asked has all of them stop.
         self.was_heeded = self.was_heeded or run.interrupted
 
+    def note(self) -> None:
+        """Tells the journal, once, where somebody has asked."""
+        if self._came:
+            self.journal.event("asked_to_stop", signal=self._came)
+            self.journal = NullJournal()
+
     def _heed(self, run: Run) -> None:
         if self._came:
+            self.note()
             self.was_heeded = True
             run.interrupt(self._came)
 
@@ -162,12 +172,14 @@ def _run(config: Config, cluster: Cluster, stop: StopRequest, progress_mode: str
     journal = Journal(path) if recorded else NullJournal()
     progress = report.build_progress(progress_mode)
     try:
+        stop.journal = journal
         stop.install()
         with said_log(progress, is_quiet=progress_mode == "off"):
             journal.event("started", pid=os.getpid(), command=config.command)
-            _do_command(config, cluster, journal, progress, stop, started)
+            result = _do_command(config, cluster, journal, progress, stop, started)
     except Interrupted as reason:
         progress.stop()
+        stop.note()
         journal.event("interrupted", reason=str(reason))
         trains = config.command in TRAINING_COMMANDS and not cluster.is_evaluator
         what = " before its first step" if trains else f": {config.command} has no result"
@@ -188,13 +200,14 @@ def _run(config: Config, cluster: Cluster, stop: StopRequest, progress_mode: str
         progress.stop()
         journal.event("ended")
         journal.close()
-    return INTERRUPTED if stop.was_heeded else FINISHED
+    # A worker that was asked has all of them give up an evaluation.
+    return INTERRUPTED if stop.was_heeded or result.get("interrupted") else FINISHED
 
 
 def _do_command(
     config: Config, cluster: Cluster, journal: Journal | NullJournal, progress: report.Progress, stop: StopRequest,
     started: float,
-) -> None:  # fmt: skip
+) -> Mapping[str, Any]:  # fmt: skip
     with journal.phase("import"), quiet_import(os.environ), garbage.not_searched():
         from runner import commands
 
@@ -202,6 +215,7 @@ def _do_command(
             importlib.import_module("runner.classic")
     result = commands.run(config, commands.Surroundings(journal, progress, stop, stop.install, started, cluster))
     journal.event("result", **result)
+    return result
 
 
 class _ProgressHandler(logging.Handler):

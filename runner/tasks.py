@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from runner.errors import QUIET_ERRORS
 from runner.gang import Ending, Gang, Task
 from runner.journal import journal_path, read_journal
 from runner.local_cluster import local_places
-from runner.outcome import FAILED, Outcome
+from runner.outcome import FAILED, INTERRUPTED, Outcome
 from runner.peers import NoPeers, Peers
 from runner.restarts import Restarts, latest_step
 from runner.shipping import RunRecord
@@ -43,6 +43,15 @@ class Journals:
     def of_event(self, role: str, event: str, index: int = 0) -> list[dict[str, Any]]:
         """The lines of `event`."""
         return [line for line in self.lines(role, index) if line.get("event") == event]
+
+    def names_of(self, event: str) -> list[str]:
+        """Names of all tasks that have noted `event`."""
+        return [place.name for place in self.places() if self.of_event(place.role, event, place.task_index)]
+
+    def places(self) -> list[Cluster]:
+        """Whose journals there are."""
+        parts = [path.name.split(".")[1].rpartition("-") for path in sorted(self.model_dir.glob("events.*.jsonl"))]
+        return [Cluster(role, int(index), {"chief": ("",)}) for role, _, index in parts]
 
     def has(self, task: Task, event: str) -> bool:
         """Whether `task` has noted `event`."""
@@ -104,10 +113,19 @@ class Tasks:
                     remove_ending(self.restarts.model_dir)
                 started.mark()
                 ending = self.peers.reason(gang.run(tasks, self.stops.came))
+                if ending.code == INTERRUPTED:
+                    return replace(ending, reason=self._who_was_asked(gang, started))
                 if not ending.is_loss or not self.restarts.allow(ending):
                     return ending
                 self.record.generation += 1
                 self.record.save(self.restarts.model_dir)
+
+    def _who_was_asked(self, gang: Gang, journals: Journals) -> str:
+        """Who was asked to stop, and the others with it; '' where the whole run was."""
+        if self.stops.came:
+            return ""
+        # Those that we asked in turn have noted it, too.
+        return ", ".join(sorted(gang.asked_to_stop or journals.names_of("asked_to_stop")))
 
     def _tasks(self) -> list[Task]:
         # At each start other ports: the old ones may be in use for a while.
@@ -138,15 +156,12 @@ def spare_argv() -> list[str]:
 def say_errors(journals: Journals, prefix: str = "") -> None:
     """Says the errors of all tasks, those that the chief has said left out and each once."""
     said = {line["error"] for line in journals.of_event("chief", "error")}
-    for path in sorted(journals.model_dir.glob("events.*.jsonl")):
-        _, role, _ = path.name.split(".")
-        name, _, index = role.rpartition("-")
-        for line in journals.of_event(name, "error", int(index)):
+    for place in journals.places():
+        for line in journals.of_event(place.role, "error", place.task_index):
             if line["error"] not in said and line.get("said"):
                 said.add(line["error"])
-                place = Cluster(name, int(index), {"chief": ("",)}).name
                 for text in str(line["said"]).splitlines():
-                    print(f"{prefix}[{place}] {text}", file=sys.stderr, flush=True)
+                    print(f"{prefix}[{place.name}] {text}", file=sys.stderr, flush=True)
 
 
 def error_of(ending: Ending, journals: Journals) -> str:

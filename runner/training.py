@@ -97,6 +97,7 @@ class TrainingResult:
       checkpoint: path of the last checkpoint; None: an evaluator saw none before training failed.
       stopped_early: why training ended before its last step; None: it did not.
       exports: paths of what this process exported.
+      interrupted: it, or its last evaluation, was asked to stop; the same call goes on.
     """
 
     metrics: Mapping[str, Mapping[str, Any]]
@@ -106,6 +107,7 @@ class TrainingResult:
     checkpoint: str | None
     stopped_early: str | None = None
     exports: Sequence[str] = ()
+    interrupted: bool = False
 
 
 def train_and_evaluate(
@@ -191,8 +193,8 @@ def _train(
     checkpoint = estimator.agreed_checkpoint()
     assert checkpoint is not None
     step = checkpoints.checkpoint_step(checkpoint)
-    if run is None or not run.interrupted:
-        evaluations.evaluate_last(step)
+    interrupted = run is not None and run.interrupted
+    interrupted = interrupted or not evaluations.evaluate_last(step)
     return TrainingResult(
         metrics=evaluations.metrics,
         global_step=step,
@@ -201,6 +203,7 @@ def _train(
         checkpoint=checkpoint,
         stopped_early=estimator.agreement.text_of_chief(evaluations.stopped_early or "") or None,
         exports=evaluations.exports.paths,
+        interrupted=interrupted,
     )
 
 
@@ -268,13 +271,18 @@ class _Evaluations(Hook):
             run, [spec for spec, is_due in zip(self._specs, due, strict=True) if is_due], exports=True
         )
 
-    def evaluate_last(self, step: int) -> None:
-        """Evaluates the checkpoint of `step`, the last one, where that has not been done, and exports it."""
+    def evaluate_last(self, step: int) -> bool:
+        """Evaluates the checkpoint of `step`, the last one, where that has not been done, and exports it.
+
+        Returns: whether it came to its end.
+        """
         with contextlib.suppress(Interrupted):
             for spec in self._specs:
                 if self._last_step.get(spec.name or "") != step:
                     self._evaluate(spec, step)
                 self._export(spec, None, is_final=True)
+            return True
+        return False
 
     def is_due(self) -> bool:
         """Whether a new checkpoint would be evaluated now."""

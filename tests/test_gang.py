@@ -32,6 +32,7 @@ ROOT = Path(__file__).parent.parent
 TASK = Path(__file__).parent / "gang_task.py"
 JOIN = "journal.event('joined')\n"
 FINISH = JOIN + "finish(global_step=7, checkpoint='c', metrics={'eval/accuracy': 0.5})\n"
+PREEMPTED = JOIN + "on_sigterm(3); wait_for('chief.pid')\njournal.event('asked_to_stop'); os.kill(os.getpid(), 15)\n"
 UNTIL_ASKED = JOIN + "on_sigterm(3); started(); time.sleep(60)\n"
 
 
@@ -197,10 +198,10 @@ def test_servers_go_on_until_the_coordinator_has_saved(tmp_path: Path) -> None:
 
 
 def test_one_task_that_is_preempted_stops_all(run: Callable[..., int], tmp_path: Path) -> None:
-    preempted = JOIN + "on_sigterm(3); wait_for('chief.pid'); os.kill(os.getpid(), 15)\n"
-    assert run({"chief": JOIN + "save(5)\n" + UNTIL_ASKED, "worker:0": preempted}) == 3
+    assert run({"chief": JOIN + "save(5)\n" + UNTIL_ASKED, "worker:0": PREEMPTED}) == 3
     assert (tmp_path / "chief.asked").exists()
-    assert summary_in(tmp_path / "run")["status"] == "interrupted"
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["interrupted_by"]) == ("interrupted", "worker:0")
 
 
 def test_a_server_that_is_preempted_has_the_coordinator_save(run: Callable[..., int], tmp_path: Path) -> None:
@@ -209,6 +210,7 @@ def test_a_server_that_is_preempted_has_the_coordinator_save(run: Callable[..., 
     codes = {"chief": JOIN + "save(5)\n" + UNTIL_ASKED, "worker:0": serves, "ps:0": asks}
     assert run(codes, "parameter_server", num_workers=1) == 3
     assert (tmp_path / "chief.asked").exists()
+    assert summary_in(tmp_path / "run")["interrupted_by"] == "ps:0"
 
 
 def test_no_task_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
@@ -220,6 +222,17 @@ def test_no_task_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     process.kill()
     process.wait()
     wait_until(lambda: all(is_gone(pid) for pid in pids))
+
+
+def test_an_evaluator_that_fails_after_training_fails_the_run_which_keeps_its_checkpoint(
+    run: Callable[..., int], tmp_path: Path
+) -> None:
+    evaluates = "wait_for('run/training_ended.json')\nfail('no such file', 2)\n"
+    ends = "(model_dir / 'training_ended.json').touch()\nfinish(global_step=7, checkpoint='c')\n"
+    assert run({"chief": ends, "evaluator": evaluates}, "default", evaluator=True) == 2
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["global_step"], summary["checkpoint"]) == ("failed", 7, "c")
+    assert summary["error"] == "evaluator: ValueError: no such file"
 
 
 # --- losses ---------------------------------------------------------------------------------------------------------

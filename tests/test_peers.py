@@ -5,12 +5,13 @@ The tasks are small scripts in the place of TensorFlow's; processes and supervis
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tests.test_gang import (
     FINISH,
     JOIN,
     LOST,
+    PREEMPTED,
     SUPERVISE,
     TASK,
     UNTIL_ASKED,
@@ -176,7 +178,19 @@ def test_sigterm_to_one_supervisor_stops_all(tmp_path: Path) -> None:
     started(tmp_path, "chief", "worker:0")
     terminals.processes["worker:0"].send_signal(signal.SIGTERM)
     assert terminals.end()[0] == {"chief": 3, "worker:0": 3}
-    assert summary_in(tmp_path / "run")["status"] == "interrupted"
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["interrupted_by"]) == ("interrupted", "worker:0")
+
+
+def test_a_worker_that_is_preempted_interrupts_the_run_of_the_chief(tmp_path: Path) -> None:
+    """Its task was asked, and not its supervisor; the chief's task ends as one that saved with the others."""
+    terminals = Terminals(tmp_path)
+    terminals.start({"chief": "save(5)\n" + UNTIL_ASKED, "worker:0": PREEMPTED})
+    ended, said = terminals.end()
+    assert ended == {"chief": 3, "worker:0": 3}
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["global_step"], summary["interrupted_by"]) == ("interrupted", 5, "worker:0")
+    assert "asked to stop: worker:0" in said["chief"].splitlines()
 
 
 def test_servers_end_with_the_run_and_one_that_is_preempted_has_it_saved(tmp_path: Path) -> None:
@@ -187,6 +201,7 @@ def test_servers_end_with_the_run_and_one_that_is_preempted_has_it_saved(tmp_pat
     terminals.processes["ps:0"].send_signal(signal.SIGTERM)
     assert terminals.end()[0] == {"chief": 3, "worker:0": 3, "ps:0": 3}
     assert (tmp_path / "chief.asked").exists()
+    assert summary_in(tmp_path / "run")["interrupted_by"] == "ps:0"
     assert all(is_gone(pid) for pid in pids)
 
 
@@ -212,14 +227,27 @@ def test_the_metrics_of_an_evaluator_are_waited_for(tmp_path: Path) -> None:
     assert summary_in(tmp_path / "run")["metrics"] == {"eval/accuracy": 0.75}
 
 
-def test_an_evaluator_that_was_lost_and_is_not_started_again_is_not_waited_for(tmp_path: Path) -> None:
-    evaluates = "wait_for('run/training_ended.json')\nos.kill(os.getpid(), 9)\n"
+@pytest.mark.parametrize(
+    ("end", "code", "error"),
+    [
+        ("os.kill(os.getpid(), 9)", 1, "evaluator was killed by SIGKILL (by the system for lack of memory, or by "
+         "hand). Training has finished, and its last checkpoint was not evaluated"),
+        ("fail('no such file', 2)", 2, "evaluator: ValueError: no such file"),
+    ],
+)  # fmt: skip
+def test_a_last_evaluation_that_is_missing_is_said_and_costs_no_checkpoint(
+    end: str, code: int, error: str, tmp_path: Path
+) -> None:
+    """As where one supervisor has all tasks; see tests/test_gang.py."""
     terminals = Terminals(tmp_path, {"chief": ["127.0.0.1:1"]}, evaluator=True, max_restarts=0)
     waits = JOIN + "wait_for('run/peers/evaluator.json')\n"
+    evaluates = f"wait_for('run/training_ended.json')\n{end}\n"
     terminals.start({"chief": waits + "finish(global_step=7, checkpoint='c')\n", "evaluator": evaluates})
     ended, _ = terminals.end()
-    assert ended == {"chief": 0, "evaluator": 0}
-    assert summary_in(tmp_path / "run")["status"] == "finished"
+    assert ended == {"chief": code, "evaluator": code}
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["global_step"], summary["checkpoint"]) == ("failed", 7, "c")
+    assert summary["error"] == error
 
 
 # --- the files ------------------------------------------------------------------------------------------------------
@@ -228,6 +256,53 @@ def test_an_evaluator_that_was_lost_and_is_not_started_again_is_not_waited_for(t
 def chief_and_worker(folder: Path) -> tuple[Leader, Follower]:
     worker = Cluster("worker", 0, WORKERS)
     return Leader(folder, Cluster("chief", 0, WORKERS), 5, settle_secs=0), Follower(folder, worker, 5)
+
+
+def chief_and_evaluator(folder: Path, clock: Callable[[], float]) -> tuple[Leader, Follower]:
+    """The chief has told the evaluator to start, and has finished."""
+    place = Cluster("chief", 0, {"chief": ["127.0.0.1:1"]})
+    leader = Leader(folder, place, 5, has_evaluator=True, clock=clock)
+    evaluator = Follower(folder, Cluster("evaluator", 0, place.tasks), 5)
+    leader._say(generation=1, phase="go")
+    evaluator._answered = leader._call
+    evaluator.tell("ready")
+    return leader, evaluator
+
+
+def test_an_evaluator_is_waited_for_while_it_gives_signs_of_life(tmp_path: Path) -> None:
+    def clock() -> float:
+        """A second later at each look; the evaluator beats at each, and is done after 20."""
+        secs[0] += 1
+        if secs[0] > 1:
+            evaluator.tell("ready" if secs[0] < 20 else "done")
+        return secs[0]
+
+    secs = [0.0]
+    leader, evaluator = chief_and_evaluator(tmp_path, clock)
+    assert leader.wait_for_evaluator([]) is None
+    assert secs[0] >= 20
+
+
+def test_an_evaluator_whose_supervisor_is_gone_is_not_waited_for_without_an_end(tmp_path: Path) -> None:
+    seconds = itertools.count()
+    leader, _ = chief_and_evaluator(tmp_path, lambda: next(seconds))
+    found = leader.wait_for_evaluator([])
+    assert found is not None and found.code == FAILED
+    assert found.reason == (
+        "evaluator gave no sign of life for 5 s. Training has finished, and its last checkpoint was not evaluated"
+    )
+
+
+def test_the_evaluators_supervisor_repeats_what_it_said(tmp_path: Path) -> None:
+    seconds = itertools.count()
+    tasks = {"chief": ["127.0.0.1:1"]}
+    evaluator = Follower(tmp_path, Cluster("evaluator", 0, tasks), 60, clock=lambda: next(seconds))
+    evaluator.tell("ready")
+    beats = []
+    for _ in range(20):
+        evaluator.look(Task(Cluster("evaluator", 0, tasks), (), {}))
+        beats.append(json.loads((tmp_path / "peers" / "evaluator.json").read_text())["beat"])
+    assert len(set(beats)) >= 5
 
 
 def test_nobody_starts_for_a_chief_that_is_gone(tmp_path: Path) -> None:

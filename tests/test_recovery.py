@@ -35,10 +35,10 @@ RUN = [
 ]  # fmt: skip
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
+def start(folder: Path, *changes: str) -> subprocess.Popen[str]:
     folder.mkdir(exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, "-m", "runner", *RUN], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        [sys.executable, "-m", "runner", *RUN, *changes], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -79,9 +79,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path,
     disturb(process, disturbed, "worker", signal.SIGSTOP, rng)
     disturb(process, disturbed, "worker", signal.SIGTERM, rng)
     said = process.communicate(timeout=120)[1]
-    again = start(disturbed)
+    again = start(disturbed, "input.eval.fn=tests.jobs.endless")
+    wait_until(lambda: any(line["step"] == MAX_STEPS for line in noted(disturbed, "checkpoint")), 120)
+    task(again, "worker").send_signal(signal.SIGTERM)  # of the evaluation, which has no other end
     said += again.communicate(timeout=120)[1]
-    yield undisturbed, disturbed, [process.returncode, again.returncode], said
+    (disturbed / "run" / "summary.json").rename(disturbed / "given_up.json")
+    last = start(disturbed)
+    said += last.communicate(timeout=120)[1]
+    yield undisturbed, disturbed, [process.returncode, again.returncode, last.returncode], said
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -95,9 +100,18 @@ def hashes(folder: Path) -> dict[str, str]:
 
 def test_a_run_that_lost_tasks_comes_to_the_bits_of_an_undisturbed_one(runs: Any) -> None:
     undisturbed, disturbed, codes, _ = runs
-    assert codes == [3, 0]  # SIGTERM to one task: all saved, resumable; then to the end
+    assert codes == [3, 3, 0]  # SIGTERM to one task: all saved, resumable; and once more in the last evaluation
     assert hashes(disturbed) == hashes(undisturbed)
     assert json.loads((disturbed / "run" / "summary.json").read_text())["status"] == "finished"
+
+
+def test_an_evaluation_is_given_up_by_all_when_one_task_is_preempted_and_made_by_the_next_start(runs: Any) -> None:
+    _, disturbed, _, _ = runs
+    given_up = json.loads((disturbed / "given_up.json").read_text())
+    assert (given_up["status"], given_up["interrupted_by"], given_up["metrics"]) == ("interrupted", "worker:0", {})
+    assert given_up["global_step"] == MAX_STEPS
+    last = json.loads((disturbed / "run" / "summary.json").read_text())
+    assert last["global_step"] == MAX_STEPS and last["metrics"].keys() == {"eval/loss", "eval/mae"}
 
 
 def test_the_reason_of_each_restart_is_said_and_noted(runs: Any) -> None:
