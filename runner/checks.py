@@ -40,7 +40,7 @@ def check(config: Config) -> None:
     _check_strategy("eval_strategy", config.eval_strategy)
     _check_eval_strategy(config)
     _check_virtual_devices(config)
-    _check_batch_divides(config)
+    check_batch_divides(config, config.cluster.num_workers if config.cluster.resolver == "local" else 1)
     _check_inputs(config)
     _check_evaluation(config)
     _check_checkpoint(config.checkpoint)
@@ -181,21 +181,29 @@ def _check_virtual_devices(config: Config) -> None:
         )
 
 
-def _check_batch_divides(config: Config) -> None:
-    """Refuses a train batch that does not divide, where the number of replicas is known without TensorFlow."""
+def check_batch_divides(config: Config, num_workers: int, why: str = "") -> None:
+    """Refuses a train batch that does not divide, as far as the number of replicas is known without TensorFlow.
+
+    Args:
+      num_workers: that strategy=multi_worker trains with; 1: only the environment tells.
+      why: there are so many, in a sentence; '': the config says so.
+
+    Raises:
+      ConfigError: it does not.
+    """
     size, strategy, parts = config.input.train.batch_size, config.strategy, config.train.gradient_accumulation
     replicas = 1
     if strategy.name in ("mirrored", "central_storage"):
         replicas = len(strategy.devices or ()) or strategy.num_gpus or strategy.virtual_devices or 1
-    if strategy.name == "multi_worker" and config.cluster.resolver == "local":  # else the environment may name others
-        replicas = config.cluster.num_workers * (strategy.virtual_devices or 1)
+    if strategy.name == "multi_worker":
+        replicas = num_workers * (strategy.virtual_devices or 1)
     unit = replicas * parts
     if size is None or size % unit == 0 or config.command not in TRAINING_COMMANDS:
         return
     below, above = size // unit * unit, (size // unit + 1) * unit
     use = f"{below} or {above}" if below else f"{above}"
     over = f"{replicas} replicas" if parts == 1 else f"{replicas} x {parts} parts (train.gradient_accumulation={parts})"
-    raise ConfigError(f"input.train.batch_size={size} does not divide over {over}. Use {use}.")
+    raise ConfigError(f"input.train.batch_size={size} does not divide over {over}. Use {use}.{why and f' {why}'}")
 
 
 def _check_inputs(config: Config) -> None:

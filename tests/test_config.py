@@ -605,6 +605,31 @@ def test_the_module_exits_with_2_and_is_fast(tmp_path: Path) -> None:
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({}, "input.train.batch_size=63 does not divide over 2 replicas. Use 62 or 64."),
+        (
+            {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'},
+            "input.train.batch_size=63 does not divide over 2 replicas. Use 62 or 64. TF_CONFIG says that this is",
+        ),
+        (
+            {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4",
+             "SLURM_STEP_NODELIST": "node1", "SLURM_STEP_TASKS_PER_NODE": "4"},
+            "input.train.batch_size=63 does not divide over 4 replicas. Use 60 or 64. SLURM_PROCID=0: task 0 of 4",
+        ),
+    ],
+    ids=["here", "TF_CONFIG", "Slurm"],
+)  # fmt: skip
+def test_a_batch_that_does_not_divide_over_the_workers_of_the_environment_is_refused(
+    env: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    result = run_module("strategy=multi_worker", "input.train.batch_size=63", "model_dir=run", cwd=tmp_path, **env)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_newest_runs_are_named_to_somebody_who_gives_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for age, run in enumerate(["outputs/newest", "outputs/sweeps/a/b", "outputs/older", "outputs/oldest"]):
