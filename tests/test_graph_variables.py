@@ -98,7 +98,7 @@ def test_a_new_model_begins_with_what_init_from_checkpoint_names(strategy: str, 
 
 
 def test_hooks_find_the_loss_in_the_collection_of_losses(tmp_path: Path) -> None:
-    class Look(v1.train.SessionRunHook):
+    class Look(tf.compat.v1.train.SessionRunHook):
         def begin(self) -> None:
             seen.extend(v1.get_collection(v1.GraphKeys.LOSSES))
 

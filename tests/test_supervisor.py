@@ -82,8 +82,8 @@ def test_a_task_that_finishes_is_summarised(
         "checkpoint": "c",
         "predictions": None,
         "restarts": 0,
-            "interrupted_by": None,
-            "repeated_steps": 0,
+        "interrupted_by": None,
+        "repeated_steps": 0,
         "mlflow_run_id": None,
     }
     assert (tmp_path / "run" / "config.yaml").exists()
