@@ -15,7 +15,7 @@ from runner import metrics, retention
 from runner.agreement import Agreement
 from runner.boundary import LoopLength
 from runner.hooks import Interrupted
-from runner.inference import EvalProgram, EvalResult
+from runner.inference import EvalProgram, EvalResult, Sums
 from runner.inputs import Feed
 from runner.journal import Journal, NullJournal
 from runner.model import Model
@@ -32,13 +32,11 @@ class Counted:
       sums: name -> (sum over examples, their weight); `loss` among them.
     """
 
-    sums: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    sums: Sums = dataclasses.field(default_factory=dict)
     examples: int = 0
 
-    def add(self, result: EvalResult) -> None:
-        for name, (value, weight) in result.sums.items():
-            before = self.sums.get(name, (0.0, 0.0))
-            self.sums[name] = (before[0] + value, before[1] + weight)
+    def note(self, result: EvalResult) -> None:
+        self.sums = result.sums
         self.examples += result.examples
 
     def means(self) -> dict[str, float]:
@@ -176,12 +174,12 @@ def _loops(program: EvalProgram, iterator: Any, steps: float, one_pass: Pass, co
     while taken < steps:
         num_steps, started = length.next(steps - taken), time.perf_counter()
         if session.is_empty:
-            result = program.run(iterator, num_steps)
+            result = program.run(iterator, num_steps, counted.sums)
         else:
-            result, values = program.run_one(iterator, session.fetches(taken + 1))
+            result, values = program.run_one(iterator, session.fetches(taken + 1), counted.sums)
             if not result.data_ended:
                 session.after_run(values)
-        counted.add(result)
+        counted.note(result)
         one_pass.after_batches(counted.examples)
         taken += num_steps
         length.took(num_steps, time.perf_counter() - started)

@@ -23,17 +23,21 @@ from runner.variables import VariableStore
 v1 = tf.compat.v1
 
 
+Sums = Mapping[str, tuple[float, float]]
+"""Name -> (sum over examples, their weight)."""
+
+
 @dataclasses.dataclass(frozen=True)
 class EvalResult:
-    """Sums over what one call of an evaluation loop saw. Host values.
+    """What one call of an evaluation loop came to. Host values.
 
     Attributes:
-      sums: name -> (sum over examples, their weight) in float64; `loss` among them.
-      examples: examples counted.
+      sums: name -> (sum over examples, their weight) in float64, `loss` among them; those of earlier calls included.
+      examples: examples counted by this call.
       data_ended: the input has no further element.
     """
 
-    sums: Mapping[str, tuple[float, float]]
+    sums: Sums
     examples: int
     data_ended: bool
 
@@ -76,12 +80,17 @@ class EvalProgram:
         del in_loops
         return iterate(dataset)
 
-    def run(self, iterator: Any, max_steps: int) -> EvalResult:
-        """Evaluates up to `max_steps` further batches."""
-        result = self._loop(iterator, tf.constant(max_steps))
-        return EvalResult(_on_host(result["sums"]), examples=int(result["examples"]), data_ended=bool(result["ended"]))
+    def run(self, iterator: Any, max_steps: int, sums: Sums) -> EvalResult:
+        """Evaluates up to `max_steps` further batches.
 
-    def run_one(self, iterator: Any, fetches: Sequence[Any]) -> tuple[EvalResult, list[Any]]:
+        Args:
+          sums: of the batches before. They are gone on with, so that no bit depends on the length of loops.
+        """
+        before = {name: tuple(map(_float64, sums.get(name, (0.0, 0.0)))) for name in self.sum_names}
+        result = self._loop(iterator, tf.constant(max_steps), before)
+        return EvalResult(on_host(result["sums"]), examples=int(result["examples"]), data_ended=bool(result["ended"]))
+
+    def run_one(self, iterator: Any, fetches: Sequence[Any], before: Sums) -> tuple[EvalResult, list[Any]]:
         """As `run` for one batch; also the values of the tensors among `fetches`, for session hooks."""
         key = tuple(id(fetch) for fetch in fetches)
         if key not in self._fetching:
@@ -90,8 +99,9 @@ class EvalProgram:
         try:
             sums, examples, values = self._fetching[key](iterator)
         except tf.errors.OutOfRangeError:
-            return EvalResult({}, 0, data_ended=True), []
-        return EvalResult(_on_host(sums), int(examples), data_ended=False), [value.numpy() for value in values]
+            return EvalResult(before, 0, data_ended=True), []
+        total = added(before, on_host(sums))
+        return EvalResult(total, int(examples), data_ended=False), [value.numpy() for value in values]
 
     def _run_one(self, first: Callable[..., Any], iterator: Any) -> Any:
         element = next(iterator)
@@ -156,10 +166,8 @@ class EvalProgram:
                 "eval_strategy=default."
             )
 
-    def _run(self, iterator: Any, max_steps: tf.Tensor) -> dict[str, Any]:
-        names = self.sum_names
-        zero = tf.constant(0, tf.float64)
-        zeros = {name: (zero, zero) for name in names}
+    def _run(self, iterator: Any, max_steps: tf.Tensor, before: Any) -> dict[str, Any]:
+        zeros = tf.nest.map_structure(tf.zeros_like, before)
 
         def running(taken: tf.Tensor, ended: tf.Tensor, *_: Any) -> tf.Tensor:
             return (taken < max_steps) & ~ended
@@ -185,12 +193,23 @@ class EvalProgram:
                 lambda: (taken, tf.constant(True), examples, sums),
             )
 
-        initial = (tf.constant(0), tf.constant(False), tf.constant(0, tf.int64), zeros)
+        initial = (tf.constant(0), tf.constant(False), tf.constant(0, tf.int64), before)
         _, ended, examples, sums = tf.while_loop(running, body, initial)
         return {"ended": ended, "examples": examples, "sums": sums}
 
 
-def _on_host(sums: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[float, float]]:
+def added(sums: Sums, more: Sums) -> dict[str, tuple[float, float]]:
+    """`sums` with `more` added."""
+    zero = (0.0, 0.0)
+    return {name: (sums.get(name, zero)[0] + one[0], sums.get(name, zero)[1] + one[1]) for name, one in more.items()}
+
+
+def _float64(value: float) -> tf.Tensor:
+    return tf.constant(value, tf.float64)
+
+
+def on_host(sums: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[float, float]]:
+    """Sums that are tensors, as numbers."""
     return {name: (float(total), float(weight)) for name, (total, weight) in sums.items()}
 
 

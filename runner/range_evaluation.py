@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from runner import ps_bridge
 from runner.coordinator import Coordinator, Requests, of_one_element, over_range
-from runner.inference import EvalProgram, EvalResult, in_float64
+from runner.inference import EvalProgram, EvalResult, Sums, added, in_float64, on_host
 from runner.inputs import Feed
 from runner.operations import needed, operations
 from runner.spread import Ranges, Spread
@@ -61,14 +61,12 @@ class RangeEvaluation(EvalProgram):
         super().reset()
         self._counted = {}
 
-    def run(self, iterator: Any, max_steps: int) -> EvalResult:
+    def run(self, iterator: Any, max_steps: int, sums: Sums) -> EvalResult:
         if not isinstance(iterator, Ranges):
-            return super().run(iterator, max_steps)
+            return super().run(iterator, max_steps, sums)
         results, ended = self._requests.take(iterator, max_steps)
-        sums: dict[str, tuple[float, float]] = dict.fromkeys(self.sum_names, (0.0, 0.0))
         for result in results:
-            for name, (total, weight) in result["sums"].items():
-                sums[name] = (sums[name][0] + float(total), sums[name][1] + float(weight))
+            sums = added(sums, on_host(result["sums"]))
             for name, value in result["counted"].items():
                 self._counted[name] = self._counted.get(name, 0) + (_wide(value) - _wide(self._initial[name]))
         return EvalResult(sums, sum(int(result["examples"]) for result in results), ended)
