@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import logging
 import os
 from collections.abc import Mapping
@@ -74,6 +75,8 @@ def build_job(
     """
     functions, run_config = _functions_and_run_config(config, cluster, journal)
     model_fn = functions["model.fn"]
+    if config.model.classic is True:
+        model_fn = importlib.import_module("runner.classic.semantics").as_classic(model_fn)
     params = config.model.params
     if params and "params" not in declared_arguments(model_fn):
         _log.info("%s takes no 'params': model.params is not used (%s).", config.model.fn, ", ".join(params))

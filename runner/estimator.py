@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner import checkpoints, evaluation, inference, manifest, metrics
+from runner import checkpoints, evaluation, inference, manifest, metrics, scaffold
 from runner.agreement import Agreement, agreement_of, check_evaluation
 from runner.damage import WholeCheckpoints
 from runner.exporting import Exporting
@@ -240,8 +240,7 @@ class Estimator(Exporting):
             model.restore(latest)
         else:
             self._warm_start(model)
-            if spec.scaffold is not None:
-                session_hooks.initialise(spec.scaffold)
+        scaffold.initialise(spec.scaffold, session_hooks.session, is_new=latest is None)
         with self._journal.phase("restore" if latest else "build"):
             iterator, position = self._iterator(feed, input_fn, latest)
         config = overrides.config(self._config)

@@ -22,10 +22,6 @@ _log = logging.getLogger(__name__)
 # The collection in which TensorFlow's hooks look for the read of the global step, and would put their own.
 _GLOBAL_STEP_READ = "global_step_read_op_cache"
 
-_SCAFFOLD_WITHOUT_EFFECT = (
-    "init_op", "init_feed_dict", "ready_op", "ready_for_local_init_op", "local_init_op", "summary_op", "saver"
-)  # fmt: skip
-
 
 class TraceSession:
     """What v1 hooks, listeners and `Scaffold.init_fn` get as `session`: `run` prunes the traced step to the fetches."""
@@ -50,13 +46,15 @@ class TraceSession:
     def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
         """The values of `fetches`. What does not depend on the input can be run; assignments take effect.
 
+        Args:
+          feed_dict: placeholder that model_fn made, or its name -> value.
+
         Raises:
-          ValueError: a fetch depends on a batch, or something is fed: between steps there is no batch.
+          ValueError: a fetch depends on a batch, or another tensor than a placeholder is fed.
         """
         del options, run_metadata
         elements = self.elements(fetches)
-        if feed_dict:
-            raise ValueError("session.run(feed_dict=...) in a hook: the step's input comes from input_fn alone.")
+        feeds = [(self._placeholder(key), value) for key, value in (feed_dict or {}).items()]
         if self._trace.needs_inputs(elements):
             if all(id(element) in self._last for element in elements):
                 return tf.nest.pack_sequence_as(fetches, [self._last[id(element)] for element in elements])
@@ -66,9 +64,21 @@ class TraceSession:
             )
         tensors = [element for element in elements if not isinstance(element, tf.Operation)]
         with tf.init_scope():  # hooks are called with the traced graph as default, which must not call itself
-            values = iter(self._trace.function(tensors, elements, with_inputs=False)())
+            function = self._trace.function(tensors, elements, with_inputs=False, feeds=[key for key, _ in feeds])
+            given = [tf.convert_to_tensor(value, key.dtype) for key, value in feeds]
+            values = iter(function(*given))
         flat = [None if isinstance(element, tf.Operation) else next(values).numpy() for element in elements]
         return tf.nest.pack_sequence_as(fetches, flat)
+
+    def _placeholder(self, key: Any) -> Any:
+        tensor = self._element(key)
+        is_one = getattr(tensor, "op", None) is not None and tensor.op.type.startswith("Placeholder")
+        if not is_one or any(tensor is one for one in self._trace.inputs):
+            raise ValueError(
+                f"session.run(feed_dict={{{key!r}: ...}}) in a hook: only a placeholder that model_fn made can be fed; "
+                "the step's input comes from input_fn alone."
+            )
+        return tensor
 
     def _element(self, fetch: Any) -> Any:
         if isinstance(fetch, str | bytes):
@@ -110,19 +120,6 @@ class SessionHooks:
         steps = [cadence.steps for cadence in cadences if cadence.steps]
         return Every(steps=int(np.gcd.reduce(steps)) if steps else None)
 
-    def initialise(self, scaffold: Any) -> None:
-        """Runs the `init_fn` of a `tf.compat.v1.train.Scaffold` on a new model; says what of it has no effect."""
-        without_effect = [name for name in _SCAFFOLD_WITHOUT_EFFECT if getattr(scaffold, name) is not None]
-        if without_effect:
-            _log.warning(
-                "EstimatorSpec.scaffold: its %s has no effect; init_fn alone has. The runner initialises, saves and "
-                "summarises by itself.",
-                ", ".join(without_effect),
-            )
-        if scaffold.init_fn is not None:
-            with self._session.graph.as_default():
-                scaffold.init_fn(self._session)
-
     def listeners(self, listeners: Sequence[Any]) -> list[Any]:
         """`listeners`, those of v1 with the traced graph as default."""
         is_v1 = v1.train.CheckpointSaverListener
@@ -155,6 +152,8 @@ class SessionHooks:
         self._asked = []
         with self._session.graph.as_default():
             for hook in self._hooks:
+                if _is_passive(hook):
+                    continue
                 is_logger = isinstance(hook, v1.train.LoggingTensorHook)
                 if is_logger:
                     self._set_iteration(hook, step)
@@ -258,7 +257,15 @@ def _wants(args: Any) -> bool:
     return args is not None and args.fetches is not None
 
 
+def _is_passive(hook: Any) -> bool:
+    """Whether it has nothing to do while steps are taken: FinalOpsHook, and whoever only looks at both ends."""
+    base, kind = v1.train.SessionRunHook, type(hook)
+    return kind.before_run is base.before_run and kind.after_run is base.after_run
+
+
 def _cadence(hook: Any) -> Every:
+    if _is_passive(hook):
+        return Every()
     if isinstance(hook, v1.train.LoggingTensorHook):
         return Every(steps=v1_bridge.logging_cadence(hook))
     return Every(steps=1)

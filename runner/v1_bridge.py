@@ -58,7 +58,7 @@ def settings_of_hook(hook: Any) -> dict[str, Any] | None:
     kind = type(hook)
     if kind is v1.train.StopAtStepHook:
         return {"num_steps": hook._num_steps} if hook._num_steps is not None else {"last_step": hook._last_step}
-    if kind is v1.train.StepCounterHook:
+    if kind in (v1.train.StepCounterHook, v1.train.GlobalStepWaiterHook):  # workers have one step, and need not wait
         return {}
     if kind is v1.train.NanTensorHook:
         return {"stop_at_nan": hook._fail_on_nan_loss}

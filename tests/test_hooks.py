@@ -685,12 +685,32 @@ def test_chief_hooks_do_not_run_on_others(tmp_path: Path) -> None:
 
 def test_parts_of_a_scaffold_without_effect_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
-        scaffold = v1.train.Scaffold(local_init_op=tf.no_op(), summary_op=tf.constant(b""))
+        scaffold = v1.train.Scaffold(saver=object(), ready_op=tf.no_op())
         return line(features, labels, mode, params)._replace(scaffold=scaffold)
 
     with caplog.at_level(logging.WARNING, logger="runner"):
         train(tmp_path, [], 1, model_fn)
-    assert "EstimatorSpec.scaffold: its local_init_op, summary_op has no effect; init_fn alone has." in caplog.text
+    assert "EstimatorSpec.scaffold: its ready_op, saver has no effect: the runner restores, saves and" in caplog.text
+
+
+def test_scaffolds_operations_run_and_may_be_fed_as_in_a_session(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        spec = line(features, labels, mode, params)
+        given = v1.placeholder(tf.float32, [3], "given")
+        with v1.variable_scope("extra"):
+            table = v1.get_variable("table", [3], trainable=False)
+            starts = v1.get_variable("starts", [], trainable=False, initializer=v1.zeros_initializer())
+        scaffold = v1.train.Scaffold(
+            init_op=table.assign(given, read_value=False), init_feed_dict={"given:0": [1.0, 2.0, 3.0]},
+            local_init_op=starts.assign_add(1.0, read_value=False),
+        )  # fmt: skip
+        return spec._replace(scaffold=scaffold)
+
+    for steps in (2, 4):
+        train(tmp_path, [], steps, model_fn)
+    saved = tf.train.load_checkpoint(str(tmp_path))
+    assert saved.get_tensor("extra/table").tolist() == [1.0, 2.0, 3.0]
+    assert saved.get_tensor("extra/starts") == 2.0
 
 
 @pytest.mark.parametrize("strategy", ["default", "mirrored"])

@@ -5,7 +5,10 @@ Written against TensorFlow 2.21 and tf_keras 2.21. tests/test_classic_names.py f
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 _LEGACY = "tf_keras.api._v1.keras.__internal__.legacy"
@@ -45,3 +48,38 @@ def _load_with(loader: Any, name: str, value: Any) -> Any:
         return module
 
     return load_and_put
+
+
+class _Depth:
+    """How many calls of model_fn are under way: replicas take turns in theirs."""
+
+    lock = threading.Lock()
+    calls = 0
+    before: tuple[Any, Any] = (None, None)
+
+
+@contextlib.contextmanager
+def operators_of_tf1(*, dimensions: bool) -> Iterator[None]:
+    """Meanwhile `==` compares tensors and variables by identity, so that they can be keys; with `dimensions` the
+    elements of a shape have a `value`.
+
+    Private: `Tensor._USE_EQUALITY` and `_TENSORSHAPE_V2_OVERRIDE`, which `tf.compat.v1.disable_tensor_equality` and
+    `disable_v2_tensorshape` set, and which nothing public reads. When they move: call these two and their opposites.
+    """
+    import tensorflow as tf
+    from tensorflow.python.framework import tensor_shape
+
+    with _Depth.lock:
+        if not _Depth.calls:
+            _Depth.before = tf.Tensor._USE_EQUALITY, tensor_shape._TENSORSHAPE_V2_OVERRIDE
+        _Depth.calls += 1
+        tf.Tensor._USE_EQUALITY = False
+        if dimensions:
+            tensor_shape._TENSORSHAPE_V2_OVERRIDE = False
+    try:
+        yield
+    finally:
+        with _Depth.lock:
+            _Depth.calls -= 1
+            if not _Depth.calls:
+                tf.Tensor._USE_EQUALITY, tensor_shape._TENSORSHAPE_V2_OVERRIDE = _Depth.before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 from runner import estimator, run_config
 from runner.classic.logged import LoggedJournal, LoggedProgress
 from runner.classic.run_config import RunConfig
+from runner.classic.semantics import as_classic
+from runner.classic.warm_start import as_warm_start
 from runner.loop import TrainingRun
-from runner.run_config import WarmStart
 
 
 class Estimator(estimator.Estimator):
@@ -40,10 +40,10 @@ class Estimator(estimator.Estimator):
     ) -> None:
         config = RunConfig() if config is None else config
         if warm_start_from is not None and isinstance(config, run_config.RunConfig):
-            config = config.replace(warm_start=_warm_start(warm_start_from))
+            config = config.replace(warm_start=as_warm_start(warm_start_from))
         engine.setdefault("journal", LoggedJournal())
         engine.setdefault("progress", LoggedProgress())
-        super().__init__(model_fn, model_dir, config, params, **engine)
+        super().__init__(as_classic(model_fn), model_dir, config, params, **engine)
         if isinstance(config, RunConfig):
             config.say_without_effect()
 
@@ -58,10 +58,3 @@ class Estimator(estimator.Estimator):
                 "train_and_evaluate does what each process has to do."
             )
         return super().train_run(input_fn, hooks, *args, **kwargs)
-
-
-def _warm_start(source: Any) -> WarmStart:
-    if isinstance(source, str | os.PathLike):
-        return WarmStart(os.fspath(source))
-    settings: WarmStart = importlib.import_module("runner.classic.warm_start").as_warm_start(source)
-    return settings

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +25,6 @@ GlobalStepWaiterHook = _train.GlobalStepWaiterHook
 LoggingTensorHook = _train.LoggingTensorHook
 NanLossDuringTrainingError = _train.NanLossDuringTrainingError
 NanTensorHook = _train.NanTensorHook
-ProfilerHook = _train.ProfilerHook
 SecondOrStepTimer = _train.SecondOrStepTimer
 SessionRunArgs = _train.SessionRunArgs
 SessionRunContext = _train.SessionRunContext
@@ -32,6 +33,60 @@ SessionRunValues = _train.SessionRunValues
 StepCounterHook = _train.StepCounterHook
 StopAtStepHook = _train.StopAtStepHook
 SummarySaverHook = _train.SummarySaverHook
+
+
+@dataclasses.dataclass(frozen=True)
+class _EachNth(Every):
+    """Loops end before each multiple of so many steps and after it."""
+
+    def due(self, before: int, after: int, elapsed_secs: float = 0.0) -> bool:
+        return super().due(before + 1, after + 1) or super().due(before, after, elapsed_secs)
+
+    def steps_until_due(self, step: int) -> float:
+        return min(super().steps_until_due(step), super().steps_until_due(step + 1))
+
+
+class ProfilerHook(Hook):
+    """Profiles single steps for TensorBoard, where TensorFlow's own wrote a timeline of a session.
+
+    Args:
+      save_steps: each multiple of so many global steps is profiled.
+      save_secs: the next loop is, when so many seconds have passed.
+      output_dir: the profile goes to `plugins/profile` in it.
+      show_dataflow, show_memory: of timelines; taken and not used.
+
+    Raises:
+      ValueError: both cadences or none.
+    """
+
+    def __init__(
+        self,
+        save_steps: int | None = None,
+        save_secs: float | None = None,
+        output_dir: str = "",
+        show_dataflow: bool = True,
+        show_memory: bool = False,
+    ) -> None:
+        del show_dataflow, show_memory
+        if (save_steps is None) == (save_secs is None):
+            raise ValueError(f"ProfilerHook(save_steps={save_steps}, save_secs={save_secs}): give exactly one of them.")
+        self.every = _EachNth(steps=save_steps)
+        self._steps, self._secs, self._folder = save_steps, save_secs, output_dir
+        self._last, self._is_running = time.monotonic(), False
+
+    def before_step(self, run: Run, step: int) -> None:
+        waited = time.monotonic() - self._last
+        if (step + 1) % self._steps == 0 if self._steps else waited >= (self._secs or 0):
+            tf.profiler.experimental.start(self._folder or run.model_dir)
+            self._is_running = True
+
+    def after_step(self, run: Run, result: StepResult) -> None:
+        self.close(run)
+
+    def close(self, run: Run) -> None:
+        if self._is_running:
+            self._is_running, self._last = False, time.monotonic()
+            tf.profiler.experimental.stop()
 
 
 class InMemoryEvaluatorHook(Hook):

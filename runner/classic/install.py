@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -17,8 +18,23 @@ from runner.classic import classic_bridge, names
 
 _log = logging.getLogger(__name__)
 
-_SWITCHES = ("disable_eager_execution", "disable_v2_behavior", "disable_control_flow_v2", "disable_resource_variables")
+SHAPES = frozenset({"disable_v2_behavior", "disable_v2_tensorshape"})
+"""Switches after which the dimensions of a shape have a `value`."""
+
+_SWITCHES = (
+    *SHAPES, "disable_eager_execution", "disable_control_flow_v2", "disable_resource_variables",
+    "disable_tensor_equality",
+)  # fmt: skip
 """What scripts of TF 1 begin with, and under which the engine could not run."""
+
+called: set[str] = set()
+"""Those that were called."""
+
+_INITIALIZERS = (
+    "global_variables_initializer", "initialize_all_variables", "initialize_local_variables", "initialize_variables",
+    "local_variables_initializer", "variables_initializer",
+)  # fmt: skip
+"""What a Scaffold may be made of: the variables of the engine have values before model_fn is called."""
 
 LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
 """The environment variable by which TensorFlow, when it is imported, chooses what `tf.keras` is."""
@@ -57,8 +73,19 @@ def _put_on_v1(v1: Any) -> None:
     v1.layers = LegacyKeras("layers", "tf.layers")
     v1.nn.rnn_cell = LegacyKeras("rnn_cell", "tf.nn.rnn_cell")
     v1.tpu.CrossShardOptimizer = cross_shard_optimizer
+    v1.train.ProfilerHook = profiler_hook
+    _put_strategies(v1.distribute, sys.modules["tensorflow"].distribute)
+    for name in _INITIALIZERS:
+        setattr(v1, name, _where_sessions_are(getattr(v1, name)))
     for name in _SWITCHES:
         setattr(v1, name, _without_effect(name))
+
+
+def _put_strategies(old: Any, new: Any) -> None:
+    """Strategies of TF 1 are for its graphs, and share keys of collectives; today's have the same arguments."""
+    old.MirroredStrategy, old.OneDeviceStrategy = new.MirroredStrategy, new.OneDeviceStrategy
+    old.experimental.CentralStorageStrategy = new.experimental.CentralStorageStrategy
+    old.experimental.MultiWorkerMirroredStrategy = new.experimental.MultiWorkerMirroredStrategy
 
 
 def cross_shard_optimizer(opt: Any, *args: Any, **kwargs: Any) -> Any:
@@ -66,9 +93,28 @@ def cross_shard_optimizer(opt: Any, *args: Any, **kwargs: Any) -> Any:
     return opt
 
 
+def profiler_hook(*args: Any, **kwargs: Any) -> Any:
+    """`runner.classic.hooks.ProfilerHook`; TensorFlow's own cannot be made without a session's graph."""
+    return names.lookup(names.NAMES, "ProfilerHook", "tf.train.ProfilerHook")(*args, **kwargs)
+
+
+def _where_sessions_are(initializer: Callable[..., Any]) -> Callable[..., Any]:
+    """`initializer` of variables, which in a graph that the engine traces has nothing to do."""
+
+    @functools.wraps(initializer)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        import tensorflow as tf
+
+        traced = getattr(tf.compat.v1.get_default_graph(), "building_function", False)
+        return tf.no_op() if traced else initializer(*args, **kwargs)
+
+    return made
+
+
 def _without_effect(name: str) -> Callable[[], None]:
     def said() -> None:
-        _log.info("tf.%s() has no effect: model_fn is called in a graph of its own in any case.", name)
+        called.add(name)
+        _log.info("tf.%s() has no effect but in model_fn, which is called in a graph of its own in any case.", name)
 
     return said
 

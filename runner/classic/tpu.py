@@ -185,6 +185,8 @@ class TPUEstimator(Estimator):
 
 def _with_batch_size(model_fn: Callable[..., Any], sizes: Mapping[str, int | None]) -> Callable[..., Any]:
     """`model_fn`, whose params have the batch size of its mode."""
+    if isinstance(model_fn, functools.partial):
+        return functools.partial(_with_batch_size(model_fn.func, sizes), *model_fn.args, **model_fn.keywords)
 
     @functools.wraps(model_fn)
     def called(**arguments: Any) -> Any:

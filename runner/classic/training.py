@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from runner import estimator as engine
 from runner import training
+from runner.exporters import Exporter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,23 +94,41 @@ def train_and_evaluate(
     for value, kind in ((estimator, engine.Estimator), (train_spec, TrainSpec), (eval_spec, EvalSpec)):
         if not isinstance(value, kind):
             raise TypeError(f"train_and_evaluate: {value!r} is no {kind.__name__}.")
+    exporters = [_Recorded(exporter) for exporter in eval_spec.exporters]
+    is_evaluator = estimator.config.cluster.is_evaluator
     result = training.train_and_evaluate(
-        estimator, _train_spec(train_spec), _eval_spec(eval_spec, estimator.config.cluster.is_evaluator)
+        estimator, _train_spec(train_spec), _eval_spec(eval_spec, exporters, is_evaluator=is_evaluator)
     )
     metrics = result.metrics.get(eval_spec.name or "")
-    return None if metrics is None else dict(metrics), []
+    return None if metrics is None else dict(metrics), [exporter.last for exporter in exporters]
+
+
+class _Recorded(Exporter):
+    """An exporter that remembers what it returned last."""
+
+    def __init__(self, exporter: Exporter) -> None:
+        self._exporter, self.last = exporter, None
+
+    @property
+    def name(self) -> str:
+        return self._exporter.name
+
+    def export(self, *args: Any, **kwargs: Any) -> Any:
+        self.last = self._exporter.export(*args, **kwargs)
+        return self.last
 
 
 def _train_spec(spec: TrainSpec) -> training.TrainSpec:
     return training.TrainSpec(spec.input_fn, spec.max_steps, spec.hooks, spec.saving_listeners)
 
 
-def _eval_spec(spec: EvalSpec, is_evaluator: bool) -> training.EvalSpec:
+def _eval_spec(spec: EvalSpec, exporters: Sequence[Exporter], *, is_evaluator: bool) -> training.EvalSpec:
     return training.EvalSpec(
         spec.input_fn,
         steps=spec.steps,
         name=spec.name,
         hooks=spec.hooks,
+        exporters=exporters,
         start_delay_secs=spec.start_delay_secs if is_evaluator else 0,
         throttle_secs=spec.throttle_secs,
     )
@@ -132,8 +151,8 @@ def _exporters(given: Any) -> tuple[Any, ...]:
     exporters = () if given is None else tuple(given) if isinstance(given, list | tuple | set) else (given,)
     names = []
     for exporter in exporters:
-        if not callable(getattr(exporter, "export", None)) or not isinstance(exporter.name, str):
-            raise TypeError(f"EvalSpec(exporters=...): {exporter!r} is no Exporter: it needs a name and export().")
+        if not isinstance(exporter, Exporter):
+            raise TypeError(f"EvalSpec(exporters=...): {exporter!r} is no tf.estimator.Exporter.")
         names.append(exporter.name)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

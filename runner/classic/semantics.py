@@ -1,0 +1,26 @@
+"""What Python operators meant in the graph of TF 1, for as long as a model_fn that was written for it is called."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from runner.classic import classic_bridge, install
+
+
+def as_classic(model_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`model_fn`, which is called with tensors and variables that can be keys of a dict, and are equal to themselves
+    only, as they were in the graph of an Estimator.
+
+    After `tf.disable_v2_behavior()` the dimensions of shapes have a `value`, too.
+    """
+    if isinstance(model_fn, functools.partial):
+        return functools.partial(as_classic(model_fn.func), *model_fn.args, **model_fn.keywords)
+
+    @functools.wraps(model_fn)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with classic_bridge.operators_of_tf1(dimensions=bool(install.SHAPES & install.called)):
+            return model_fn(*args, **kwargs)
+
+    return called

@@ -1,0 +1,196 @@
+"""tf.estimator's RunConfig: its arguments, and the place in a cluster that TF_CONFIG gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import runner
+from runner.classic.run_config import RunConfig
+
+CLUSTER = {"chief": ["host0:9"], "ps": ["host1:1", "host2:2"], "worker": ["host3:3", "host4:4", "host5:5"]}
+
+
+def config(tree: Any, **arguments: Any) -> RunConfig:
+    return RunConfig(tf_config=json.dumps(tree), **arguments)
+
+
+def task(kind: str, index: int, cluster: Any = CLUSTER) -> dict[str, Any]:
+    return {"cluster": cluster, "task": {"type": kind, "index": index}}
+
+
+def test_defaults_are_those_of_2_15() -> None:
+    plain = RunConfig()
+    assert plain.model_dir is None
+    assert (plain.save_summary_steps, plain.log_step_count_steps, plain.keep_checkpoint_max) == (100, 100, 5)
+    assert (plain.save_checkpoints_secs, plain.save_checkpoints_steps) == (600, None)
+    assert plain.keep_checkpoint_every_n_hours == 10000
+    assert plain.session_creation_timeout_secs == 7200  # type: ignore[attr-defined]
+    assert plain.session_config is None and plain.train_distribute is None  # type: ignore[attr-defined]
+    assert isinstance(plain, runner.RunConfig)
+
+
+def test_arguments_come_in_their_order() -> None:
+    given = RunConfig("here", 7, 10, 20, None, None, 3, 2.0, 50)
+    assert (given.model_dir, given.tf_random_seed, given.save_summary_steps) == ("here", 7, 10)
+    assert (given.save_checkpoints_steps, given.save_checkpoints_secs, given.keep_checkpoint_max) == (20, None, 3)
+    assert (given.keep_checkpoint_every_n_hours, given.log_step_count_steps) == (2.0, 50)
+
+
+def test_what_the_engine_has_beside_them_is_given_by_name() -> None:
+    assert RunConfig(nan="ignore", steps_per_loop=3).steps_per_loop == 3
+    with pytest.raises(TypeError, match="takes no argument 'steps_per_lop'"):
+        RunConfig(steps_per_lop=3)
+
+
+def test_without_a_cluster_it_is_worker_0_of_1() -> None:
+    alone = config({})
+    assert (alone.task_type, alone.task_id, alone.is_chief, alone.master) == ("worker", 0, True, "")
+    assert (alone.num_worker_replicas, alone.num_ps_replicas, alone.global_id_in_cluster) == (1, 0, 0)
+    assert not alone.cluster_spec and alone.cluster_spec.as_dict() == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "index", "master", "global_id"),
+    [
+        ("chief", 0, "grpc://host0:9", 0),
+        ("worker", 1, "grpc://host4:4", 2),
+        ("ps", 1, "grpc://host2:2", 5),
+    ],
+)
+def test_a_task_of_a_cluster_knows_its_place(kind: str, index: int, master: str, global_id: int) -> None:
+    found = config(task(kind, index))
+    assert (found.task_type, found.task_id, found.master, found.global_id_in_cluster) == (
+        kind, index, master, global_id,
+    )  # fmt: skip
+    assert (found.num_worker_replicas, found.num_ps_replicas) == (4, 2)
+    assert found.is_chief == (kind == "chief")
+    assert found.cluster_spec == tf.train.ClusterSpec(CLUSTER)
+
+
+@pytest.mark.parametrize("cluster", [CLUSTER, {**CLUSTER, "evaluator": ["host9:9"]}])
+def test_an_evaluator_is_no_part_of_the_cluster_named_there_or_not(cluster: Any) -> None:
+    found = config(task("evaluator", 0, cluster))
+    assert (found.task_type, found.is_chief, found.master, found.global_id_in_cluster) == ("evaluator", False, "", None)
+    assert (found.num_worker_replicas, found.num_ps_replicas) == (0, 0)
+    assert found.cluster_spec.as_dict() == {}
+
+
+def test_an_evaluator_in_the_cluster_is_left_to_evaluate() -> None:
+    assert config(task("chief", 0, {**CLUSTER, "evaluator": ["host9:9"]})).has_evaluator
+    assert not config(task("chief", 0)).has_evaluator
+
+
+def test_a_master_is_the_chief() -> None:
+    cluster = {"master": ["host0:9"], "worker": ["host3:3"]}
+    master, worker = config(task("master", 0, cluster)), config(task("worker", 0, cluster))
+    assert (master.task_type, master.is_chief, master.num_worker_replicas) == ("master", True, 2)
+    assert (worker.task_type, worker.is_chief, worker.global_id_in_cluster) == ("worker", False, 1)
+
+
+def test_one_node_alone_needs_no_address() -> None:
+    assert config(task("chief", 0, {"chief": ["host0:9"]})).master == ""
+
+
+def test_a_strategy_makes_worker_0_the_chief_where_there_is_none() -> None:
+    cluster = {"worker": ["host3:3", "host4:4"]}
+    first, second = (config(task("worker", i, cluster), train_distribute=object()) for i in (0, 1))
+    assert (first.is_chief, second.is_chief, second.global_id_in_cluster) == (True, False, 1)
+    assert first.tf_random_seed == second.tf_random_seed  # drawn for each, they would begin differently
+
+
+def test_addresses_of_sessions_and_the_service_are_passed_on() -> None:
+    tree = {**task("worker", 0), "service": {"key": 1}, "session_master": "a", "eval_session_master": "b"}
+    found = config(tree)
+    assert (found.service, found.master, found.evaluation_master) == ({"key": 1}, "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        (task("worker", 0, {"worker": ["a:1"]}), "cluster has 1 worker and no chief"),
+        (task("chief", 0, {"chief": ["a:1", "b:2"]}), "there is one chief"),
+        ({"cluster": CLUSTER}, "not which task of it this process is"),
+        ({"cluster": CLUSTER, "task": {"type": "worker"}}, "task.index=null must be a whole number"),
+        ({"cluster": CLUSTER, "task": {"index": 0}}, 'must be {"type": "worker", "index": 0}'),
+        (task("worker", -1), "task.index=-1 must be a whole number"),
+        (task("worker", 3), "there is no worker 3 in cluster"),
+        (task("ps", 0, {"chief": ["a:1"]}), "cluster has no ps"),
+        (task("boss", 0), "there is no task type 'boss'"),
+        ({"task": {"type": "worker", "index": 1}}, "there is no cluster"),
+        ({"task": {"type": "chief", "index": 0}}, "there is no cluster"),
+        (task("chief", 0, {"chief": ["a:1"], "master": ["b:2"]}), "names a chief and a master"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused(tree: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(tree)
+
+
+def test_a_service_that_is_no_object_is_refused() -> None:
+    with pytest.raises(TypeError, match="service=3 must be an object"):
+        config({"service": 3}).service  # noqa: B018
+
+
+def test_model_dir_comes_from_the_argument_or_from_tf_config(tmp_path: Path) -> None:
+    assert config({"model_dir": "there"}).model_dir == "there"
+    assert config({"model_dir": "there"}, model_dir="there").model_dir == "there"
+    assert config({}, model_dir=tmp_path).model_dir == str(tmp_path)
+    with pytest.raises(ValueError, match="model_dir='here'\\) and model_dir='there' in TF_CONFIG differ"):
+        config({"model_dir": "there"}, model_dir="here")
+    for wrong in ({"model_dir": ""}, {}):
+        with pytest.raises(ValueError, match="give a folder"):
+            config(wrong, **({} if wrong else {"model_dir": ""}))
+
+
+def test_one_cadence_of_checkpoints_turns_the_other_off() -> None:
+    by_steps = RunConfig(save_checkpoints_steps=100)
+    assert (by_steps.save_checkpoints_steps, by_steps.save_checkpoints_secs) == (100, None)
+    assert by_steps.replace(save_checkpoints_secs=7).save_checkpoints_steps is None
+    neither = RunConfig(save_checkpoints_steps=None, save_checkpoints_secs=None)
+    assert (neither.save_checkpoints_steps, neither.save_checkpoints_secs) == (None, None)
+    with pytest.raises(ValueError, match="give one of them"):
+        RunConfig(save_checkpoints_steps=1, save_checkpoints_secs=1)
+    with pytest.raises(ValueError, match="give one of them"):
+        RunConfig().replace(save_checkpoints_steps=1, save_checkpoints_secs=1)
+
+
+def test_replace_keeps_the_rest_and_refuses_what_is_no_argument() -> None:
+    session = tf.compat.v1.ConfigProto()
+    before = config(task("worker", 1), session_config=session, tf_random_seed=3)
+    after = before.replace(model_dir="x", save_summary_steps=0)
+    assert (after.model_dir, after.save_summary_steps, before.model_dir) == ("x", 0, None)
+    assert after.session_config is session and after.tf_random_seed == 3  # type: ignore[attr-defined]
+    assert (after.task_type, after.task_id) == ("worker", 1)
+    with pytest.raises(ValueError, match="replace\\(master, no_such\\)"):
+        before.replace(no_such=1, master="x")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"save_summary_steps": -1}, {"save_checkpoints_steps": -1}, {"save_checkpoints_secs": -1},
+        {"keep_checkpoint_max": -1}, {"keep_checkpoint_every_n_hours": 0}, {"log_step_count_steps": -1},
+        {"tf_random_seed": 1.5}, {"session_config": {}}, {"device_fn": 3}, {"protocol": "http"},
+        {"session_creation_timeout_secs": 0}, {"experimental_max_worker_delay_secs": 1.5},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_values_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        RunConfig(**wrong)
+
+
+def test_a_standalone_client_is_refused_with_what_to_do() -> None:
+    class Both:
+        train_distribute, eval_distribute, remote_cluster = None, None, {"worker": ["a:1"]}
+
+    with pytest.raises(ValueError, match="there is no standalone client"):
+        RunConfig(experimental_distribute=Both())
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    given = type("Both", (), {"train_distribute": strategy, "eval_distribute": None, "remote_cluster": None})
+    assert RunConfig(experimental_distribute=given).train_distribute is strategy
