@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -26,11 +26,14 @@ from runner.config import (
 from runner.early_stopping import EarlyStopping
 from runner.ending import generation_in
 from runner.estimator import Estimator
+from runner.exporters import BestExporter, Exporter, FinalExporter, LatestExporter, larger, smaller
 from runner.inputs import Input
 from runner.journal import Journal, NullJournal
 from runner.loopback import kept_local
-from runner.model_fn import declared_arguments
+from runner.model_fn import ModeKeys, declared_arguments
 from runner.parameter_server import build_parameter_server
+from runner.ranking import mode_of
+from runner.receivers import receiver_fn_of_spec
 from runner.report import NullProgress, Progress
 from runner.retention import Keep
 from runner.run_config import KeepBest, RunConfig, WarmStart
@@ -50,6 +53,8 @@ class Job:
       eval_specs: empty where it does not evaluate.
       predict_input: None where it does not predict.
       hooks: native ones, of whatever the command runs; the specs have them already.
+      exporters: what exports the model as it is trained; the specs have them already.
+      receiver_fn: receives the requests of an exported model; None where none is exported.
     """
 
     estimator: Estimator
@@ -57,6 +62,8 @@ class Job:
     eval_specs: tuple[EvalSpec, ...] = ()
     predict_input: Input | None = None
     hooks: tuple[Any, ...] = ()
+    exporters: tuple[Exporter, ...] = ()
+    receiver_fn: Callable[[], Any] | None = None
 
 
 def build_job(
@@ -103,11 +110,13 @@ def build_job(
             early_stopping=early_stopping,
             max_epochs=config.train.max_epochs,
         )
+    receiver_fn = _build_receiver_fn(config, functions, estimator) if config.exports else None
+    exporters = _build_exporters(config, receiver_fn) if receiver_fn and config.command != "export" else ()
     if config.command in ("train_and_evaluate", "evaluate", "dry_run"):
-        eval_specs = tuple(_build_eval_specs(config, functions, hooks))
+        eval_specs = tuple(_build_eval_specs(config, functions, hooks, exporters))
     if "input.predict.fn" in functions:
         predict_input = build_input(config.input.predict, functions["input.predict.fn"])
-    return Job(estimator, train_spec, eval_specs, predict_input, hooks)
+    return Job(estimator, train_spec, eval_specs, predict_input, hooks, exporters, receiver_fn)
 
 
 def _functions_and_run_config(
@@ -144,6 +153,7 @@ def build_run_config(config: Config, cluster: Cluster = ALONE) -> RunConfig:
         cluster=cluster,
         has_evaluator=config.cluster.evaluator and not cluster.is_evaluator,
         generation=generation_in(os.environ),
+        export_dir=config.export.dir,
         model_dir=config.model_dir,
         tf_random_seed=config.run.seed,
         save_summary_steps=config.train.summary_steps,
@@ -184,7 +194,40 @@ def configure_tensorflow(run: RunSettings) -> None:
         tf.config.experimental.enable_op_determinism()
 
 
-def _build_eval_specs(config: Config, functions: Mapping[str, Any], hooks: tuple[Any, ...]) -> list[EvalSpec]:
+def _build_receiver_fn(config: Config, functions: Mapping[str, Any], estimator: Estimator) -> Callable[[], Any]:
+    """What receives the requests of an exported model. Here, so that a mistake is found before the training."""
+    if config.export.receiver_fn is not None:
+        given: Callable[[], Any] = functions["export.receiver_fn"]
+        return given
+    key, block = config.export_input
+    modes = {"input.predict": ModeKeys.PREDICT, "input.train": ModeKeys.TRAIN}
+    spec = estimator.features_spec(build_input(block, functions[f"{key}.fn"]), modes.get(key, ModeKeys.EVAL))
+    return receiver_fn_of_spec(spec)
+
+
+def _build_exporters(config: Config, receiver_fn: Callable[[], Any]) -> tuple[Exporter, ...]:
+    keep, best = config.export.keep, config.export.best
+    metric = (best.metric or "eval/loss").partition("/")[2]
+    is_better = larger(metric) if mode_of(metric, best.mode) == "max" else smaller(metric)
+    builders: Mapping[str, Callable[[], Exporter]] = {
+        "final": lambda: FinalExporter("final", receiver_fn),
+        "latest": lambda: LatestExporter("latest", receiver_fn, exports_to_keep=keep),
+        "best": lambda: BestExporter("best", receiver_fn, compare_fn=is_better, exports_to_keep=keep),
+    }
+    return tuple(builders[name]() for name in config.export.exporters or ())
+
+
+def _build_eval_specs(
+    config: Config, functions: Mapping[str, Any], hooks: tuple[Any, ...], exporters: Sequence[Exporter] = ()
+) -> list[EvalSpec]:
+    of_best = (config.export.best.metric or "eval").partition("/")[0].removeprefix("eval").removeprefix("_")
+    names = list(config.input.evals)
+
+    def exporters_of(name: str) -> list[Exporter]:
+        """The first evaluation has them, but for the best, which belongs to that of its metric."""
+        best = of_best if config.export.best.metric else names[0]
+        return [one for one in exporters if name == (best if one.name == "best" else names[0])]
+
     return [
         EvalSpec(
             build_input(block, functions[f"{eval_key(name)}.fn"]),
@@ -194,6 +237,7 @@ def _build_eval_specs(config: Config, functions: Mapping[str, Any], hooks: tuple
             start_delay_secs=config.eval.start_delay_secs,
             throttle_secs=config.eval.throttle_secs,
             at_start=config.eval.at_start,
+            exporters=exporters_of(name),
         )
         for name, block in config.input.evals.items()
     ]

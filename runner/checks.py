@@ -19,6 +19,7 @@ from runner.config import (
     StrategyConfig,
     eval_key,
 )
+from runner.export_checks import check_export
 from runner.masking import masked_value
 from runner.step_range import parse_step_range
 
@@ -45,6 +46,9 @@ def check(config: Config) -> None:
     _check_evaluation(config)
     _check_checkpoint(config.checkpoint)
     _check_keep_best(config)
+    check_export(config)
+    if config.export.best.metric is not None:
+        _check_metric("export.best.metric", config.export.best.metric, config)
     _check_warm_start(config)
     _check_early_stopping(config)
     _check_evaluator(config)

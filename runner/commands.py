@@ -13,6 +13,8 @@ from runner import checkpoints, inspection, metrics, predictions, rehearsal
 from runner.build import Job, build_job, build_keep
 from runner.cluster import ALONE, Cluster
 from runner.config import Config, ConfigError
+from runner.export_checks import checkpoint_in
+from runner.exports import Exports
 from runner.hooks import Hook, PassRun, Run
 from runner.journal import Journal, NullJournal
 from runner.loopback import kept_local
@@ -123,6 +125,7 @@ def _follow(job: Job, around: Surroundings) -> dict[str, Any]:
 def _train_and_evaluate(config: Config, job: Job, around: Surroundings) -> dict[str, Any]:
     assert job.train_spec is not None
     result = train_and_evaluate(job.estimator, job.train_spec, job.eval_specs)
+    _export_last(job, around)
     return {
         "global_step": result.global_step,
         "checkpoint": result.checkpoint,
@@ -140,6 +143,7 @@ def _train(config: Config, job: Job, around: Surroundings) -> dict[str, Any]:
     training = job.estimator.train_run(
         spec.input_fn, hooks=spec.hooks, max_steps=spec.max_steps, once=True, max_epochs=spec.max_epochs
     )
+    _export_last(job, around)
     return {
         **_checkpoint_of(job),
         "metrics": {},
@@ -176,11 +180,29 @@ def _predict(config: Config, job: Job, around: Surroundings) -> dict[str, Any]:
     return {**found, "predictions": str(output), "examples": examples}
 
 
+def _export_last(job: Job, around: Surroundings) -> None:
+    """At the end of a training that nobody evaluates; else evaluations export."""
+    if job.exporters and not job.eval_specs and not getattr(around.stop, "was_heeded", False):
+        Exports(job.estimator).call(job.exporters, None, {}, is_final=True)
+
+
+def _export(config: Config, job: Job, around: Surroundings) -> dict[str, Any]:
+    assert job.receiver_fn is not None and config.model_dir is not None
+    found = _checkpoint_of(job)
+    if config.export.checkpoint is not None:
+        path = checkpoint_in(config.export.checkpoint, Path(config.model_dir))
+        found = {"checkpoint": path, "global_step": checkpoints.checkpoint_step(path)}
+    folder = config.export.dir or str(Path(config.model_dir) / "export")
+    job.estimator.export_saved_model(folder, job.receiver_fn, checkpoint_path=found["checkpoint"])
+    return found
+
+
 _COMMANDS: Mapping[str, Callable[[Config, Job, Surroundings], dict[str, Any]]] = {
     "train_and_evaluate": _train_and_evaluate,
     "train": _train,
     "evaluate": _evaluate,
     "predict": _predict,
+    "export": _export,
 }
 
 

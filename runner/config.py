@@ -19,7 +19,7 @@ from yaml import YAMLError
 from runner.files import write_atomically
 from runner.masking import secrets_of
 
-COMMANDS = ("train_and_evaluate", "train", "evaluate", "predict", "dry_run", "inspect", "cluster_info")
+COMMANDS = ("train_and_evaluate", "train", "evaluate", "predict", "export", "dry_run", "inspect", "cluster_info")
 TRAINING_COMMANDS = ("train_and_evaluate", "train", "dry_run")
 """Those that need an input to train on; the others read what a run left in its model_dir."""
 TRAINING_RUNS = ("train_and_evaluate", "train")
@@ -240,11 +240,28 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class ExportBestConfig:
+    """What the best model is. `metric` None: the loss of the first evaluation."""
+
+    metric: str | None = None
+    mode: str | None = _ranking()
+
+
+@dataclass(frozen=True)
 class ExportConfig:
-    """Which SavedModels a run leaves. `exporters` None: none; `dir` None: `export` in model_dir."""
+    """Which SavedModels a run leaves. `exporters` None: none; `dir` None: `export` in model_dir.
+
+    Attributes:
+      receiver_fn: None: requests are the features of the input.
+      checkpoint: what command=export exports; None: the newest.
+    """
 
     exporters: list[str] | None = _setting(None, choices=("final", "latest", "best"))
     dir: str | None = None
+    keep: int | None = _setting(5, minimum=1)
+    best: ExportBestConfig = field(default_factory=ExportBestConfig)
+    receiver_fn: str | None = None
+    checkpoint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -308,8 +325,23 @@ class Config:
         """Whether several processes do together what the command says."""
         return self.strategy.name in CLUSTER_STRATEGIES and self.command in CLUSTER_COMMANDS
 
+    @property
+    def exports(self) -> bool:
+        """Whether this run writes SavedModels."""
+        return self.command == "export" or (self.command in TRAINING_COMMANDS and bool(self.export.exporters))
+
+    @property
+    def export_input(self) -> tuple[str, InputBlock]:
+        """(config key, block) of the input whose features are what requests of an exported model hold."""
+        evals = [(eval_key(name), block) for name, block in self.input.evals.items()]
+        blocks = [("input.predict", self.input.predict), *evals, ("input.train", self.input.train)]
+        return next(((key, block) for key, block in blocks if block.fn), blocks[-1])
+
     def functions(self) -> Iterator[tuple[str, str, str]]:
         """(config key, dotted name, default function) of each function of the user that this run calls."""
+        yield from dict.fromkeys(self._functions())
+
+    def _functions(self) -> Iterator[tuple[str, str, str]]:
         if self.command in ("inspect", *ENVIRONMENT_COMMANDS):
             return
         assert self.model.fn is not None
@@ -321,6 +353,11 @@ class Config:
         if self.command in EVALUATING_COMMANDS:
             for name, block in self.input.evals.items():
                 yield f"{eval_key(name)}.fn", str(block.fn), "input_fn"
+        if self.exports and self.export.receiver_fn:
+            yield "export.receiver_fn", self.export.receiver_fn, "serving_input_receiver_fn"
+        elif self.exports:
+            key, block = self.export_input
+            yield f"{key}.fn", str(block.fn), "input_fn"
 
 
 def eval_key(name: str) -> str:

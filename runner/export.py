@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from runner.bundles import write_bundle
 from runner.export_graph import ExportGraph, Receiver, build_graph
+from runner.export_outputs import DEFAULT
 from runner.export_values import values_of
 from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.run_config import RunConfig
@@ -35,10 +36,12 @@ class Written:
 
     Attributes:
       signatures: name -> its inputs and outputs, as a person reads them.
+      tensors: of the default signature: "inputs" and "outputs" -> name -> [dtype, shape with -1]; those that are dense.
     """
 
     path: str
     signatures: Mapping[str, str]
+    tensors: Mapping[str, Mapping[str, Sequence[Any]]]
 
 
 TEMPORARY = "temp-"
@@ -111,8 +114,8 @@ def write_saved_model(
         if tf.io.gfile.exists(temporary):
             tf.io.gfile.rmtree(temporary)
         raise
-    signatures = {name: _described(one) for graph in graphs.values() for name, one in graph.signatures.items()}
-    return Written(path, signatures)
+    signatures = {name: one for graph in graphs.values() for name, one in graph.signatures.items()}
+    return Written(path, {name: _described(one) for name, one in signatures.items()}, _tensors(signatures.get(DEFAULT)))
 
 
 def _add(builder: Any, exported: ExportGraph, tags: Sequence[str], *, is_first: bool) -> None:
@@ -160,6 +163,19 @@ def _without_advice() -> Iterator[None]:
 def _described(signature: Any) -> str:
     """The names of its inputs and outputs."""
     return f"{', '.join(sorted(signature.inputs))} -> {', '.join(sorted(signature.outputs))}"
+
+
+def _tensors(signature: Any) -> dict[str, dict[str, Sequence[Any]]]:
+    """What a request of this signature holds, and what it is answered with; nothing where there is no signature."""
+    parts = {"inputs": signature.inputs, "outputs": signature.outputs} if signature is not None else {}
+    return {
+        part: {
+            name: [tf.as_dtype(info.dtype).name, [size.size for size in info.tensor_shape.dim]]
+            for name, info in sorted(infos.items())
+            if info.WhichOneof("encoding") == "name"
+        }
+        for part, infos in parts.items()
+    }
 
 
 # --- folders ------------------------------------------------------------------------------------------------------

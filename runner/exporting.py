@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from runner import export
+from runner.inputs import build_feed
 from runner.journal import Journal, NullJournal
 from runner.model_fn import ModeKeys, ModelFn
 from runner.precision import with_precision
 from runner.receivers import ServingInputReceiver, SupervisedInputReceiver
 from runner.report import NullProgress, Progress, relative
 from runner.run_config import RunConfig
+from runner.seeds import seeded
 
 
 class Exporting:
@@ -21,6 +23,7 @@ class Exporting:
 
     _model_fn: ModelFn
     _config: RunConfig
+    _params: dict[str, Any]
     _journal: Journal | NullJournal
     _progress: Progress | NullProgress
 
@@ -84,9 +87,16 @@ class Exporting:
             written = export.write_saved_model(
                 os.fspath(export_dir_base), input_receiver_fn_map, source, assets_extra=assets_extra, as_text=as_text
             )
-        self._journal.event("exported", path=written.path, signatures=written.signatures, checkpoint=path)
-        self._progress.message(f"Exported {relative(Path(written.path))}: {', '.join(written.signatures)}")
+        self._journal.event("exported", path=os.path.abspath(written.path), checkpoint=path, tensors=written.tensors)
+        shown = "; ".join(f"{name}: {what}" for name, what in written.signatures.items())
+        self._progress.message(f"Exported {relative(Path(written.path))} ({shown})")
         return os.fsencode(written.path)
+
+    def features_spec(self, input_fn: Any, mode: str) -> Any:
+        """The spec of the features that an input function gives: what requests may look like. It is called for this."""
+        with seeded(self._config.seed):
+            feed = build_feed(input_fn, mode=mode, params=self._params, config=self._config, num_replicas=1)
+        return feed.replica_spec[0]
 
     def export_savedmodel(
         self,

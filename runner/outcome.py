@@ -34,7 +34,8 @@ class Outcome:
       status: running, finished, failed or interrupted (resumable).
       mlflow_status: FINISHED, FAILED or KILLED.
       error: one line; None when there was none.
-      facts: what the task noted in its journal: global_step, metrics, steps_per_sec, num_replicas, phases, ...
+      facts: what the task noted in its journal: global_step, metrics, steps_per_sec, num_replicas, phases, ...;
+        `exported`: its lines on what it exported.
     """
 
     code: int
@@ -54,17 +55,20 @@ def read_outcome(code: int, stop_requested: bool, lines: Sequence[Mapping[str, A
       reason: what went wrong, where that is known; '': what the journal or the exit code says. Of an interruption: who
         was asked to stop.
     """
-    facts: dict[str, Any] = {"phases": {}}
+    facts: dict[str, Any] = {"phases": {}, "exported": []}
     for line in lines:
         if line.get("event") == "checkpoint":  # what a run that never comes to its result leaves
             facts.update(global_step=line.get("step"), checkpoint=line.get("path"))
         elif line.get("event") == "repeated":
             facts["repeated_steps"] = facts.get("repeated_steps", 0) + int(line["twice"])
+        elif line.get("event") == "exported":
+            facts["exported"].append(line)
         elif line.get("event") == "phase":
             name = str(line["name"])
             facts["phases"][name] = round(facts["phases"].get(name, 0.0) + float(line["secs"]), 3)
         elif line.get("event") in _OF_RESULT:
             facts.update({name: value for name, value in line.items() if name in (*_FACTS, "error")})
+    facts["exports"] = [str(line["path"]) for line in facts["exported"]]
     noted = facts.pop("error", None)
     error = reason or noted
     if code == FINISHED:
@@ -97,6 +101,7 @@ def summary_of(outcome: Outcome, config: Config, run_id: str | None, secrets: se
         "num_replicas": outcome.facts.get("num_replicas"),
         "checkpoint": outcome.facts.get("checkpoint"),
         "predictions": outcome.facts.get("predictions"),
+        "exports": outcome.facts.get("exports", []),
         "restarts": outcome.facts.get("restarts", 0),
         "repeated_steps": outcome.facts.get("repeated_steps", 0),
         "mlflow_run_id": run_id,

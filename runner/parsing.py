@@ -14,7 +14,6 @@ from typing import Any, NoReturn, get_type_hints
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from runner.availability import available, check_available
 from runner.checks import check
 from runner.config import Config, ConfigError, InputBlock, InputConfig, eval_key, read, schema, thawed
 from runner.debugging import debugged
@@ -33,7 +32,6 @@ def parse(tree: Mapping[str, Any]) -> Config:
     _check_limits(config, "")
     for name, block in config.input.evals.items():
         _check_limits(block, eval_key(name))
-    check_available(config)
     check(config)
     return debugged(config)
 
@@ -197,7 +195,7 @@ def _check_value(key: str, found: Any, limits: Mapping[str, Any]) -> None:
         raise ConfigError(f"{key}={shown} is neither 'auto' nor a whole number.")
     for one in found if isinstance(found, list) else [found]:
         if limits["choices"] and one not in limits["choices"]:
-            choices = [str(one).lower() if isinstance(one, bool) else one for one in available(key, limits["choices"])]
+            choices = [str(one).lower() if isinstance(one, bool) else one for one in limits["choices"]]
             hint = _nearest(one, choices)
             raise ConfigError(f"{key}={one} is not allowed.{hint} Allowed: {', '.join(choices)}.")
     minimum, above, below = limits["minimum"], limits["above"], limits["below"]

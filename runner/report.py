@@ -304,7 +304,7 @@ def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     strategy, replicas = summary.get("strategy"), summary.get("num_replicas")
     if replicas is not None:
         rows.append(("strategy", f"{strategy}, {replicas} replica{'' if replicas == 1 else 's'}"))
-    for name in ("checkpoint", "predictions", "mlflow_run_id", "resume"):
+    for name in ("checkpoint", "predictions", "exports", "mlflow_run_id", "resume"):
         if summary.get(name):
             rows.append((name, str(summary[name])))
     return rows

@@ -19,7 +19,7 @@ from runner.curves import draw_curves, import_matplotlib
 from runner.files import read_json, write_json
 from runner.journal import read_journal
 from runner.outcome import SUMMARY_FILE
-from runner.tracking import Point, Tracker, describe, points_of
+from runner.tracking import Model, Point, Tracker, describe, points_of
 
 PERIOD_SECS = 2.0
 GLANCE_SECS = 0.2
@@ -115,8 +115,8 @@ class Shipper:
             self._thread.join(GLANCE_SECS)
         return self._run_id
 
-    def close(self, status: str, tags: Mapping[str, str], files: Sequence[Path]) -> None:
-        """After `drain`: adds tags, files and learning curves, and closes the run as FINISHED, FAILED or KILLED."""
+    def close(self, status: str, tags: Mapping[str, str], files: Sequence[Path], models: Sequence[Model] = ()) -> None:
+        """After `drain`: adds tags, files, curves and models, and closes the run as FINISHED, FAILED or KILLED."""
         if self._thread.is_alive():
             self._say(TimeoutError("it does not answer"))
             return
@@ -128,6 +128,8 @@ class Shipper:
             for file in [*files, *self._drawn_curves()]:
                 if file.exists():
                     self._tracker.log_file(file)
+            for model in models:
+                self._tracker.log_model(model)
         except Exception as error:
             self._say(error)
         finally:

@@ -48,7 +48,7 @@ from runner.restarts import Restarts
 from runner.shipping import RunRecord, Shipper
 from runner.stopping import StopRequests
 from runner.tasks import Journals, Tasks, error_of, note_ending, say_errors
-from runner.tracking import build_tracker
+from runner.tracking import build_tracker, exported_models
 
 PATIENCE_SECS = 30.0
 """How long a run that trains may take to its first step before it shows up in MLflow."""
@@ -164,6 +164,7 @@ def _run_recorded(
             outcome = _outcome_of(tasks, file, journals, member)
             if not trains:
                 _keep_of_training(outcome, earlier)
+            _keep_exports(outcome, earlier)
             code = _finish(outcome, config, file, shipper, env, argv, member, stops)
         finally:
             tasks.peers.end(code)
@@ -177,7 +178,8 @@ def _outcome_of(tasks: Tasks, file: Path, journals: Journals, member: Member) ->
     came = tasks.stops.came
 
     def read(ending: Ending) -> Outcome:
-        lines = [*journals.lines(), *journals.of_event("evaluator", "result")]  # it has the last checkpoint's metrics
+        lines = journals.lines()  # and of the evaluator, which has the last checkpoint's metrics
+        lines += [*journals.of_event("evaluator", "exported"), *journals.of_event("evaluator", "result")]
         return read_outcome(ending.code, bool(came), lines, error_of(ending, journals))
 
     outcome = read(ending)
@@ -265,6 +267,12 @@ def _keep_of_training(outcome: Outcome, earlier: Mapping[str, Any]) -> None:
             outcome.facts[name] = earlier[name]
 
 
+def _keep_exports(outcome: Outcome, earlier: Mapping[str, Any]) -> None:
+    """All that the run has exported so far and that is still there."""
+    paths = dict.fromkeys([*earlier.get("exports", []), *outcome.facts.get("exports", [])])
+    outcome.facts["exports"] = [path for path in paths if Path(path).is_dir()]
+
+
 def _finish(
     outcome: Outcome, config: Config, file: Path, shipper: Shipper, env: Mapping[str, str], argv: Sequence[str],
     member: Member, stops: StopRequests,
@@ -286,10 +294,12 @@ def _finish(
     with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
         copy = Path(scratch) / file.name
         copy.write_text(configs.as_yaml(masked(tree)))
-        shipper.close(outcome.mlflow_status, tags, [copy, model_dir / SUMMARY_FILE, model_dir / MODEL_SUMMARY_FILE])
+        files = [copy, model_dir / SUMMARY_FILE, model_dir / MODEL_SUMMARY_FILE]
+        shipper.close(outcome.mlflow_status, tags, files, exported_models(outcome.facts.get("exported", [])))
     shown = {**summary, "resume": _resume_command(argv, model_dir) if outcome.code == INTERRUPTED else None}
     for name in ("checkpoint", "predictions"):
         shown[name] = summary[name] and report.relative(Path(summary[name]))
+    shown["exports"] = ", ".join(report.relative(Path(path)) for path in summary["exports"])
     report.print_summary(shown, report.relative(model_dir), prefix=member.prefix)
     return outcome.code
 

@@ -11,10 +11,13 @@ import json
 import logging
 import os
 import re
+import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote
@@ -49,6 +52,22 @@ QUIET = {
 
 
 @dataclass(frozen=True)
+class Model:
+    """An exported model, as the journal tells of it.
+
+    Attributes:
+      name: in MLflow.
+      path: of the SavedModel.
+      inputs, outputs: of its default signature: name -> (dtype, shape with -1).
+    """
+
+    name: str
+    path: Path
+    inputs: Mapping[str, tuple[str, Sequence[int]]]
+    outputs: Mapping[str, tuple[str, Sequence[int]]]
+
+
+@dataclass(frozen=True)
 class Point:
     """One value of one metric. `time` is in seconds since the epoch."""
 
@@ -75,6 +94,9 @@ class Tracker(Protocol):
     def log_file(self, path: Path) -> None:
         """Keeps a copy of a file with the run."""
 
+    def log_model(self, model: Model) -> None:
+        """Keeps a copy of an exported model with the run, as a model that MLflow can load and serve."""
+
     def end(self, status: str) -> None:
         """Closes the run as FINISHED, FAILED or KILLED."""
 
@@ -99,6 +121,8 @@ class NullTracker:
     def set_tags(self, tags: Mapping[str, str]) -> None: ...
 
     def log_file(self, path: Path) -> None: ...
+
+    def log_model(self, model: Model) -> None: ...
 
     def end(self, status: str) -> None: ...
 
@@ -165,6 +189,18 @@ class MlflowTracker:
 
     def log_file(self, path: Path) -> None:
         self._client.log_artifact(self._run_id, str(path))
+
+    def log_model(self, model: Model) -> None:
+        with tempfile.TemporaryDirectory(prefix="runner-") as scratch, garbage.not_searched():
+            folder = Path(scratch) / "model"
+            with warnings.catch_warnings(record=True):  # advice for those who write models by hand
+                _save_model(model, folder)
+            known = self._client.create_logged_model(
+                self._experiment_id, clean_text(model.name, MAX_NAME), self._run_id, model_type="SavedModel"
+            )
+            self._client.log_model_artifacts(known.model_id, str(folder))
+        self._client.finalize_logged_model(known.model_id, "READY")
+        self._client.log_outputs(self._run_id, [_output(known.model_id)])
 
     def end(self, status: str) -> None:
         self._monitoring.close()
@@ -315,6 +351,51 @@ def build_tracker(
     if path is not None:
         uri = _sqlite_uri(cwd / path) + "".join(uri.partition("?")[1:])
     return MlflowTracker(uri, experiment or env.get("MLFLOW_EXPERIMENT_NAME") or "runner", system_metrics)
+
+
+def _save_model(model: Model, folder: Path) -> None:
+    """Writes a SavedModel as a model of MLflow, which loads it by `runner/mlflow_model.py`. Imports no TensorFlow."""
+    import mlflow.pyfunc
+    import numpy as np
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    def schema(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> Any:
+        return Schema(
+            [TensorSpec(_numpy_type(np, kind), tuple(shape), name) for name, (kind, shape) in tensors.items()]
+        )
+
+    requirements = [f"{name}=={version(name)}" for name in ("mlflow", "tensorflow")]  # else it tries them out: 10 s
+    mlflow.pyfunc.save_model(
+        str(folder),
+        python_model=str(Path(__file__).with_name("mlflow_model.py")),
+        artifacts={"saved_model": str(model.path)},
+        signature=ModelSignature(schema(model.inputs), schema(model.outputs)),
+        pip_requirements=requirements,
+    )
+
+
+def _numpy_type(np: Any, kind: str) -> Any:
+    """NumPy's type for TensorFlow's name of it: texts are objects, and what NumPy does not know is a float."""
+    if kind == "string":
+        return np.dtype(object)
+    return np.dtype("float32" if kind == "bfloat16" else kind)
+
+
+def _output(model_id: str) -> Any:
+    from mlflow.entities import LoggedModelOutput
+
+    return LoggedModelOutput(model_id, step=0)
+
+
+def exported_models(lines: Sequence[Mapping[str, Any]]) -> list[Model]:
+    """The newest model of each folder that lines of a journal tell of, and that is still there: best, final, latest."""
+    newest: dict[Path, Model] = {}
+    for line in lines:
+        path, tensors = Path(str(line["path"])), line.get("tensors") or {}
+        if path.is_dir() and tensors:
+            newest[path.parent] = Model(path.parent.name, path, tensors["inputs"], tensors["outputs"])
+    return list(newest.values())
 
 
 def points_of(line: Mapping[str, Any]) -> list[Point]:

@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner import ClassificationOutput, Estimator, EstimatorSpec, PredictOutput, RegressionOutput, RunConfig
+from runner import (
+    ClassificationOutput,
+    Estimator,
+    EstimatorSpec,
+    PredictOutput,
+    RegressionOutput,
+    RunConfig,
+    build_raw_serving_input_receiver_fn,
+)
 
 v1 = tf.compat.v1
 
@@ -61,12 +69,19 @@ def words_model(features: Any, labels: Any, mode: str, params: Any) -> Estimator
     )
 
 
-def trained_words(folder: Path, **config: Any) -> Estimator:
+def raw_receiver() -> Any:
+    """Requests hold the features; what they are answered with is `y`."""
+    specs = {"w": tf.TensorSpec([None], tf.string), "n": tf.TensorSpec([None])}
+    return build_raw_serving_input_receiver_fn(specs)
+
+
+def trained_words(folder: Path, journal: Any = None) -> Estimator:
     """`words_model` after four steps, whose vocabulary is a file in `folder`."""
     vocabulary = folder / "words.txt"
     vocabulary.write_text("a\nb\nc\n")
-    settings = RunConfig(tensorboard=False, **config)
-    estimator = Estimator(words_model, folder / "model", settings, params={"vocabulary": str(vocabulary)})
+    params = {"vocabulary": str(vocabulary)}
+    config = RunConfig(tensorboard=False)
+    estimator = Estimator(words_model, folder / "model", config, params, journal=journal)
     return estimator.train(words_input, steps=4)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner import EstimatorSpec, ModeKeys, parsing, task
+from runner import EstimatorSpec, ModeKeys, TensorServingInputReceiver, parsing, task
 from runner import config as configs
 from runner.journal import journal_path, read_journal
 from tests.line import line
@@ -99,3 +99,22 @@ def results(folder: Path) -> list[dict[str, Any]]:
     """What the runs in `folder/run` came to, the first one first, without the time."""
     found = [event for event in noted(folder) if event.get("event") == "result"]
     return [{key: value for key, value in event.items() if key not in ("time", "event")} for event in found]
+
+
+def named(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    """`line`, whose features have a name."""
+    return line(features["x"], labels, mode, params)
+
+
+def named_once(params: Any) -> tf.data.Dataset:
+    return once(params).map(lambda x, y: ({"x": x}, y))
+
+
+def named_endless(params: Any) -> tf.data.Dataset:
+    return named_once(params).repeat()
+
+
+def serving_input_receiver_fn() -> Any:
+    """Requests hold texts."""
+    texts = tf.compat.v1.placeholder(tf.string, [None], "texts")
+    return TensorServingInputReceiver(tf.strings.to_number(texts), {"texts": texts})

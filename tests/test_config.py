@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import json
 import os
 import subprocess
@@ -21,7 +19,6 @@ from omegaconf import OmegaConf
 
 from runner import config as configs
 from runner import parsing
-from runner.availability import AVAILABLE
 from runner.checks import newest_runs
 from runner.config import STRATEGY_OPTIONS, Config, ConfigError
 
@@ -31,7 +28,6 @@ OPTIONS = sorted(
     (path.parent.name, path.stem) for path in CONF.glob("*/*.yaml") if path.parent.name not in ("experiment", "local")
 )
 EXPERIMENTS = sorted(path.stem for path in CONF.glob("experiment/*.yaml"))
-NOT_YET = "(not yet available)"
 
 
 def composed(overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -92,26 +88,6 @@ def test_the_files_of_every_group_hold_the_defaults_of_the_schema() -> None:
         assert _written(group, "default") == schema[group], group
     assert _written("train", "default") == {**schema["train"], "max_steps": 1000}  # the shipped example ends
     assert _written("tracking", "mlflow") == schema["tracking"]
-
-
-def test_what_is_not_yet_available_says_so_over_its_key_and_nothing_else_does() -> None:
-    marked = {
-        f"{path.parent.name}.{key}"
-        for path in CONF.glob("*/default.yaml")
-        for key, comment in _comments(path)
-        if NOT_YET in comment and path.parent.name not in ("strategy", "eval_strategy")
-    }
-    whole = {key for key in AVAILABLE if not key.startswith(("strategy.", "eval_strategy."))}
-    groups = {key.rpartition(".")[0] for key in whole if key.count(".") == 2}
-    assert marked - groups == whole
-    assert groups == set()
-
-
-def test_the_defaults_are_available() -> None:
-    assert isinstance(parsed(), Config)
-    schema = configs.flatten(configs.to_tree(Config()))
-    for key, allowed in AVAILABLE.items():
-        assert schema[key] is None or schema[key] in allowed, key
 
 
 def _written(group: str, option: str) -> dict[str, Any]:
@@ -560,28 +536,6 @@ def test_no_refusal_takes_long(refusals: list[Refusal]) -> None:
     for refusal, (arguments, _) in slowest[:5]:
         print(f"{refusal.cpu_secs:.2f} s  {' '.join(arguments)}")
     assert slowest[0][0].cpu_secs < CPU_SECS, slowest[0]
-
-
-LATER_VALUES = [
-    ("export.exporters", ["final"], "['final']", "leave it at null"),
-    ("export.dir", "/x", "/x", "leave it at null"),
-]
-
-
-@pytest.mark.parametrize(("key", "value", "shown", "instead"), LATER_VALUES)
-def test_what_a_later_version_will_do_is_refused_and_not_left_out(
-    key: str, value: Any, shown: str, instead: str, default_tree: dict[str, Any]
-) -> None:
-    tree = copy.deepcopy(default_tree)
-    *groups, name = key.split(".")
-    functools.reduce(lambda inner, group: inner[group], groups, tree)[name] = value
-    with pytest.raises(ConfigError) as raised:
-        parsing.parse(tree)
-    assert str(raised.value) == f"{key}={shown}: this version of the runner cannot do that yet; {instead}."
-
-
-def test_a_value_of_every_key_of_a_later_version_is_tried() -> None:
-    assert {key for key, _, _, _ in LATER_VALUES} == set(AVAILABLE)
 
 
 @pytest.fixture(scope="module")

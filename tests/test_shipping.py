@@ -55,6 +55,8 @@ class RecordingTracker:
         self._maybe_fail()
         self.tags.update(tags)
 
+    def log_model(self, model: Any) -> None: ...
+
     def log_file(self, path: Path) -> None:
         self.files.append(path.name)
 

@@ -1,0 +1,43 @@
+"""What MLflow runs an exported model with. A copy of it lies in each such model: it needs nothing of this package.
+
+`mlflow.pyfunc.load_model(uri).predict(...)` takes the inputs of the signature `serving_default` by name: a dict of
+arrays, or a DataFrame of columns; one array where there is one input. It gives a dict of arrays.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlflow
+import numpy as np
+
+
+class ServedModel(mlflow.pyfunc.PythonModel):
+    """A SavedModel, answering by its default signature."""
+
+    def load_context(self, context: Any) -> None:
+        import tensorflow as tf  # here: whoever logs the model does without it
+
+        self._model = tf.saved_model.load(context.artifacts["saved_model"], tags=["serve"])
+        self._signature = self._model.signatures["serving_default"]
+        self._specs = self._signature.structured_input_signature[1]
+        self._tensor = tf.constant
+
+    # Without type hints: MLflow 3.17 would take them for a signature.
+    def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
+        if isinstance(model_input, np.ndarray | list):
+            (name,) = self._specs
+            model_input = {name: model_input}
+        inputs = {name: self._tensor(_array(model_input[name]), spec.dtype) for name, spec in self._specs.items()}
+        return {name: value.numpy() for name, value in self._signature(**inputs).items()}
+
+
+def _array(value: Any) -> Any:
+    """A column whose cells are lists as one array."""
+    array = np.asarray(value)
+    if array.dtype != np.dtype(object) or not array.size or isinstance(array.flat[0], str | bytes):
+        return array
+    return np.stack([np.asarray(cell) for cell in array])
+
+
+mlflow.models.set_model(ServedModel())
