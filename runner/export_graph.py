@@ -14,11 +14,13 @@ from typing import Any
 import tensorflow as tf
 
 from runner import export_bridge
+from runner.divided import Divided, folded
 from runner.export_outputs import EvalOutput, ExportOutput, PredictOutput, TrainOutput, outputs_of, signatures_of
 from runner.keras_bridge import keras_trace
 from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.operations import changes_state, needed, operations
 from runner.receivers import ServingInputReceiver, SupervisedInputReceiver
+from runner.variable_bridge import slices_of
 from runner.variable_spec import VariableSpec
 from runner.variables import GLOBAL_STEP, Served, VariableStore
 
@@ -34,7 +36,8 @@ class ExportGraph:
 
     Attributes:
       specs: name -> what is known of each variable that model_fn asked for and a checkpoint holds.
-      variables: name -> variable of `graph`; those of `specs` that it needs.
+      variables: name -> variable of `graph`, or the parts of one that a v1 partitioner divided; those of `specs` that
+        it needs.
       signatures: name -> SignatureDef.
       assets: tensors with the paths of files that fill its tables.
       init_op: fills tables and gives a value to what no checkpoint holds.
@@ -89,9 +92,22 @@ class _Made:
     store: VariableStore
     served: Served
     variables: dict[str, Any] = dataclasses.field(default_factory=dict)
+    protos: dict[str, Any] = dataclasses.field(default_factory=dict)  # as made: init_from_checkpoint changes variables
 
-    def names(self, *, local: bool) -> list[str]:
-        return [name for name in self.variables if self.store.specs[name].local == local]
+    def is_local(self, name: str) -> bool:
+        return self.store.specs[name].local
+
+    @property
+    def saved(self) -> dict[str, Any]:
+        """Name -> variable, or Divided, of all that belongs in a checkpoint."""
+        variables = {name: variable for name, variable in self.variables.items() if not self.is_local(name)}
+        return folded(variables, slices_of(variables))
+
+    def proto(self, name: str) -> Any:
+        """What a MetaGraphDef says of the variable."""
+        proto, made = self.variables[name].to_proto(), self.protos[name]
+        proto.initializer_name, proto.initial_value_name = made.initializer_name, made.initial_value_name
+        return proto
 
 
 @contextlib.contextmanager
@@ -111,6 +127,7 @@ def _variables_of(graph: tf.Graph, store: VariableStore, with_initial_values: bo
                 )  # fmt: skip
         finally:
             is_making = False
+        made.protos[spec.name] = made.variables[spec.name].to_proto()
         return made.variables[spec.name]
 
     with contextlib.ExitStack() as stack:
@@ -195,7 +212,7 @@ def _train_op(spec: EstimatorSpec, loss: tf.Tensor, made: _Made) -> tf.Operation
 def _writes(made: _Made, variables: Iterable[Any]) -> list[tf.Operation]:
     """Operations that write to `variables`, but for those that give them their initial value."""
     handles = {variable.handle.name for variable in variables}
-    initial = {variable.initializer.name for variable in made.variables.values()}
+    initial = {proto.initializer_name for proto in made.protos.values()}
     return [
         one
         for one in v1.get_default_graph().get_operations()
@@ -225,10 +242,14 @@ def _cut(
     wanted_operations = [*operations(wanted), *([train_op] if train_op is not None else [])]
     running = set(needed(graph, wanted_operations))
     filling = [one for one in initializers if any(tensor.op in running for tensor in one.inputs)]
-    kept = [name for name, one in made.variables.items() if one.handle.op in running or name == GLOBAL_STEP]
-    local = [name for name in kept if made.store.specs[name].local]
-    init_op = tf.group(*filling, *(made.variables[name].initializer for name in local), name="init_exported")
-    protos = {name: made.variables[name].to_proto() for name in kept}
+    used = {name for name, one in made.variables.items() if one.handle.op in running or name == GLOBAL_STEP}
+    parts = {name: one.names if isinstance(one, Divided) else (name,) for name, one in made.saved.items()}
+    parts = {name: names for name, names in parts.items() if used.intersection(names)}
+    local = [name for name in made.variables if name in used and made.is_local(name)]
+    kept = [*(name for names in parts.values() for name in names), *local]
+    initial = [graph.get_operation_by_name(made.protos[name].initializer_name) for name in local]
+    init_op = tf.group(*filling, *initial, name="init_exported")
+    protos = {name: made.proto(name) for name in kept}
     ends = [graph.as_graph_element(name) for proto in protos.values() for name in _names_in(proto)]
     running = set(needed(graph, [*wanted_operations, init_op, *operations(ends)]))
     assets = [one.name for one in dict.fromkeys(graph.get_collection(_KEYS.ASSET_FILEPATHS)) if one.op in running]
@@ -247,12 +268,25 @@ def _cut(
             exported.add_to_collection(_KEYS.TRAIN_OP, exported.get_operation_by_name(train_op.name))
     return ExportGraph(
         exported,
-        {name: made.store.specs[name] for name in made.names(local=False)},
-        {name: variable for name, variable in variables.items() if name not in local},
+        _specs(made),
+        {
+            name: [variables[one] for one in names] if len(names) > 1 else variables[names[0]]
+            for name, names in parts.items()
+        },
         signatures,
         [exported.get_tensor_by_name(name) for name in assets],
         exported.get_operation_by_name(init_op.name),
     )
+
+
+def _specs(made: _Made) -> dict[str, VariableSpec]:
+    """Name -> what is known of each variable of `saved`."""
+    return {
+        name: dataclasses.replace(made.store.specs[one.names[0]], name=name, shape=one.shape)
+        if isinstance(one, Divided)
+        else made.store.specs[name]
+        for name, one in made.saved.items()
+    }
 
 
 def _tensor_names(signatures: Mapping[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from runner import warm_start
@@ -51,11 +52,20 @@ def _new_values(graphs: Sequence[ExportGraph], config: RunConfig, specs: Mapping
     for exported in graphs:
         new = {name: variable for name, variable in exported.variables.items() if name not in values}
         with exported.graph.as_default(), v1.Session(graph=exported.graph, config=_on_cpu()) as session:
-            values |= session.run({name: variable.initial_value for name, variable in new.items()})
+            initial = tf.nest.map_structure(lambda variable: variable.initial_value, new)
+            values |= {name: _joined(value, specs[name]) for name, value in session.run(initial).items()}
     if config.warm_start is not None:
         loaded = warm_start.load(config.warm_start, specs).values
         values |= {name: value for name, value in loaded.items() if name in values}
     return values
+
+
+def _joined(value: Any, spec: VariableSpec) -> Any:
+    """A variable, or one of the parts that it was divided into, as it is saved."""
+    if not isinstance(value, list):
+        return value
+    axis = next(axis for axis, size in enumerate(spec.shape) if value[0].shape[axis] != size)
+    return np.concatenate(value, axis)
 
 
 def _averaged(reader: Reader, specs: Mapping[str, VariableSpec], config: RunConfig) -> dict[str, str]:

@@ -19,6 +19,7 @@ import tensorflow as tf
 from runner import (
     Estimator,
     EstimatorSpec,
+    Input,
     PredictOutput,
     RunConfig,
     ServingInputReceiver,
@@ -42,7 +43,9 @@ from tests.export_models import (
     words_input,
     words_once,
 )
+from tests.line import points
 from tests.models import STYLES, data, train_input
+from tests.test_graph_variables import in_parts
 
 v1 = tf.compat.v1
 SERVED = Path(__file__).with_name("served.py")
@@ -205,6 +208,27 @@ def test_variables_of_servers_and_replicas_are_exported_whole(tmp_path: Path) ->
         )
         y = model.signatures["serving_default"](tf.constant(X))["y"]
         np.testing.assert_allclose(y, predicted(estimator, x_once), rtol=1e-6)
+
+
+def test_what_a_v1_partitioner_divides_is_exported_whole(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        return in_parts(features, features if labels is None else labels, mode)
+
+    estimator = Estimator(model_fn, tmp_path / "model", RunConfig(tensorboard=False))
+    estimator.train(Input(points(repeat=True), batch_size=2), steps=2)
+    receiver = receiver_fn_of_spec(tf.TensorSpec([None]))
+    path = decoded(estimator.export_saved_model(tmp_path / "export", receiver))
+    there = Reader(f"{path}/variables/variables").names()
+    assert {name: shape for name, (shape, _) in there.items()} == {
+        "columns": (4, 5), "global_step": (), "table": (7, 4), "whole": (5, 1),
+    }  # fmt: skip
+    x = np.arange(7, dtype="float32")
+    wanted = predicted(estimator, lambda: tf.data.Dataset.from_tensors(x))
+    y = tf.saved_model.load(path).signatures["serving_default"](tf.constant(x))["y"]
+    np.testing.assert_allclose(y, wanted, rtol=1e-6)
+    new = RunConfig(warm_start=WarmStart(str(estimator.latest_checkpoint()), include=["whole"]), tensorboard=False)
+    begun = decoded(Estimator(model_fn, tmp_path / "new", new).export_saved_model(tmp_path / "begun", receiver))
+    assert np.abs(Reader(f"{begun}/variables/variables").get("columns")).min() > 0
 
 
 def test_moving_averages_are_exported_where_the_run_keeps_them(tmp_path: Path) -> None:

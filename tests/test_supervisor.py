@@ -81,6 +81,7 @@ def test_a_task_that_finishes_is_summarised(
         "num_replicas": 2,
         "checkpoint": "c",
         "predictions": None,
+        "exports": [],
         "restarts": 0,
         "interrupted_by": None,
         "repeated_steps": 0,
