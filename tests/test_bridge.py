@@ -52,6 +52,9 @@ PRIVATE_NAMES = [
     "tensorflow.python.data.ops.dataset_ops:DatasetV1._make_initializable_iterator",
     "tf_keras.api._v1.keras.__internal__.legacy.layers:dense",
     "tf_keras.api._v1.keras.__internal__.legacy.rnn_cell:LSTMCell",
+    "tensorflow.compat.v2:__internal__.feature_column.DenseColumn",
+    "tensorflow.compat.v2:__internal__.feature_column.FeatureTransformationCache",
+    "tensorflow.compat.v2:__internal__.feature_column.StateManager.create_variable",
     "keras.src.backend.tensorflow.core:Variable._initialize",
     "keras.src.backend.tensorflow.core:Variable._initialize_with_initializer",
     "keras.src.backend.tensorflow.numpy:take",
@@ -78,6 +81,13 @@ def test_graphs_keep_their_attributes() -> None:
     graph = v1.wrap_function(lambda: tf.constant(1), []).graph
     assert isinstance(graph._collections, dict)
     assert graph._add_control_dependencies is False
+
+
+def test_shared_embeddings_keep_their_variable_by_graph() -> None:
+    with tf.Graph().as_default():
+        column = tf.feature_column.categorical_column_with_identity("a", 3)
+        (shared,) = tf.feature_column.shared_embeddings([column], 2)
+    assert shared.shared_embedding_column_creator._embedding_weights == {}
 
 
 def test_an_uninitialized_variable_takes_no_memory_until_it_is_assigned() -> None:

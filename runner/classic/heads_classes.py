@@ -1,0 +1,224 @@
+"""Heads of classifiers: two classes, or several of which one is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.classic import head_checks as checks
+from runner.classic import heads_base as base
+from runner.export_outputs import PredictOutput, RegressionOutput
+
+v1 = tf.compat.v1
+
+
+class BinaryClassHead(base.HeadOfOne):
+    """Two classes, one logit: sigmoid cross entropy.
+
+    Labels are `[batch]` or `[batch, 1]`: 0 and 1 (or a probability between them), or entries of `label_vocabulary`.
+
+    Args:
+      weight_column: key of a feature, or numeric_column: the weight of each example in loss and metrics.
+      thresholds: accuracy, precision and recall at each of these probabilities, besides those at 0.5.
+      label_vocabulary: the labels, in the order of their ids; None: they are ids.
+      loss_reduction: SUM_OVER_BATCH_SIZE divides by the number of examples; also SUM.
+      loss_fn: called with labels and logits, and features if it takes them; gives `[batch, 1]`.
+      name: put behind the names of the metrics.
+    """
+
+    _prediction_keys = (
+        "logits", "logistic", "probabilities", "class_ids", "classes", "all_class_ids", "all_classes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        weight_column: Any = None,
+        thresholds: Sequence[float] | None = None,
+        label_vocabulary: Sequence[Any] | None = None,
+        loss_reduction: str = "sum_over_batch_size",
+        loss_fn: Callable[..., Any] | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            logits_dimension=1,
+            weight_column=weight_column,
+            loss_reduction=loss_reduction,
+            loss_fn=loss_fn,
+            name=name,
+        )
+        checks.check_vocabulary(label_vocabulary, 2)
+        self._thresholds = checks.check_thresholds(thresholds)
+        self._label_vocabulary = label_vocabulary
+
+    def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
+        labels = checks.checked_labels(labels, logits, 1)
+        if self._label_vocabulary is not None:
+            labels = base.ids_of_labels(labels, self._label_vocabulary, "BinaryClassHead")
+        return checks.checked_range(tf.cast(labels, logits.dtype), 2)
+
+    def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        return tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
+
+    def _prediction(self, key: str, logits: tf.Tensor) -> tf.Tensor:
+        if key == "logits":
+            return logits
+        if key == "logistic":
+            return tf.sigmoid(logits)
+        both = tf.concat([tf.zeros_like(logits), logits], axis=-1)
+        return _of_classes(key, both, self._label_vocabulary)
+
+    def _metrics(self) -> dict[str, Any]:
+        made = {
+            "accuracy": base.mean("accuracy"),
+            "precision": base.precision("precision"),
+            "recall": base.recall("recall"),
+            "prediction/mean": base.mean("prediction/mean"),
+            "label/mean": base.mean("label/mean"),
+            "accuracy_baseline": base.baseline("accuracy_baseline"),
+            "auc": base.area("auc"),
+        }
+        if not self._is_v1:
+            made["auc_precision_recall"] = base.area("auc_precision_recall", "PR")
+        return made | base.metrics_at(self._thresholds)
+
+    def _measured(self, labels: tf.Tensor, logits: tf.Tensor) -> dict[str, tuple[tf.Tensor, ...]]:
+        logistic = tf.sigmoid(logits)
+        chosen = tf.cast(logits > 0, labels.dtype)  # as argmax decides a tie
+        found: dict[str, tuple[tf.Tensor, ...]] = {
+            "accuracy": (tf.equal(labels, chosen),),
+            "precision": (labels, chosen),
+            "recall": (labels, chosen),
+            "prediction/mean": (logistic,),
+            "label/mean": (labels,),
+            "accuracy_baseline": (labels,),
+            "auc": (labels, logistic),
+        }
+        if not self._is_v1:
+            found["auc_precision_recall"] = labels, logistic
+        return found | base.measured_at(self._thresholds, labels, logistic)
+
+    def update_metrics(
+        self,
+        eval_metrics: dict[str, Any],
+        features: Any,
+        logits: Any,
+        labels: Any,
+        mode: str | None = None,
+        regularization_losses: Sequence[tf.Tensor] | None = None,
+    ) -> dict[str, Any]:
+        found = super().update_metrics(eval_metrics, features, logits, labels, mode, regularization_losses)
+        if self._is_v1:  # v1 joins the points of the curve by straight lines
+            logits = checks.checked_logits(logits, 1)
+            found[self._key("auc_precision_recall")] = v1.metrics.auc(
+                self._labels(labels, logits),
+                tf.sigmoid(logits),
+                self._weights(features, logits),
+                curve="PR",
+            )
+        return found
+
+    def export_outputs(self, predictions: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
+        regression = RegressionOutput(value=predictions["logistic"])
+        return {**_exported(predictions, predictions["logits"], 2, self._label_vocabulary), "regression": regression}
+
+
+class MultiClassHead(base.HeadOfOne):
+    """Several classes of which one is right: softmax cross entropy.
+
+    Labels are integers `[batch]` or `[batch, 1]`, 0..n_classes-1, or entries of `label_vocabulary`.
+
+    Args:
+      n_classes: at least 3; two are BinaryClassHead's.
+      Others: see BinaryClassHead.
+    """
+
+    _prediction_keys = ("logits", "probabilities", "class_ids", "classes", "all_class_ids", "all_classes")
+
+    def __init__(
+        self,
+        n_classes: int,
+        weight_column: Any = None,
+        label_vocabulary: Sequence[Any] | None = None,
+        loss_reduction: str = "sum_over_batch_size",
+        loss_fn: Callable[..., Any] | None = None,
+        name: str | None = None,
+    ) -> None:
+        if n_classes is None or n_classes <= 2:
+            raise ValueError(f"MultiClassHead(n_classes={n_classes}): more than 2; BinaryClassHead is for 2.")
+        super().__init__(
+            logits_dimension=n_classes,
+            weight_column=weight_column,
+            loss_reduction=loss_reduction,
+            loss_fn=loss_fn,
+            name=name,
+        )
+        checks.check_vocabulary(label_vocabulary, n_classes)
+        self._label_vocabulary = label_vocabulary
+
+    def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
+        labels = checks.checked_labels(labels, logits, 1)
+        if self._label_vocabulary is not None:
+            return base.ids_of_labels(labels, self._label_vocabulary, "MultiClassHead")
+        if not labels.dtype.is_integer:
+            raise ValueError(
+                f"MultiClassHead: labels are {labels.dtype.name}; they are integers 0..{self.logits_dimension - 1}, "
+                "or entries of label_vocabulary."
+            )
+        return checks.checked_range(labels, self.logits_dimension)
+
+    def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tf.squeeze(labels, -1), logits=logits)
+        return tf.expand_dims(losses, -1)
+
+    def _prediction(self, key: str, logits: tf.Tensor) -> tf.Tensor:
+        return logits if key == "logits" else _of_classes(key, logits, self._label_vocabulary)
+
+    def _metrics(self) -> dict[str, Any]:
+        return {"accuracy": base.mean("accuracy")}
+
+    def _measured(self, labels: tf.Tensor, logits: tf.Tensor) -> dict[str, tuple[tf.Tensor, ...]]:
+        chosen = tf.expand_dims(tf.argmax(logits, -1), -1)
+        return {"accuracy": (tf.equal(tf.cast(labels, tf.int64), chosen),)}
+
+    def export_outputs(self, predictions: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
+        return _exported(predictions, predictions["logits"], self.logits_dimension, self._label_vocabulary)
+
+
+def binary_or_multi_class_head(
+    n_classes: int, weight_column: Any, label_vocabulary: Sequence[Any] | None, loss_reduction: str
+) -> base.Head:
+    """The head of a classifier."""
+    if n_classes == 2:
+        return BinaryClassHead(weight_column, label_vocabulary=label_vocabulary, loss_reduction=loss_reduction)
+    return MultiClassHead(n_classes, weight_column, label_vocabulary, loss_reduction)
+
+
+def _of_classes(key: str, logits: tf.Tensor, label_vocabulary: Sequence[Any] | None) -> tf.Tensor:
+    """Args: logits: `[batch, ..., classes]`."""
+    num_classes = logits.shape[-1]
+    if key == "probabilities":
+        return tf.nn.softmax(logits)
+    if key == "all_class_ids":
+        return base.of_each_example(tf.range(num_classes), logits)
+    if key == "all_classes":
+        return base.of_each_example(base.names_of_classes(num_classes, label_vocabulary), logits)
+    class_ids = tf.expand_dims(tf.argmax(logits, -1), -1)
+    if key == "class_ids":
+        return class_ids
+    if label_vocabulary is None:
+        return tf.strings.as_string(class_ids)
+    return tf.gather(base.names_of_classes(num_classes, label_vocabulary), class_ids)
+
+
+def _exported(
+    predictions: Mapping[Any, tf.Tensor], logits: tf.Tensor, num_classes: int, label_vocabulary: Sequence[Any] | None
+) -> dict[str, Any]:
+    names = base.of_each_example(base.names_of_classes(num_classes, label_vocabulary), logits)
+    classified = base.classification(predictions["probabilities"], names)
+    return {
+        base.DEFAULT_SIGNATURE: classified,
+        "classification": classified,
+        "predict": PredictOutput(predictions),
+    }

@@ -1,0 +1,121 @@
+"""The optimizers of premade estimators and heads, by name or as an object of any family.
+
+tf.estimator 2 trained with the optimizers of Keras 2, whose state is in its checkpoints under names of their own:
+`training/Adagrad/<variable>/accumulator`, `training/Adagrad/learning_rate`. The five that it knew by name are here as
+`tf.compat.v1.train.Optimizer`s, which the runner's weighting of replicas and every strategy know, with that state.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.classic.keras_named import SGD, Adagrad, Adam, Ftrl, KerasNamed, RMSprop
+from runner.classic.optimizers_bridge import made_apart, schedule_of
+
+v1 = tf.compat.v1
+
+_BY_NAME: Mapping[str, Any] = {
+    "Adagrad": Adagrad, "Adam": Adam, "Ftrl": Ftrl, "RMSProp": RMSprop, "SGD": SGD,
+}  # fmt: skip
+_V1_BY_NAME = {
+    "Adagrad": v1.train.AdagradOptimizer,
+    "Adam": v1.train.AdamOptimizer,
+    "Ftrl": v1.train.FtrlOptimizer,
+    "RMSProp": v1.train.RMSPropOptimizer,
+    "SGD": v1.train.GradientDescentOptimizer,
+}
+# Of an optimizer of Keras: what says nothing, and what must be off, to be one of KerasNamed.
+_WITHOUT_MEANING = {"name", "is_legacy_optimizer", "jit_compile", "ema_momentum", "ema_overwrite_frequency"}
+_DEFAULTS: Mapping[str, Any] = {"amsgrad": False, "centered": False, "l2_shrinkage_regularization_strength": 0.0}
+
+
+def optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
+    """A new optimizer for one call of a model_fn.
+
+    Args:
+      given: a name (Adagrad, Adam, Ftrl, RMSProp, SGD), an optimizer of tf.compat.v1.train, Keras 3 or tf_keras, or a
+        function without arguments that makes one.
+      learning_rate: of one given by name; None: Keras's own default, 0.001 (0.01 for SGD).
+
+    Raises: ValueError: there is none of that name; it is none of these.
+    """
+    if isinstance(given, str):
+        if given not in _BY_NAME:
+            raise ValueError(f"optimizer={given!r}: the names are {', '.join(_BY_NAME)}; or give an optimizer.")
+        return _BY_NAME[given](**({} if learning_rate is None else {"learning_rate": learning_rate}))
+    made = made_apart(given) if _is_function(given) else given
+    if isinstance(made, v1.train.Optimizer):
+        return made if made is not given else copy.deepcopy(made)  # it keeps the slots of variables that it has seen
+    if not hasattr(made, "get_config"):
+        raise ValueError(
+            f"optimizer={made!r} is no optimizer of Keras or tf.compat.v1.train, nor a name or a function for one."
+        )
+    found = _named_as_before(made)
+    if found is not None:
+        return found
+    if not _is_function(given) or not hasattr(made, "apply"):
+        raise ValueError(
+            f"optimizer={type(made).__module__}.{type(made).__name__} has settings that need variables of its own. "
+            "Give a function that makes it, optimizer=lambda: keras.optimizers.Adam(..., clipnorm=1.0), of Keras 3."
+        )
+    return given()  # once more: its variables are part of the model
+
+
+def v1_optimizer_of(given: Any, learning_rate: float) -> Any:
+    """As `optimizer_of`, for tf.compat.v1.estimator: a name means an optimizer of tf.compat.v1.train."""
+    if isinstance(given, str) and given in _V1_BY_NAME:
+        return _V1_BY_NAME[given](learning_rate)
+    return optimizer_of(given)
+
+
+def minimize(optimizer: Any, loss: tf.Tensor, variables: Sequence[Any] | None = None, *, counts: bool = True) -> Any:
+    """The operation of one update of `variables` (None: of all that are trainable).
+
+    Args:
+      optimizer: as `optimizer_of` makes it.
+      counts: it also advances the global step; else the optimizer keeps a count of its own.
+    """
+    variables = [_plain(one) for one in variables or v1.trainable_variables()]
+    global_step = v1.train.get_global_step()
+    if isinstance(optimizer, KerasNamed):
+        optimizer.count_by(global_step if counts else None)
+    if isinstance(optimizer, v1.train.Optimizer):
+        return optimizer.minimize(loss, global_step if counts else None, var_list=variables)
+    pairs = zip(tf.gradients(loss, variables), variables, strict=True)
+    pairs_with_gradient = [(gradient, one) for gradient, one in pairs if gradient is not None]
+    optimizer.apply(*map(list, zip(*pairs_with_gradient, strict=True)))  # the runner finds its writes
+    return global_step.assign_add(1, read_value=False) if counts else tf.no_op()
+
+
+def _named_as_before(optimizer: Any) -> Any:
+    """The optimizer of Keras as the one that tf.estimator made of it; None where that cannot do what it is set to."""
+    kinds = {kind.__name__: kind for kind in _BY_NAME.values()}
+    kind = kinds.get(type(optimizer).__name__)
+    if kind is None:
+        return None
+    rate = schedule_of(optimizer)
+    with tf.init_scope():
+        settings = optimizer.get_config()
+    arguments = {name: settings[name] for name in inspect.signature(kind).parameters if name in settings}
+    others = {name: settings[name] for name in settings if name not in arguments and name not in _WITHOUT_MEANING}
+    if any(value not in (None, False, _DEFAULTS.get(name)) for name, value in others.items()):
+        return None
+    if rate is not None:
+        arguments["learning_rate"] = rate
+    if str(settings.get("name")).lower() == kind.__name__.lower():
+        arguments["name"] = kind.__name__  # Keras 3 writes it small
+    return kind(**arguments)
+
+
+def _is_function(given: Any) -> bool:
+    return callable(given) and not isinstance(given, v1.train.Optimizer) and not hasattr(given, "apply_gradients")
+
+
+def _plain(variable: Any) -> Any:
+    """The tf.Variable of a keras.Variable; others are themselves."""
+    return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
