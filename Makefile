@@ -13,11 +13,11 @@ ARGS ?=
 UV ?= uv
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format lock bench clean setup browser
+.PHONY: help run test lint format lock bench clean setup browser golden
 
 help:
 	@sed -n 's/^# //p' Makefile | head -2
-	@echo "targets: run test lint format lock bench clean setup"
+	@echo "targets: run test lint format lock bench clean setup golden"
 
 run: $(STAMP)
 	$(BIN)/python -m runner $(ARGS)
@@ -49,6 +49,19 @@ browser:
 	fi; \
 	echo "No chromium here, and none could be installed: tests/test_browser.py is skipped." >&2
 
+# A TensorFlow 2.15 with its tf.estimator beside ours, for tests/test_golden.py; no Python after 3.11 has one.
+GOLDEN := .venv-2.15
+PYTHON_2_15 ?= $(firstword $(foreach py,python3 python3.11 python3.10,$(shell \
+	$(py) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 12))' >/dev/null 2>&1 && echo $(py))))
+
+golden: $(GOLDEN)/.installed
+
+$(GOLDEN)/.installed: requirements-2.15.lock
+	@test -n "$(PYTHON_2_15)" || { echo "No Python 3.10 or 3.11 found. Give one: make golden PYTHON_2_15=/path/to/python" >&2; exit 1; }
+	test -x $(GOLDEN)/bin/python || $(PYTHON_2_15) -m venv $(GOLDEN)
+	$(GOLDEN)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-2.15.lock
+	@touch $@
+
 # The first of these that is a Python we support; override with `make PYTHON=/path/to/python`.
 PYTHON ?= $(firstword $(foreach py,python3 python3.12 python3.11 python3.13,$(shell \
 	$(py) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' >/dev/null 2>&1 && echo $(py))))
@@ -67,4 +80,4 @@ lock:
 		pyproject.toml -o requirements.lock
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(GOLDEN) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,118 @@
+"""Trains and evaluates the golden models, the same on tf.estimator 2.15 and on the runner.
+
+With TensorFlow 2.15 it is a program: `python -m tests.golden.runs write FOLDER` leaves model_dirs and what came out,
+`... read FOLDER` takes up the model_dirs of another. On the runner, `import runner.classic` comes first.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+MODELS = (
+    "scopes",
+    "layers",
+    "partitions",
+    "schedules",
+    "recurrent",
+    "tables",
+    "columns",
+    "measures",
+    "optimizers",
+    "beginnings",
+    "old",
+)
+READ_BACK = ("scopes", "layers", "partitions", "columns")  # averages, moving statistics, parts, hashed names
+STEPS, MORE_STEPS = 20, 5
+START = "start"  # the folder of the checkpoint that one of them begins with
+VOCABULARY = ["Bern", "Oslo", "red", "blue"]
+
+
+class Losses(tf.train.SessionRunHook):
+    """The loss of each step."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def begin(self) -> None:
+        self._loss = tf.get_collection(tf.GraphKeys.LOSSES)[-1]  # tf.estimator adds that of EstimatorSpec
+
+    def before_run(self, run_context: Any) -> Any:
+        return tf.train.SessionRunArgs(self._loss)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self.seen.append(float(run_values.results))
+
+
+def estimator(name: str, folder: Path) -> Any:
+    """The golden model `name` in `folder`, which saves every ten steps."""
+    model_fn = importlib.import_module("tests.golden." + name).model_fn
+    given = {"vocabulary": str(folder / "vocabulary.txt"), "checkpoint": str(folder / START / "model.ckpt-20")}
+    params = given if "params" in inspect.signature(model_fn).parameters else None
+    config = tf.estimator.RunConfig(
+        tf_random_seed=1,
+        save_checkpoints_steps=10,
+        keep_checkpoint_max=None,
+        save_summary_steps=5,
+        log_step_count_steps=10,
+    )
+    return tf.estimator.Estimator(model_fn, str(folder / name), config, params)
+
+
+def input_fn(name: str) -> Any:
+    return importlib.import_module("tests.golden." + name).input_fn
+
+
+def trained(name: str, folder: Path, max_steps: int) -> list[float]:
+    """The losses of training up to `max_steps`."""
+    losses = Losses()
+    estimator(name, folder).train(input_fn(name), hooks=[losses], max_steps=max_steps)
+    return losses.seen
+
+
+def evaluated(name: str, folder: Path, checkpoint: str | None = None) -> dict[str, Any]:
+    """The metrics at a checkpoint, or at the latest."""
+    metrics = estimator(name, folder).evaluate(input_fn(name), checkpoint_path=checkpoint)
+    return {key: np.asarray(value, np.float64).tolist() for key, value in metrics.items()}
+
+
+def write_vocabulary(folder: Path) -> None:
+    (folder / "vocabulary.txt").write_text("\n".join(VOCABULARY) + "\n")
+
+
+def leave(path: Path, found: dict[str, Any]) -> None:
+    """Writes what was found, whole or not at all: somebody may be waiting for it."""
+    scratch = path.with_suffix(".part")
+    scratch.write_text(json.dumps(found))
+    os.replace(scratch, path)
+
+
+def write(folder: Path) -> None:
+    """Of each model: a model_dir with the checkpoints of steps 0, 10 and 20, and `<name>.json`."""
+    write_vocabulary(folder)
+    for name in MODELS:
+        losses = trained(name, folder, STEPS)
+        if name == "scopes":
+            shutil.copytree(folder / name, folder / START)
+        leave(folder / (name + ".json"), {"losses": losses, "metrics": evaluated(name, folder)})
+
+
+def read(folder: Path) -> None:
+    """Of model_dirs in `folder`: the metrics, and the losses of training on."""
+    for name in READ_BACK:
+        metrics = evaluated(name, folder)
+        losses = trained(name, folder, STEPS + MORE_STEPS)
+        leave(folder / (name + ".json"), {"losses": losses, "metrics": metrics})
+
+
+if __name__ == "__main__":
+    {"write": write, "read": read}[sys.argv[1]](Path(sys.argv[2]))
