@@ -39,6 +39,21 @@ def is_metric(owner: Any) -> bool:
     return owner is not None and owner.synchronization == "on_read"
 
 
+@dataclasses.dataclass(frozen=True)
+class TfKerasMetric:
+    """Stands for the owner of a variable that a metric of tf_keras asks for: there is no `keras.Variable`."""
+
+    name: str = ""
+    synchronization: str = "on_read"
+    trainable: bool = False
+
+
+def owner_by_request(kwargs: Mapping[str, Any]) -> TfKerasMetric | None:
+    """Who asks for a variable, where that is a metric of tf_keras: read as a sum, and in no collection."""
+    is_summed = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
+    return TfKerasMetric() if is_summed and kwargs.get("collections") == [] else None
+
+
 def is_seed_state(owner: Any) -> bool:
     """Whether a SeedGenerator of Keras owns it."""
     return owner is not None and owner.name == _SEED_STATE
@@ -74,6 +89,7 @@ def spec_of(name: str, kwargs: Mapping[str, Any], owner: Any, *, local_random: b
     local = (
         v1.GraphKeys.LOCAL_VARIABLES in (kwargs.get("collections") or ())
         or is_metric(owner)
+        or is_metric(owner_by_request(kwargs))
         or (local_random and is_seed_state(owner))
     )
     dtype = tf.as_dtype(dtype)

@@ -27,7 +27,7 @@ from runner.keras_bridge import KerasTrace
 from runner.placement import Servers, placement_of
 from runner.ps_bridge import ShardedVariable
 from runner.seeds import seeded
-from runner.variable_spec import VariableSpec, is_metric, is_seed_state, spec_of
+from runner.variable_spec import VariableSpec, is_metric, is_seed_state, owner_by_request, spec_of
 
 v1 = tf.compat.v1
 _KEYS = v1.GraphKeys
@@ -373,7 +373,7 @@ class VariableStore:
                 variable = make(name, kwargs, owner)
             _check_shape(name, variable, kwargs.get("shape") if owner is None else owner.shape)
             _collect(variable, self.specs[name], kwargs.get("collections"))
-            served.requests.setdefault(name, (variable, owner))
+            served.requests.setdefault(name, (variable, owner if owner is not None else owner_by_request(kwargs)))
             return variable
 
         return create

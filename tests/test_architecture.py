@@ -61,6 +61,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("training",),
     # The classic API: a package that the core never imports. `task` loads it by name.
     ("classic.classic_bridge", "classic.names", "classic.installed", "classic.differences"),
+    ("classic.keras_models_bridge",),
     ("classic.install", "classic.source"),
     ("classic",),  # its __init__
     (
