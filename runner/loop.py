@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from runner.agreement import Agreement
 from runner.boundary import Boundary, LoopLength
@@ -20,27 +18,18 @@ from runner.hooks import Every
 from runner.inputs import Feed
 from runner.iterators import iterate
 from runner.journal import Journal, NullJournal
-from runner.position import Position, state_is_exact
+from runner.nan_loss import MAX_ROLLBACKS, NanLoss, NanLossError, first_nan
+from runner.position import Position
 from runner.precision import LossScale
 from runner.preparation import Preparation
 from runner.record import Record
-from runner.report import Progress, format_bytes
-from runner.saving import Saved, Saving
-from runner.snapshots import Snapshot
+from runner.report import Progress
+from runner.run_checkpoints import RunCheckpoints
+from runner.saving import Saving
 from runner.steps import LoopResult
 from runner.types import StepResult
 
 _log = logging.getLogger(__name__)
-
-MAX_ROLLBACKS = 3
-"""How often a run goes back to its last checkpoint because of a loss that is not finite."""
-
-
-class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError):
-    """A loss that is not finite; as tf.estimator's error, with the step and what became NaN in its text."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class TrainingRun:
@@ -80,7 +69,6 @@ class TrainingRun:
         self._model, self._program, self._feed = preparation.model, program, feed
         self._iterator, self._position = preparation.iterator, position
         self._config, self._agreement = config, agreement
-        self._saver, self._announced = saving, False
         self._journal, self._progress = journal, progress
         self._hooks, self._session_hooks, self._listeners = preparation.hooks, preparation.session_hooks, listeners
         self._target, self._after_save = target, after_save
@@ -91,21 +79,19 @@ class TrainingRun:
         # To go on after the bad batch, its loop must not have gone on itself.
         ends_at_each = config.nan == "rollback" and program.has_local_losses
         self._length = LoopLength(1 if ends_at_each else config.steps_per_loop)
-        self._save_every = Every(config.save_checkpoints_steps, config.save_checkpoints_secs)
+        save_every = Every(config.save_checkpoints_steps, config.save_checkpoints_secs)
+        self._checkpoints = RunCheckpoints(saving, self._model, feed, journal, save_every, preparation.latest)
         self._summary_every = Every(config.save_summary_steps or None)
         writes_loss = "loss" not in program.summary_names
         self._record = Record(config, journal, summary_writer, progress, first_step=self._step, writes_loss=writes_loss)
         # What only the chief has, splits the loops of all: they call the same functions.
         self._has_summaries = agreement.any(program.has_summaries)
         self._always_splits = agreement.num_workers > 1 and agreement.any(not self._session_hooks.is_empty)
-        self._saved_step: int | None = None
-        self._latest = preparation.latest  # path of the checkpoint to go back to
-        self._rollbacks = 0 if self._latest is None else int(Reader(self._latest).extra().get("rollbacks") or 0)
+        latest = preparation.latest
+        self._rollbacks = 0 if latest is None else int(Reader(latest).extra().get("rollbacks") or 0)
         self._saves_here = False  # by its cadence, whether or not somebody asks it to stop
-        self._saved_at = time.monotonic()
         self._remaining = _remaining_steps(feed, position)
         self._resumed = position.elements > 0
-        self._state_is_exact = state_is_exact(feed)
 
     @property
     def global_step(self) -> int:
@@ -155,14 +141,14 @@ class TrainingRun:
                 if result.num_steps:  # none, when the loop found nothing but the end of the data
                     for hook in self._hooks:
                         hook.after_step(self, result)
-                self._tell(self._saver.poll())
+                self._checkpoints.poll()
                 self._saves_here = self._agree(saves=self._is_save_due(result))
                 if self._saves_here:
                     self._save(asynchronous=self._may_write_beside)
                     self._agree()
             self._end()
         except Exception as error:
-            self._wait_quietly(error)
+            self._checkpoints.settle_before(error)
             raise
         finally:
             self._journal.took("train", self.secs)
@@ -181,16 +167,8 @@ class TrainingRun:
 
         Raises: what went wrong while it was written.
         """
-        self._settle()
+        self._checkpoints.settle()
         self._agreement.sum([])
-
-    def _settle(self) -> None:
-        """As `wait_for_checkpoint`, for this worker."""
-        self._tell(self._saver.poll())
-        if self._saver.is_busy:
-            with self._journal.phase("save"):
-                saved = self._saver.wait()
-            self._tell(saved)
 
     def _agree(self, *, saves: bool = False) -> bool:
         """Agrees with the other workers on what is next. Returns: whether that is to save."""
@@ -200,9 +178,7 @@ class TrainingRun:
         return self._next.saves
 
     def _is_save_due(self, result: StepResult) -> bool:
-        secs = time.monotonic() - self._saved_at
-        due = self._save_every.due(result.first_step - 1, result.last_step, secs)
-        return due and self._step == result.last_step  # else it went back
+        return self._checkpoints.is_due(result) and self._step == result.last_step  # else it went back
 
     @property
     def _may_write_beside(self) -> bool:
@@ -213,7 +189,7 @@ class TrainingRun:
         session = self._session_hooks.session
         for listener in self._listeners:
             listener.before_save(session, self._step)
-        path = self._write_checkpoint(asynchronous=asynchronous, announced=True)
+        path = self._write_checkpoint(asynchronous=asynchronous, is_told=True)
         for listener in self._listeners:
             if listener.after_save(session, self._step):
                 self.request_stop(f"{type(listener).__name__} requested it")
@@ -221,41 +197,12 @@ class TrainingRun:
             call(self)
         return path
 
-    def _write_checkpoint(self, *, asynchronous: bool, announced: bool = False, is_evaluated: bool = False) -> str:
-        """Returns when the values are copied or, where it is not asynchronous, when the checkpoint is durable."""
-        self._settle()  # one at a time
-        extra: dict[str, Any] = {"input": self._position.as_extra(), "evaluate": self._is_evaluated_here()}
+    def _write_checkpoint(self, *, asynchronous: bool, is_told: bool = False, is_evaluated: bool = False) -> str:
+        extra = {"input": self._position.as_extra(), "evaluate": self._is_evaluated_here()}
         extra["rollbacks"] = self._rollbacks
-        snapshot = Snapshot(self._step, self._model.values(), extra)
-        iterators = {self._feed.pipeline: self._iterator} if self._state_is_exact else {}
-        self._announced = announced
-        with self._journal.phase("save"):
-            path = self._saver.begin(snapshot, iterators, asynchronous=asynchronous, is_evaluated=is_evaluated)
-        self._model.has_values_of(path)
-        self._saved_step, self._saved_at, self._latest = self._step, time.monotonic(), path
-        self._tell(self._saver.poll())
-        return path
-
-    def _tell(self, saved: Saved | None) -> None:
-        """Notes a checkpoint that has become durable."""
-        if saved is None or not self._announced:
-            return
-        self._journal.event("checkpoint", **saved.facts)
-        waited = saved.copy_secs + saved.input_secs
-        _log.info(
-            "Saved %s: %s in %.2f s%s",
-            os.path.basename(saved.path),
-            format_bytes(saved.bytes),
-            waited + saved.write_secs,
-            f"; training waited for {waited:.3f} s of it" if saved.asynchronous else "",
+        return self._checkpoints.write(
+            self._step, extra, self._iterator, asynchronous=asynchronous, is_told=is_told, is_evaluated=is_evaluated
         )
-
-    def _wait_quietly(self, error: Exception) -> None:
-        """Lets the checkpoint that is under way become durable before `error` is raised."""
-        try:
-            self._settle()
-        except Exception as other:
-            error.add_note(f"and the last checkpoint was not written: {other}")
 
     def _is_evaluated_here(self) -> bool:
         """Whether an undisturbed run would come to a checkpoint, and so to evaluations, at this step."""
@@ -283,12 +230,12 @@ class TrainingRun:
             self.request_stop("the training input ended")
         if save_first:
             self._write_checkpoint(asynchronous=self._config.save_checkpoints_asynchronously)
-        self._saved_step, self._saved_at = self._step, time.monotonic()
+        self._checkpoints.begin(self._step)
 
     def _end(self) -> None:
         if self._step == self._first_step:
             _log.warning("No step was taken: the training input is empty, or a hook stopped at once.")
-        if self._step != self._saved_step:
+        if self._step != self._checkpoints.saved_step:
             self.save()
         elif self._position.ended:
             # The same values, at the end of the data.
@@ -304,7 +251,7 @@ class TrainingRun:
 
     def _num_steps(self) -> int:
         """Steps of the next loop: it ends at the next boundary of any cadence."""
-        boundaries = [self._save_every, *(hook.every for hook in self._hooks if hasattr(hook, "every"))]
+        boundaries = [self._checkpoints.every, *(hook.every for hook in self._hooks if hasattr(hook, "every"))]
         boundaries += [self._session_hooks.every]
         if self._has_summaries:
             boundaries.append(self._summary_every)
@@ -405,50 +352,39 @@ class TrainingRun:
         if scale.is_exhausted:
             raise NanLossError(
                 f"no loss scale makes the gradients finite at step {self._step + 1} (train.precision=mixed_float16): "
-                f"they are not finite by themselves. The last checkpoint is of step {self._saved_step}."
+                f"they are not finite by themselves. The last checkpoint is of step {self._checkpoints.saved_step}."
             )
 
     def _stop_at_nan(self, result: StepResult) -> None:
-        bad = np.flatnonzero(~np.isfinite(result.losses))
-        if self._config.nan == "ignore" or not bad.size:
+        found = None if self._config.nan == "ignore" else first_nan(result, self._advance)
+        if found is None:
             return
-        # The loop ends with that step, but for those that learn of it only afterwards (has_local_losses).
-        step, loss = result.first_step + (int(bad[0]) + 1) * self._advance - 1, result.losses[bad[0]]
-        names = self._model.not_finite()
-        held = (
-            f"After it these variables hold values that are not finite: {', '.join(names)}."
-            if names
-            else ("All variables are still finite.")
-        )
-        self._journal.event("nan", step=step, loss=str(loss), variables=names)
+        nan = NanLoss(*found, self._model.not_finite())
+        self._journal.event("nan", step=nan.step, loss=str(nan.loss), variables=nan.variables)
         if self._config.nan == "rollback" and self._rollbacks < MAX_ROLLBACKS:
-            self._roll_back(step, loss)
-            return
-        if not self._fail_at_nan:
-            _log.warning("The loss became %s at step %d. %s", loss, step, held)
+            self._roll_back(nan)
+        elif self._fail_at_nan:
+            raise nan.error(self._checkpoints.saved_step, self._rollbacks)
+        else:
+            _log.warning("The loss became %s at step %d. %s", nan.loss, nan.step, nan.held)
             self.request_stop("the loss is not finite")
-            return
-        raise NanLossError(
-            f"the loss became {loss} at step {step}. {held} "
-            f"The last checkpoint is of step {self._saved_step}; train.nan=ignore (RunConfig(nan='ignore')) trains on."
-            + (f" It was gone back to {self._rollbacks} times already." if self._rollbacks else "")
-        )
 
-    def _roll_back(self, step: int, loss: float) -> None:
+    def _roll_back(self, nan: NanLoss) -> None:
         """Gives the variables the values of the last checkpoint; the input goes on after the bad batch.
 
         A run that is resumed does the same: it comes to the bad batch again, and the count is in the checkpoint.
         """
-        assert self._latest is not None
+        latest = self._checkpoints.latest
+        assert latest is not None
         self.wait_for_checkpoint()
         self._rollbacks += 1
-        self._model.restore(self._latest)
+        self._model.restore(latest)
         self._step = self._model.store.global_step
-        self._journal.event("rollback", step=step, back_to=self._step, count=self._rollbacks)
+        self._journal.event("rollback", step=nan.step, back_to=self._step, count=self._rollbacks)
         _log.warning(
             "The loss became %s at step %d: back to step %d, and on with the batches that follow the bad one "
             "(rollback %d of at most %d).",
-            loss, step, self._step, self._rollbacks, MAX_ROLLBACKS,
+            nan.loss, nan.step, self._step, self._rollbacks, MAX_ROLLBACKS,
         )  # fmt: skip
 
 

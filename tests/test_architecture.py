@@ -29,7 +29,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("seeds", "vocabularies"),
     ("mlflow_model",),
     ("outcome", "stopping", "curves", "randomness", "retention", "divided", "snapshots"),
-    ("gang", "variable_bridge", "sharding", "gradients", "metrics", "shipping", "checkpoints", "predictions", "errors"),
+    ("gang", "variable_bridge", "sharding", "gradients", "nan_loss", "metrics"),
+    ("shipping", "checkpoints", "predictions", "errors"),
     ("agreement", "damage", "record", "restarts", "placement", "spread"),
     ("boundary", "peers", "spares", "input_states"),
     ("tasks", "saving"),
@@ -51,6 +52,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("range_loop", "range_evaluation"),
     ("model", "export"),
     ("preparation", "inspection"),
+    ("run_checkpoints",),
     ("loop", "model_summary"),
     ("evaluation", "exporting", "exporters"),
     # 5
