@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import Container, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
+from runner.config_trees import ConfigError as ConfigError
+from runner.config_trees import as_yaml as as_yaml
+from runner.config_trees import flatten as flatten
+from runner.config_trees import read as read
 from runner.files import write_atomically
 from runner.masking import secrets_of
 
@@ -44,10 +46,6 @@ CLUSTER_STRATEGIES = ("multi_worker", "parameter_server")
 """Those that train with several processes."""
 CLUSTER_COMMANDS = ("train_and_evaluate", "train", "evaluate")
 """Those that all these processes take part in; the others run in one."""
-
-
-class ConfigError(ValueError):
-    """The config is wrong; the message names the key, the value, what is allowed and the nearest valid name."""
 
 
 def _setting(
@@ -390,11 +388,6 @@ def to_tree(config: Config) -> dict[str, Any]:
     return tree
 
 
-def as_yaml(tree: Mapping[str, Any]) -> str:
-    """The text of a config file."""
-    return OmegaConf.to_yaml(OmegaConf.create(dict(tree)))
-
-
 def save(config: Config, path: Path) -> None:
     """Writes the config where a child, a rerun or a person reads it; never leaves half a file.
 
@@ -402,36 +395,6 @@ def save(config: Config, path: Path) -> None:
     """
     tree = to_tree(config)
     write_atomically(path, as_yaml(tree), mode=0o600 if secrets_of(tree) else 0o644)
-
-
-def read(path: Path) -> dict[str, Any]:
-    """The tree in a config file that `save` wrote, not checked.
-
-    Raises:
-      ConfigError: it is damaged.
-    """
-    try:
-        tree: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path} holds no config.")
-    return tree
-
-
-def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted key -> value, for what has no nesting (MLflow's parameters). An empty mapping is itself a value."""
-    flat: dict[str, Any] = {}
-
-    def walk(prefix: str, value: Any) -> None:
-        if isinstance(value, Mapping) and value:
-            for key, child in value.items():
-                walk(f"{prefix}.{key}" if prefix else str(key), child)
-        else:
-            flat[prefix] = value
-
-    walk("", tree)
-    return flat
 
 
 def thawed(node: Any) -> Any:

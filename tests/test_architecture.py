@@ -16,7 +16,7 @@ RUNNER = ROOT / "runner"
 LAYERS: tuple[tuple[str, ...], ...] = (
     # 0 plain Python
     ("types", "files", "report", "journal", "user_code", "cluster", "masking", "identity", "garbage", "names"),
-    ("ranking", "output", "step_range", "ending"),
+    ("ranking", "output", "step_range", "ending", "config_trees"),
     ("config", "early_stopping"),  # the schema
     ("export_checks",),
     ("checks", "debugging", "local_cluster", "tf_config", "slurm", "kubernetes", "tpu"),
@@ -100,7 +100,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 WITHOUT_TENSORFLOW = (
     "types", "files", "report", "journal", "user_code", "cluster", "config", "parsing", "launcher", "tracking",
     "shipping", "sweep", "supervisor", "app", "masking", "garbage", "identity", "lock", "saved", "mistakes",
-    "provenance", "outcome", "stopping", "composing", "multirun", "checks", "debugging",
+    "provenance", "outcome", "stopping", "composing", "multirun", "checks", "debugging", "config_trees",
     "names", "dialect", "curves", "predictions", "errors", "task", "ranking", "output", "step_range", "export_checks",
     "manifest", "retention", "local_cluster", "gang", "tf_config", "slurm", "kubernetes", "tpu", "resolvers",
     "cluster_info", "heartbeat", "loopback", "restarts", "tasks", "peers", "peer_run", "spares", "standby", "ending",
