@@ -26,7 +26,7 @@ from runner.record import Record
 from runner.report import Progress
 from runner.run_checkpoints import RunCheckpoints
 from runner.saving import Saving
-from runner.steps import LoopResult
+from runner.step_loop import LoopResult
 from runner.types import StepResult
 
 _log = logging.getLogger(__name__)

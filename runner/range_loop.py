@@ -11,7 +11,7 @@ import tensorflow as tf
 from runner.coordinator import Coordinator, Requests, of_one_element, over_range
 from runner.inputs import Feed
 from runner.spread import Ranges
-from runner.steps import LoopResult
+from runner.step_loop import LoopResult
 
 
 class RangeLoop:

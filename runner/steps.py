@@ -1,4 +1,4 @@
-"""Training on the devices: one step, and the loop around it."""
+"""Training on the devices: one step, traced, and what of it runs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from runner import averages, bridge, compiled, refusals
+from runner import averages, compiled, refusals
 from runner.agreement import agreement_of
 from runner.global_step import advance
 from runner.inputs import Feed, Share
@@ -21,7 +20,7 @@ from runner.operations import operations
 from runner.parts import Cut, PartedStep, trace_cut
 from runner.precision import LossScale, ModelCall
 from runner.run_config import RunConfig
-from runner.sharding import Shares
+from runner.step_loop import Loop
 from runner.traces import Replica, trace_step
 from runner.updates import apply_update, gradients_of, objective
 from runner.variables import VariableStore
@@ -93,27 +92,6 @@ def replica_inputs(feed: Feed, replica: Replica) -> tuple[Any, Any]:
 
 
 # --- training -------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class LoopResult:
-    """What one call of a loop did. Host values.
-
-    Attributes:
-      num_steps: steps taken; fewer than asked for when the data ended or the loss became NaN.
-      losses: `[num_steps]`.
-      examples: examples of those steps, over all replicas of all workers.
-      values: what else was fetched, each stacked `[num_steps, ...]`.
-      data_ended: the input has no further element.
-      repeated_steps: so many of them a coordinator asked for once more, as a worker was lost with them.
-    """
-
-    num_steps: int
-    losses: Any
-    examples: int
-    values: Any
-    data_ended: bool
-    repeated_steps: int = 0
 
 
 class TrainProgram:
@@ -326,99 +304,6 @@ class _Parts:
         loss, *extra = self.function(shares, global_count)
         loss.set_shape([])
         return [loss, *extra]
-
-
-class Loop:
-    """`for _ in range(n)` around a training step, inside one graph, with one read by the host.
-
-    Args:
-      meets_others: there are collectives with other processes in the step.
-    """
-
-    def __init__(self, step: _Step | _Parts, feed: Feed, *, stop_at_nan: bool, meets_others: bool) -> None:
-        self._step, self._feed, self._stop_at_nan = step, feed, stop_at_nan
-        # All iterations share the key of a collective (TensorFlow 2.21). Where nothing in an iteration waits for the
-        # one before, as with train_op=, the next one would start it while it is under way: workers then hang.
-        self._parallel_iterations = 1 if meets_others else 10
-        self._bounded = tf.function(functools.partial(self._run, ends=False), autograph=False)
-        self._ending = tf.function(functools.partial(self._run, ends=True), autograph=False)
-
-    def __call__(self, iterator: Any, num_steps: int, *, may_end: bool) -> LoopResult:
-        """Takes up to `num_steps` steps.
-
-        Args:
-          may_end: the input may have fewer elements than that; costs a little more for each step.
-        """
-        run = self._ending if may_end else self._bounded
-        try:
-            with bridge.optimised_once(), compiled.explained():
-                result = run(iterator, tf.constant(num_steps))
-        except tf.errors.OutOfRangeError:
-            if not self._feed.ends_together:
-                raise
-            return LoopResult(0, np.zeros(0), 0, [], data_ended=True)  # there is no example at all, not for anybody
-        taken = int(result["taken"])
-        losses, *values = (value.numpy()[:taken] for value in result["stacked"])
-        return LoopResult(
-            num_steps=taken,
-            losses=losses,
-            examples=int(result["examples"]),
-            values=values,
-            data_ended=bool(result["ended"]),
-        )
-
-    def trace(self, iterator: Any) -> None:
-        """Builds the loop over an iterator like this one, without a step."""
-        self._bounded.get_concrete_function(iterator, tf.TensorSpec([], tf.int32))
-
-    def _run(self, iterator: Any, num_steps: tf.Tensor, *, ends: bool) -> dict[str, Any]:
-        arrays = tuple(tf.TensorArray(spec.dtype, num_steps, element_shape=spec.shape) for spec in self._step.specs)
-
-        def running(taken: tf.Tensor, examples: tf.Tensor, ended: tf.Tensor, fine: tf.Tensor, *_: Any) -> tf.Tensor:
-            return (taken < num_steps) & fine & ~ended
-
-        def step_of(element: Any, taken: tf.Tensor, examples: tf.Tensor, arrays: Sequence[Any]) -> Any:
-            shares = self._feed.shares(element, iterator)
-            return step(shares, self._feed.global_count(element, shares), taken, examples, arrays)
-
-        def step(
-            shares: Shares, global_count: tf.Tensor, taken: tf.Tensor, examples: tf.Tensor, arrays: Sequence[Any]
-        ) -> Any:
-            outputs = self._step(shares, global_count)
-            fine = tf.math.is_finite(outputs[0]) if self._stop_at_nan else tf.constant(True)
-            examples += global_count
-            arrays = [array.write(taken, value) for array, value in zip(arrays, outputs, strict=True)]
-            return (taken + 1, examples, tf.constant(False), fine, *arrays)
-
-        def body(taken: tf.Tensor, examples: tf.Tensor, ended: tf.Tensor, fine: tf.Tensor, *arrays: Any) -> Any:
-            if self._feed.ends_together:
-                element = next(iterator)
-                shares = self._feed.shares(element, iterator)
-                count = self._feed.global_count(element, shares)
-                return tf.cond(
-                    count > 0,
-                    lambda: step(shares, count, taken, examples, arrays),
-                    lambda: (taken, examples, tf.constant(True), fine, *arrays),
-                )
-            if not ends:
-                return step_of(next(iterator), taken, examples, arrays)
-            element = iterator.get_next_as_optional()
-            return tf.cond(
-                element.has_value(),
-                lambda: step_of(element.get_value(), taken, examples, arrays),
-                lambda: (taken, examples, tf.constant(True), fine, *arrays),
-            )
-
-        initial = (tf.constant(0), tf.constant(0, tf.int64), tf.constant(False), tf.constant(True), *arrays)
-        taken, examples, ended, _, *arrays = tf.while_loop(
-            running, body, initial, parallel_iterations=self._parallel_iterations
-        )
-        return {
-            "taken": taken,
-            "examples": examples,
-            "ended": ended,
-            "stacked": [array.stack() for array in arrays],
-        }
 
 
 def _v2_summaries() -> list[tf.Operation]:

@@ -46,7 +46,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("traces", "precision", "rates", "export_outputs"),
     ("averages", "global_step", "refusals", "flops", "receivers"),
     ("updates", "export_graph"),
-    ("parts",),
+    ("parts", "step_loop"),
     ("session_hooks", "steps", "warm_start"),
     ("inference", "passes", "scaffold", "coordinator", "export_values"),
     ("range_loop", "range_evaluation"),
