@@ -201,9 +201,12 @@ def supervised(tmp_path: Path, code: str, tracking_uri: str | None = None) -> su
     return process
 
 
+# As the real one, it only notes the signal where it comes: a second one may interrupt the first.
 SAVES = (
-    "def save(*a):\n    journal.event('result', global_step=3, checkpoint='c'); sys.exit(3)\n"
-    "signal.signal(signal.SIGTERM, save); Path('ready').touch(); time.sleep(60)"
+    "asked = []\n"
+    "signal.signal(signal.SIGTERM, lambda *a: asked.append(a)); Path('ready').touch()\n"
+    "while not asked: time.sleep(0.02)\n"
+    "journal.event('result', global_step=3, checkpoint='c'); sys.exit(3)\n"
 )
 IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN); Path('ready').touch(); time.sleep(60)"
 
@@ -334,7 +337,7 @@ def test_an_interrupted_run_says_how_to_go_on(
 
 
 def test_a_closed_terminal_lets_the_task_save_though_it_says_so_twice(tmp_path: Path) -> None:
-    slow = SAVES.replace("def save(*a):\n", "def save(*a):\n    time.sleep(0.5)\n")
+    slow = SAVES.replace("journal.event(", "time.sleep(0.5); journal.event(")
     process = supervised(tmp_path, slow)
     process.send_signal(signal.SIGHUP)
     process.send_signal(signal.SIGHUP)
