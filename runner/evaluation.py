@@ -139,7 +139,7 @@ def of_chief_alone(evaluate: Callable[[], dict[str, Any]], agreement: Agreement)
     given_up, scalars = json.loads(agreement.text_of_chief(json.dumps([given_up, metrics.scalars(found)])))
     if given_up:
         raise Interrupted(given_up)
-    return found or scalars
+    return found or {name: int(value) if name == "global_step" else value for name, value in scalars.items()}
 
 
 def run(program: EvalProgram, iterator: Any, steps: float, one_pass: Pass, agreement: Agreement) -> Counted:

@@ -107,6 +107,24 @@ def test_an_evaluator_and_a_parameter_server_do_not_train(kind: str, tmp_path: P
         Estimator(dense, str(tmp_path), config).train(batches(), steps=1)
 
 
+def test_a_cluster_without_a_strategy_is_refused(tmp_path: Path) -> None:
+    """tf.estimator trained between graphs there, by its worker processes and servers."""
+    cluster = '{"cluster": {"chief": ["a:1"], "worker": ["b:2"], "ps": ["c:3"]}, "task": {"type": "chief", "index": 0}}'
+    estimator = Estimator(dense, str(tmp_path), RunConfig(tf_config=cluster))
+    with pytest.raises(
+        ValueError, match="a cluster of 2 workers and 1 parameter servers, and RunConfig has no train_d"
+    ):
+        estimator.train(batches(), steps=1)
+    with pytest.raises(ValueError, match="which are gone. Use tf.distribute.MultiWorkerMirroredStrategy"):
+        RunConfig(train_distribute=object.__new__(tf.distribute.experimental.ParameterServerStrategy))
+
+
+def test_the_model_fn_is_there_with_its_params(trained: Estimator) -> None:
+    with tf.Graph().as_default():
+        spec = trained.model_fn({"x": tf.zeros([1, 2])}, tf.zeros([1, 1]), "infer")
+    assert set(spec.predictions) == {"y"}
+
+
 def test_what_is_logged_has_tf_estimators_words(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = RunConfig(log_step_count_steps=2, save_checkpoints_steps=4)
     logger = tf.get_logger()

@@ -57,4 +57,15 @@ class Estimator(estimator.Estimator):
                 f"Estimator.train: TF_CONFIG says that this process is the {task_type}, which does not train. "
                 "train_and_evaluate does what each process has to do."
             )
+        if isinstance(self.config, RunConfig):
+            self.config.check_strategy()
         return super().train_run(input_fn, hooks, *args, **kwargs)
+
+    @property
+    def model_fn(self) -> Callable[..., Any]:
+        """The function with its params: takes features, labels, mode and, if it wants to, config."""
+
+        def model_fn(features: Any, labels: Any, mode: str, config: Any = None) -> Any:
+            return self._model_fn(features, labels, mode)
+
+        return model_fn

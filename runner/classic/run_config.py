@@ -30,6 +30,11 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Any, str]] = {
 }
 """Argument that is taken and does nothing -> (its default, why)."""
 
+_SERVERS = (
+    "Use tf.distribute.MultiWorkerMirroredStrategy as train_distribute, or start each process as "
+    "`python -m runner strategy=parameter_server` with the same TF_CONFIG."
+)
+
 _EXTRA = (*_WITHOUT_EFFECT, "tf_config")
 
 
@@ -87,6 +92,8 @@ class RunConfig(run_config.RunConfig):
         _check_extra(extra)
         train_distribute, eval_distribute = _strategies(train_distribute, eval_distribute, experimental_distribute)
         place = _place(extra["tf_config"], has_strategy=train_distribute is not None)
+        if place.is_evaluator:  # it has no part in what the others train with
+            train_distribute = None
         engine.setdefault("cluster", place)
         engine.setdefault("has_evaluator", "evaluator" in place.tasks and not place.is_evaluator)
         super().__init__(
@@ -179,6 +186,14 @@ class RunConfig(run_config.RunConfig):
         before = {"chief": (), "worker": ("chief",), "ps": ("chief", "worker")}[self.cluster.task_type]
         return sum(len(self.cluster.tasks.get(kind, ())) for kind in before) + self.cluster.task_index
 
+    def check_strategy(self) -> None:
+        """Raises: ValueError: several processes would each train a model of their own in one model_dir."""
+        if self.train_distribute is None and self.cluster.num_workers + self.cluster.num_ps > 1:
+            raise ValueError(
+                f"TF_CONFIG names a cluster of {self.cluster.num_workers} workers and {self.cluster.num_ps} parameter "
+                f"servers, and RunConfig has no train_distribute. {_SERVERS}"
+            )
+
     def say_without_effect(self) -> None:
         """Logs which arguments were given and do nothing here."""
         for name, (default, why) in _WITHOUT_EFFECT.items():
@@ -237,6 +252,12 @@ def _model_dir(given: Any, of_environment: str | None) -> str | None:
 
 def _strategies(train: Any, evaluation: Any, both: Any) -> tuple[Any, Any]:
     """The strategies, also where they come as an `experimental_distribute`."""
+    for strategy in (train, evaluation):
+        if isinstance(strategy, tf.compat.v1.distribute.experimental.ParameterServerStrategy):
+            raise ValueError(
+                "tf.compat.v1.distribute.experimental.ParameterServerStrategy trained between graphs, which are gone. "
+                f"{_SERVERS}"
+            )
     if both is None:
         return train, evaluation
     if getattr(both, "remote_cluster", None):
