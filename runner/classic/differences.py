@@ -82,9 +82,16 @@ RULES: tuple[Rule, ...] = (
     # --- differs
     Rule(
         DIFFERS,
-        ("disable_v2_behavior", "disable_eager_execution", "disable_control_flow_v2", "disable_resource_variables"),
-        "it has no effect, and the log says so: model_fn is traced as a TensorFlow 1 graph anyway; a session beside it "
-        "needs a graph of its own around it: with tf.Graph().as_default()",
+        (
+            "disable_v2_behavior",
+            "disable_v2_tensorshape",
+            "disable_eager_execution",
+            "disable_control_flow_v2",
+            "disable_resource_variables",
+            "disable_tensor_equality",
+        ),
+        "it has an effect in model_fn alone, and the log says so: that is traced as a TensorFlow 1 graph anyway; a session "
+        "beside it needs a graph of its own around it: with tf.Graph().as_default()",
     ),
     Rule(
         DIFFERS,
