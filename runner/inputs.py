@@ -256,7 +256,7 @@ def _call(source: Input, plan: Plan, mode: str, params: Mapping[str, Any], confi
         offered["num_epochs"] = num_epochs
     arguments = {name: offered[name] for name in _declared(source.fn) if name in offered}
     try:
-        return one_shot.call(lambda: source.fn(**arguments), _describe(source.fn))
+        return one_shot.call(lambda: source.fn(**arguments), _describe(source.fn), training=mode == "train")
     except Exception as error:
         with_what = ", ".join(arguments) or "nothing"
         error.add_note(f"in {_describe(source.fn)}, called for {_BLOCKS[mode]} with {with_what}")

@@ -14,10 +14,14 @@ from typing import Any
 import tensorflow as tf
 
 from runner import v1_bridge
+from runner.operations import KERNEL_RANDOM, has_effect
 
 
-def call(fn: Callable[[], Any], name: str) -> Any:
+def call(fn: Callable[[], Any], name: str, *, training: bool) -> Any:
     """What `fn` returns; where that is made of elements of v1 iterators, a dataset of what it makes of each.
+
+    In training, tensors that are drawn at random (or read, or come from Python) are a dataset without end, too: a graph
+    of TF 1 drew them anew for each step.
 
     Args:
       name: of the input function, for messages.
@@ -28,8 +32,10 @@ def call(fn: Callable[[], Any], name: str) -> Any:
     taken: list[_Iterator] = []
     with v1_bridge.iterators_made_by(lambda dataset: _Iterator(dataset, taken)):
         result = fn()
-    if not taken or isinstance(result, tf.data.Dataset):
+    if isinstance(result, tf.data.Dataset):
         return result
+    if not taken:
+        return _drawn(fn) if training and _may_change(fn, result) else result
     twice = len({id(iterator) for iterator in taken}) < len(taken)
     if twice:
         raise ValueError(
@@ -46,6 +52,26 @@ def call(fn: Callable[[], Any], name: str) -> Any:
         return made if isinstance(made, tuple) else (tuple(made) if isinstance(made, list) else made)
 
     return tf.data.Dataset.zip(datasets).map(rest)
+
+
+def _may_change(fn: Callable[[], Any], result: Any) -> bool:
+    """Whether the tensors that `fn` returned would be others in the next step of a session."""
+    if not any(tf.is_tensor(leaf) for leaf in tf.nest.flatten(result, expand_composites=True)):
+        return False
+    try:
+        graph = tf.function(lambda: tf.nest.flatten(fn()), autograph=False).get_concrete_function().graph
+    except Exception:  # what only runs eagerly gives what it gave
+        return False
+    return any(has_effect(operation) or operation.type in KERNEL_RANDOM for operation in graph.get_operations())
+
+
+@tf.autograph.experimental.do_not_convert
+def _drawn(fn: Callable[[], Any]) -> tf.data.Dataset:
+    def draw(_: Any) -> Any:
+        made = fn()
+        return tuple(made) if isinstance(made, list) else made
+
+    return tf.data.Dataset.from_tensors(0).repeat().map(tf.autograph.experimental.do_not_convert(draw))
 
 
 class _Iterator:

@@ -120,6 +120,21 @@ def test_two_elements_of_one_iterator_are_refused() -> None:
         feed(input_fn)
 
 
+def test_tensors_that_are_drawn_are_new_in_each_step_of_training() -> None:
+    def drawn() -> Any:
+        x = tf.random.uniform([4, 1])
+        return {"x": x}, 2 * x
+
+    def constant() -> Any:
+        return tf.constant([[1.0]]), tf.constant([[2.0]])
+
+    (first, _), (second, labels) = list(feed(drawn).dataset.take(2).as_numpy_iterator())
+    assert not np.array_equal(first["x"], second["x"])
+    np.testing.assert_array_equal(labels, 2 * second["x"])
+    assert [x.tolist() for x, _ in feed(constant).dataset.take(2).as_numpy_iterator()] == [[[1.0]], [[1.0]]]
+    assert len(list(feed(drawn, "eval").dataset.as_numpy_iterator())) == 1
+
+
 def test_an_iterator_divides_over_replicas_and_resumes(tmp_path: Path) -> None:
     def input_fn() -> Any:
         return tf.data.make_one_shot_iterator(batches(3)()).get_next()

@@ -90,8 +90,8 @@ RULES: tuple[Rule, ...] = (
             "disable_resource_variables",
             "disable_tensor_equality",
         ),
-        "it has an effect in model_fn alone, and the log says so: that is traced as a TensorFlow 1 graph anyway; a session "
-        "beside it needs a graph of its own around it: with tf.Graph().as_default()",
+        "it has an effect in model_fn alone, and the log says so: that is traced as a TensorFlow 1 graph anyway; a "
+        "session beside it needs a graph of its own around it: with tf.Graph().as_default()",
     ),
     Rule(
         DIFFERS,
@@ -122,14 +122,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         DIFFERS,
         ("train.Scaffold",),
-        "init_fn runs before the first step of a new model; saver, init_op, ready_op, local_init_op and summary_op "
-        "have no effect, and the log says so",
+        "init_op, init_fn and local_init_op run; saver, ready_op and summary_op have no effect, and the log says so",
     ),
     Rule(
         DIFFERS,
         ("estimator.EvalSpec",),
-        "without steps=, 100 batches are evaluated, as in tf.estimator; a batch is now one of all replicas together. "
-        "steps=None evaluates every example, once",
+        "without steps=, 100 batches are evaluated, as in tf.estimator; steps=None evaluates every example, once, with "
+        "RunConfig(eval_distribute=) too",
         without="steps",
         num_arguments=2,
     ),
@@ -158,8 +157,8 @@ RULES: tuple[Rule, ...] = (
                 *("stop_if_higher_hook", "stop_if_lower_hook", "stop_if_no_increase_hook", "stop_if_no_decrease_hook"),
             )
         ),
-        "it works under every strategy, and nothing of it is in the checkpoint: a run that was stopped early can be "
-        "trained on",
+        "it works under every strategy, and nothing of it is in the checkpoint: a run that was stopped early stays so "
+        "with it, and can be trained on without",
     ),
     Rule(
         DIFFERS,
