@@ -42,6 +42,8 @@ result, exports = tf.estimator.train_and_evaluate(
     classifier,
     train_spec=tf.estimator.TrainSpec(input_fn=input_fn, max_steps=20, saving_listeners=[Listener()]),
     eval_spec=tf.estimator.EvalSpec(input_fn=input_fn))
+direct = classifier.evaluate(input_fn, name="direct")
+print("DIRECT", direct == result, classifier.latest_checkpoint())
 print("RESULT", config.task_type, config.task_id, config.is_chief, result["global_step"], result["loss"] < 0.5, exports)
 """
 
@@ -49,7 +51,8 @@ print("RESULT", config.task_type, config.task_id, config.is_chief, result["globa
 @pytest.mark.multi_process
 def test_two_workers_train_save_and_evaluate(tmp_path: Path) -> None:
     """tf.estimator left eval_spec and saving_listeners out without an evaluator, and wrote no checkpoint without
-    summaries; each worker but the chief wrote a copy of all of it."""
+    summaries; each worker but the chief wrote a copy of all of it, and could be behind with the latest checkpoint; it
+    refused to evaluate by itself."""
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, "script.py"]
     tasks = [
@@ -64,8 +67,9 @@ def test_two_workers_train_save_and_evaluate(tmp_path: Path) -> None:
         for task in tasks:
             task.kill()
     assert [task.returncode for task in tasks] == [0, 0], said
-    assert said[0][0].splitlines() == ["SAVED 10", "SAVED 20", "RESULT chief 0 True 20 True []"]
-    assert said[1][0].splitlines() == ["RESULT worker 0 False 20 True []"]
+    direct = "DIRECT True run/model.ckpt-20"
+    assert said[0][0].splitlines() == ["SAVED 10", "SAVED 20", direct, "RESULT chief 0 True 20 True []"]
+    assert said[1][0].splitlines() == [direct, "RESULT worker 0 False 20 True []"]
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"model.ckpt-10.index", "model.ckpt-20.index", "eval"} <= names
     assert [name for name in names if name.startswith("tmp_worker")] == []
