@@ -235,6 +235,8 @@ class Estimator(Exporting):
         spec = program.spec
         hooks += [*spec.training_hooks, *(spec.training_chief_hooks if self._is_chief else ())]
         overrides, native, session = split_hooks(hooks)
+        for note in overrides.notes:
+            _log.warning("%s", note)
         session_hooks = SessionHooks(session, program.trace, stop)
         if latest is not None:
             model.restore(latest)

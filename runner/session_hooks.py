@@ -279,6 +279,7 @@ class TrainingOverrides:
       num_steps, last_step: of StopAtStepHook.
       stop_at_nan: of NanTensorHook: whether to fail; None: not given.
       summary_steps, save_steps, save_secs, listeners: of SummarySaverHook and CheckpointSaverHook.
+      notes: on hooks that have no effect.
     """
 
     num_steps: int | None = None
@@ -288,6 +289,7 @@ class TrainingOverrides:
     save_steps: int | None = None
     save_secs: float | None = None
     listeners: tuple[Any, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def and_those_of(self, taken: Mapping[str, Any]) -> TrainingOverrides:
         """With the settings of one more hook: the earliest end counts, listeners add up, the rest replaces."""
@@ -295,7 +297,8 @@ class TrainingOverrides:
         for name in ("num_steps", "last_step"):
             given = [value for value in (getattr(self, name), taken.get(name)) if value is not None]
             changes[name] = min(given, default=None)
-        changes["listeners"] = (*self.listeners, *taken.get("listeners", ()))
+        for name in ("listeners", "notes"):
+            changes[name] = (*getattr(self, name), *taken.get(name, ()))
         return dataclasses.replace(self, **changes)
 
     def nan(self, configured: str) -> str:

@@ -58,8 +58,10 @@ def settings_of_hook(hook: Any) -> dict[str, Any] | None:
     kind = type(hook)
     if kind is v1.train.StopAtStepHook:
         return {"num_steps": hook._num_steps} if hook._num_steps is not None else {"last_step": hook._last_step}
-    if kind in (v1.train.StepCounterHook, v1.train.GlobalStepWaiterHook):  # workers have one step, and need not wait
+    if kind is v1.train.StepCounterHook:
         return {}
+    if kind is v1.train.GlobalStepWaiterHook:
+        return {"notes": ("GlobalStepWaiterHook has no effect: workers take their steps together.",)}
     if kind is v1.train.NanTensorHook:
         return {"stop_at_nan": hook._fail_on_nan_loss}
     if kind is v1.train.SummarySaverHook:

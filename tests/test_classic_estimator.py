@@ -234,6 +234,7 @@ def test_hooks_that_only_look_at_the_ends_keep_the_loop(tmp_path: Path, caplog: 
     Estimator(dense, str(tmp_path)).train(batches(), hooks=[hook, final, waiter], steps=3)
     assert hook.value == 6 and final.final_ops_values == []
     assert "training runs one step per loop" not in caplog.text
+    assert caplog.text.count("GlobalStepWaiterHook has no effect: workers take their steps together.") == 1
 
 
 def test_profiler_hook_profiles_each_nth_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
