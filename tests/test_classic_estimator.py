@@ -141,7 +141,7 @@ def test_what_is_logged_has_tf_estimators_words(tmp_path: Path, caplog: pytest.L
     assert starts == ["loss", "global_step/sec:", "loss", "global_step/sec:", "loss", "Saving", "Loss", "Saving"]
     assert "step = 1" in lines[0] and "step = 4 (" in lines[4]
     assert lines[5] == f"Saving checkpoints for 4 into {tmp_path}/model.ckpt-4."
-    assert lines[7].startswith("Saving dict for global step 4: loss = ") and ", mae = " in lines[7]
+    assert lines[7].startswith("Saving dict for global step 4: global_step = 4, loss = ") and ", mae = " in lines[7]
 
 
 # --- operators of TF 1 ------------------------------------------------------------------------------------------

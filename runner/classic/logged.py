@@ -28,13 +28,13 @@ class LoggedJournal(NullJournal):
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         if "train/loss" in values:
             self._say_loss(step, values["train/loss"])
-        evaluations: dict[str, dict[str, float]] = {}
+        evaluations: dict[str, dict[str, str]] = {}
         for name, value in values.items():
             evaluation, _, metric = name.partition("/")
             if evaluation.startswith("eval"):
-                evaluations.setdefault(evaluation, {})[metric] = value
+                evaluations.setdefault(evaluation, {"global_step": str(step)})[metric] = f"{value:.7g}"
         for metrics in evaluations.values():
-            text = ", ".join(f"{name} = {metrics[name]:.7g}" for name in sorted(metrics))
+            text = ", ".join(f"{name} = {metrics[name]}" for name in sorted(metrics))
             self._logger.info("Saving dict for global step %d: %s", step, text)
 
     def event(self, kind: str, **fields: Any) -> None:
