@@ -180,7 +180,6 @@ def stops(hook: Any) -> bool:
         ("stop_if_higher_hook", ("accuracy", 0.69, None, 3500), False),
         ("stop_if_higher_hook", ("accuracy", 0.69, None, 2000), True),
         ("stop_if_higher_hook", ("accuracy", 0.8, None, 0), False),
-        ("stop_if_higher_hook", ("other", 0.0, None, 0), False),
         ("stop_if_lower_hook", ("loss", 0.4001, None, 0), True),
         ("stop_if_lower_hook", ("loss", 0.4001, None, 3500), False),
         ("stop_if_lower_hook", ("loss", 0.3, None, 0), False),
@@ -197,6 +196,13 @@ def test_early_stopping_hooks_read_what_evaluations_found(
     estimator: Estimator, make: str, arguments: tuple[Any, ...], expected: bool
 ) -> None:
     assert stops(getattr(tf.estimator.experimental, make)(estimator, *arguments)) is expected
+
+
+def test_a_metric_that_no_evaluation_has_is_named(estimator: Estimator, tmp_path: Path) -> None:
+    hook = tf.estimator.experimental.stop_if_higher_hook(estimator, "acuracy", 0.5)
+    with pytest.raises(ValueError, match=r"watches 'acuracy'; the evaluations in .*eval have: accuracy, loss\."):
+        stops(hook)
+    assert not stops(tf.estimator.experimental.stop_if_higher_hook(estimator, "any", 0.5, str(tmp_path / "none_yet")))
 
 
 def test_a_damaged_event_file_is_read_up_to_the_damage(estimator: Estimator) -> None:

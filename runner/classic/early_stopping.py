@@ -136,7 +136,7 @@ def _by_threshold(
     eval_dir = eval_dir or estimator.eval_dir()
 
     def should_stop() -> bool:
-        for step, metrics in read_eval_metrics(eval_dir).items():
+        for step, metrics in _evaluations_of(metric, eval_dir).items():
             if step >= min_steps and metric in metrics and passes(metrics[metric], threshold):
                 _log.info("%s is %g at step %d, %s %g: training ends.", metric, metrics[metric], step, word, threshold)
                 return True
@@ -153,7 +153,7 @@ def _by_improvement(
 
     def should_stop() -> bool:
         best: tuple[int, float] | None = None
-        for step, metrics in read_eval_metrics(eval_dir).items():
+        for step, metrics in _evaluations_of(metric, eval_dir).items():
             if step < min_steps or metric not in metrics:
                 continue
             if best is None or is_better(metrics[metric], best[1]):
@@ -164,6 +164,16 @@ def _by_improvement(
         return False
 
     return make_early_stopping_hook(estimator, should_stop, run_every_secs, run_every_steps)
+
+
+def _evaluations_of(metric: str, eval_dir: str) -> Mapping[int, Mapping[str, float]]:
+    """As `read_eval_metrics`. Raises: ValueError: there are evaluations, and none has `metric`."""
+    found = read_eval_metrics(eval_dir)
+    there = sorted({name for metrics in found.values() for name in metrics})
+    if there and metric not in there:
+        raise ValueError(f"an early stopping hook watches {metric!r}; the evaluations in {eval_dir} have: "
+                         f"{', '.join(there)}.")  # fmt: skip
+    return found
 
 
 def _events(path: str) -> Any:
