@@ -79,6 +79,9 @@ def build_graph(
             signatures = signatures_of(
                 outputs, receiver.receiver_tensors, receiver.receiver_tensors_alternatives, otherwise
             )
+        if not receiver.asks_for_all:
+            for signature in signatures.values():
+                _leave_out_unused(graph, signature)
         return _cut(graph, made, signatures, train_op, _initializers(spec))
 
 
@@ -279,6 +282,18 @@ def _cut(
     )
 
 
+def _leave_out_unused(graph: tf.Graph, signature: Any) -> None:
+    """Removes the inputs that no output depends on; who asks would have to make them up."""
+    used = set(needed(graph, operations(map(graph.as_graph_element, _names_of(signature.outputs.values())))))
+    unused = [
+        name
+        for name, info in signature.inputs.items()
+        if not used.intersection(operations(map(graph.as_graph_element, _names_of([info]))))
+    ]
+    for name in unused if len(unused) < len(signature.inputs) else ():
+        del signature.inputs[name]
+
+
 def _specs(made: _Made) -> dict[str, VariableSpec]:
     """Name -> what is known of each variable of `saved`."""
     return {
@@ -291,9 +306,13 @@ def _specs(made: _Made) -> dict[str, VariableSpec]:
 
 def _tensor_names(signatures: Mapping[str, Any]) -> list[str]:
     """Names of all tensors in SignatureDefs."""
-    infos = [
+    return _names_of(
         info for signature in signatures.values() for info in (*signature.inputs.values(), *signature.outputs.values())
-    ]
+    )
+
+
+def _names_of(infos: Iterable[Any]) -> list[str]:
+    """Names of the tensors in TensorInfos."""
     names: list[str] = []
     for info in infos:
         kind = info.WhichOneof("encoding")

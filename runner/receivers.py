@@ -43,9 +43,17 @@ class ServingInputReceiver:
         }
 
     labels: Any = None
+    asks_for_all = True
+    """Whether a signature asks for inputs that its outputs do not depend on, as those of tf.estimator did."""
 
     def _checked_features(self, features: Any) -> Any:
         return _checked(features, _SINGLE_FEATURE, "features")
+
+
+class _OfInput(ServingInputReceiver):
+    """Made of all that an input function gives, of which the model may use a part."""
+
+    asks_for_all = False
 
 
 class TensorServingInputReceiver(ServingInputReceiver):
@@ -76,6 +84,7 @@ class SupervisedInputReceiver:
     """
 
     receiver_tensors_alternatives: Mapping[str, Any] = {}
+    asks_for_all = True
 
     def __init__(self, features: Any, labels: Any, receiver_tensors: Any) -> None:
         self.features = features if _is_tensor(features) else _checked(features, _SINGLE_FEATURE, "features")
@@ -145,7 +154,7 @@ def build_raw_supervised_input_receiver_fn(
 
 
 def receiver_fn_of_spec(features: Any) -> Callable[[], ServingInputReceiver]:
-    """For requests that are what an input function gives: the same features, any number of examples.
+    """For requests that are what an input function gives: those features that the model uses, any number of examples.
 
     Args:
       features: the spec of a batch: of one tensor, whose name is then `input`, or a nest.
@@ -154,7 +163,7 @@ def receiver_fn_of_spec(features: Any) -> Callable[[], ServingInputReceiver]:
     def serving_input_receiver_fn() -> ServingInputReceiver:
         if isinstance(features, Mapping):
             placeholders = _placeholders(features, None, _SINGLE_FEATURE)
-            return ServingInputReceiver(placeholders, placeholders)
+            return _OfInput(placeholders, placeholders)
         if tf.nest.is_nested(features):
             raise ValueError(
                 f"the features of the input are a {type(features).__name__}, whose parts have no names that a request "

@@ -107,7 +107,8 @@ def named(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
 
 
 def named_once(params: Any) -> tf.data.Dataset:
-    return once(params).map(lambda x, y: ({"x": x}, y))
+    """With a feature that the model does not use."""
+    return once(params).map(lambda x, y: ({"x": x, "unused": x}, y))
 
 
 def named_endless(params: Any) -> tf.data.Dataset:
