@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner import checkpoints, evaluation, inference, manifest, metrics, scaffold
+from runner import checkpoints, evaluation, inference, manifest, metrics, prediction, scaffold
 from runner.agreement import Agreement, agreement_of, check_evaluation
 from runner.damage import WholeCheckpoints
 from runner.exporting import Exporting
@@ -362,22 +362,10 @@ class Estimator(Exporting):
         program = model.predict_program(feed)
         with self._restored(model, path):
             one_pass = self._pass([*hooks, *program.spec.prediction_hooks], program, model.store.global_step, "predict")
-            one_pass.begin()
-            program.reset()
-            if program.trace.may_write_in_branches:
-                model.has_new_values()  # what runs next reads the checkpoint again
-            seen = 0
-            for count, batch in program.batches(iterate(feed.dataset), one_pass.session):
-                if model.is_stale(path) and not program.trace.may_write_in_branches:
-                    raise RuntimeError(
-                        "the model was trained or restored while predict was under way: call predict again."
-                    )
+            for batch in prediction.batches(model, program, iterate(feed.dataset), path, one_pass):
                 batch = inference.chosen(batch, predict_keys)
-                seen += count
-                one_pass.after_batches(seen)
                 yield from inference.single_examples(batch) if single else [batch]
                 self._show_averages(model, path)  # whoever used the model meanwhile has put the weights back
-            one_pass.end()
 
     @contextlib.contextmanager
     def _restored(self, model: Model, path: str) -> Iterator[None]:

@@ -54,7 +54,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("preparation", "inspection"),
     ("run_checkpoints",),
     ("loop", "model_summary"),
-    ("evaluation", "exporting", "exporters"),
+    ("evaluation", "prediction", "exporting", "exporters"),
     # 5
     ("estimator",),
     ("exports",),
