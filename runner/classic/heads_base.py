@@ -10,6 +10,7 @@ import keras  # before any trace: the runner watches what metrics of Keras write
 import tensorflow as tf
 
 from runner.classic import head_checks as checks
+from runner.classic import summaries
 from runner.classic.optimizers import minimize, optimizer_of
 from runner.export_outputs import ClassificationOutput, PredictOutput
 from runner.model_fn import EstimatorSpec, ModeKeys
@@ -113,9 +114,9 @@ class Head(abc.ABC):
         train_op = _train_op(loss, optimizer, trainable_variables, train_op_fn, update_ops)
         self._summarise(labels, logits, features)
         if self.name is not None:
-            v1.summary.scalar(self._key("loss"), loss)
+            summaries.scalar(self._key("loss"), loss)
         if regularization_losses is not None:
-            v1.summary.scalar(self._key("regularization_loss"), tf.add_n(list(regularization_losses)))
+            summaries.scalar(self._key("regularization_loss"), tf.add_n(list(regularization_losses)))
         return EstimatorSpec(mode, predictions, loss, train_op=train_op)
 
     def _summarise(self, labels: Any, logits: Any, features: Any) -> None:  # noqa: B027
@@ -197,7 +198,7 @@ class HeadOfOne(Head):
             logits = checks.checked_logits(logits, self.logits_dimension)
             losses = self._all_losses(self._labels(labels, logits), logits, features)
             average = checks.reduced(losses, self._weights(features, logits), "weighted_mean")
-            v1.summary.scalar(self._key("average_loss"), average)
+            summaries.scalar(self._key("average_loss"), average)
 
     def loss(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.classic import layers
+from runner.classic import layers, summaries
 from runner.model_fn import ModeKeys
 
 v1 = tf.compat.v1
@@ -123,18 +123,18 @@ def linear_logits(
     )
     *weights, bias = map(tf.convert_to_tensor, variables)
     if units > 1:
-        v1.summary.histogram("bias", bias)
+        summaries.histogram("bias", bias)
     else:
-        v1.summary.scalar("bias", bias[0])
+        summaries.scalar("bias", bias[0])
     flat = tf.concat([tf.reshape(weight, [-1]) for weight in weights], 0)
-    v1.summary.scalar("fraction_of_zero_weights", tf.math.zero_fraction(flat))
+    summaries.scalar("fraction_of_zero_weights", tf.math.zero_fraction(flat))
     return logits
 
 
 def summarise(values: tf.Tensor, name: str) -> None:
     """The summaries that tf.estimator wrote of each layer."""
-    v1.summary.scalar(f"{name}/fraction_of_zero_values", tf.math.zero_fraction(values))
-    v1.summary.histogram(f"{name}/activation", values)
+    summaries.scalar(f"{name}/fraction_of_zero_values", tf.math.zero_fraction(values))
+    summaries.histogram(f"{name}/activation", values)
 
 
 def _check_units(units: int) -> None:

@@ -85,11 +85,22 @@ def minimize(optimizer: Any, loss: tf.Tensor, variables: Sequence[Any] | None = 
     if isinstance(optimizer, KerasNamed):
         optimizer.count_by(global_step if counts else None)
     if isinstance(optimizer, v1.train.Optimizer):
-        return optimizer.minimize(loss, global_step if counts else None, var_list=variables)
-    pairs = zip(tf.gradients(loss, variables), variables, strict=True)
-    pairs_with_gradient = [(gradient, one) for gradient, one in pairs if gradient is not None]
-    optimizer.apply(*map(list, zip(*pairs_with_gradient, strict=True)))  # the runner finds its writes
-    return global_step.assign_add(1, read_value=False) if counts else tf.no_op()
+        # Without the global step: over several processes it would stay in a collection as what the next optimizer of
+        # the step is compared with, and a variable cannot be compared with an operation (TensorFlow 2.21).
+        updated = optimizer.minimize(loss, var_list=variables)
+    else:
+        updated = _apply(optimizer, tf.gradients(loss, variables), variables)
+    if not counts:
+        return updated
+    with tf.control_dependencies([updated]):
+        return tf.group(global_step.assign_add(1, read_value=False))
+
+
+def _apply(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
+    """The update of an optimizer of Keras 3. What it writes is found by the runner; it has no operation to return."""
+    pairs = [(gradient, one) for gradient, one in zip(gradients, variables, strict=True) if gradient is not None]
+    optimizer.apply([gradient for gradient, _ in pairs], [one for _, one in pairs])
+    return tf.no_op()
 
 
 def _named_as_before(optimizer: Any) -> Any:

@@ -1,0 +1,75 @@
+"""The premade models as model functions for a config: `model=linear`, `model=dnn`, `model=wide_deep`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runner.classic.column_specs import Columns
+from runner.classic.heads_base import Head
+from runner.classic.heads_classes import binary_or_multi_class_head
+from runner.classic.heads_regression import regression_head
+from runner.classic.optimizers import optimizer_of
+from runner.classic.premade import V2, Deep, Wide, combined_model_fn, dnn_model_fn, linear_model_fn
+from runner.model_fn import EstimatorSpec
+from runner.types import Params
+
+
+def linear(features: Any, labels: Any, mode: str, params: Params) -> EstimatorSpec:
+    """A linear model of feature columns.
+
+    Args:
+      params: columns (see `Columns`), wide (names of the columns that are used; None: all), n_classes (None:
+        regression, of label_dimension numbers), weight_column, label_vocabulary, optimizer, learning_rate,
+        sparse_combiner.
+    """
+    wide = Wide(Columns(params.columns).chosen(params.wide, "model.params.wide"), params.sparse_combiner)
+    optimizer = optimizer_of(params.optimizer, params.learning_rate)
+    return linear_model_fn(_head(params), wide, optimizer, V2)(features, labels, mode)
+
+
+def dnn(features: Any, labels: Any, mode: str, params: Params) -> EstimatorSpec:
+    """A network over feature columns.
+
+    Args:
+      params: as of `linear`, with deep in place of wide; hidden_units, activation, dropout, batch_norm.
+    """
+    optimizer = optimizer_of(params.optimizer, params.learning_rate)
+    return dnn_model_fn(_head(params), _deep(params, Columns(params.columns)), optimizer, V2)(features, labels, mode)
+
+
+def wide_deep(features: Any, labels: Any, mode: str, params: Params) -> EstimatorSpec:
+    """A linear model and a network, whose logits are added.
+
+    Args:
+      params: as of `linear` and `dnn`; the optimizer of each part is wide_optimizer with wide_learning_rate, and
+        deep_optimizer with deep_learning_rate.
+    """
+    columns = Columns(params.columns)
+    wide = Wide(columns.chosen(params.wide, "model.params.wide"), params.sparse_combiner)
+    model_fn = combined_model_fn(
+        _head(params),
+        wide,
+        optimizer_of(params.wide_optimizer, params.wide_learning_rate),
+        _deep(params, columns),
+        optimizer_of(params.deep_optimizer, params.deep_learning_rate),
+        V2,
+    )
+    return model_fn(features, labels, mode)
+
+
+def _deep(params: Params, columns: Columns) -> Deep:
+    return Deep(
+        hidden_units=list(params.hidden_units),
+        feature_columns=columns.chosen(params.deep, "model.params.deep"),
+        activation_fn=params.activation,
+        dropout=params.dropout,
+        batch_norm=params.batch_norm,
+    )
+
+
+def _head(params: Params) -> Head:
+    if params.n_classes is None:
+        return regression_head(params.label_dimension, params.weight_column, "sum_over_batch_size")
+    return binary_or_multi_class_head(
+        params.n_classes, params.weight_column, params.label_vocabulary, "sum_over_batch_size"
+    )
