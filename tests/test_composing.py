@@ -37,8 +37,9 @@ def test_options_in_the_users_conf_are_found_without_flags(tmp_path: Path) -> No
     tree = yaml.safe_load(ask("experiment=night", "--cfg", "job", cwd=tmp_path))
     assert tree["model"]["params"] == {"width": 7}
     assert tree["train"]["max_steps"] == 9
-    assert "Did you mean 'mine'? Available: custom, digits, digits_classic, digits_keras_model, mine." in ask(
-        "model=mien", cwd=tmp_path
+    assert (
+        "Did you mean 'mine'? Available: custom, digits, digits_classic, digits_keras_model, dnn, linear, mine, "
+        in ask("model=mien", cwd=tmp_path)
     )
 
 
