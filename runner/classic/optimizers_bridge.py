@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from keras.src.backend.common import global_state
 
 from runner import bridge
 
@@ -20,21 +21,33 @@ def made_apart(make: Callable[[], Any]) -> Any:
     """What `make` returns; the variables that it makes are no part of the model that is being traced.
 
     Optimizers of Keras keep their learning rate in one. Creators of variables belong to a thread, so another makes it.
+    Private: `GLOBAL_STATE_TRACKER`, which counts the names of Keras 3: this optimizer takes none away.
     """
 
     def create(next_creator: Any, **kwargs: Any) -> Any:
+        initial = kwargs["initial_value"]
+        value = initial() if callable(initial) else initial
+        value = tf.get_static_value(value) if tf.is_tensor(value) else value
+        if value is None:
+            raise ValueError(
+                "an optimizer of Keras keeps its learning rate in a variable, which cannot begin with a tensor of the "
+                "graph. Give it a schedule of keras.optimizers.schedules, or give an optimizer of tf.compat.v1.train."
+            )
         made: list[tf.Variable] = []
-
-        def run() -> None:
-            made.append(tf.Variable(kwargs["initial_value"], dtype=kwargs.get("dtype"), trainable=False))
-
-        thread = threading.Thread(target=run)
+        thread = threading.Thread(
+            target=lambda: made.append(tf.Variable(value, dtype=kwargs.get("dtype"), trainable=False))
+        )
         thread.start()
         thread.join()
         return made[0]
 
-    with bridge.creator_scope(create):
-        return make()
+    state = global_state.GLOBAL_STATE_TRACKER
+    global_state.GLOBAL_STATE_TRACKER = threading.local()
+    try:
+        with bridge.creator_scope(create):
+            return make()
+    finally:
+        global_state.GLOBAL_STATE_TRACKER = state
 
 
 def schedule_of(optimizer: Any) -> Callable[[tf.Tensor], Any] | None:
