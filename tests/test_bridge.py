@@ -64,6 +64,11 @@ PRIVATE_NAMES = [
     "keras.src.backend.tensorflow.optimizer:TFOptimizer.assign_sub",
     "keras.src.backend.common.global_state:GLOBAL_STATE_TRACKER",
     "keras.src.losses.loss:scale_loss_for_distribution",
+    "tf_keras.src.backend:tf",
+    "tf_keras.src.engine.functional:tf",
+    "tf_keras.src.engine.input_layer:tf",
+    "tf_keras.src.engine.node:tf",
+    "tf_keras.src.engine.sequential:tf",
     "keras.src.losses.loss:unscale_loss_for_distribution",
 ]
 

@@ -95,6 +95,17 @@ CONSTRUCTS: dict[str, tuple[str, ...]] = {
         "tf.trainable_variables(",
         "var_list=",
     ),
+    "sequences": (
+        "tf.keras.experimental.SequenceFeatures(",
+        "tf.keras.layers.DenseFeatures(",
+        "feature_column.shared_embeddings(",
+        "tf.keras.layers.BatchNormalization(",
+        "tf.keras.Input(",
+        "tf.keras.Sequential(",
+        "tf.keras.Model(",
+        ".get_updates_for(",
+        ".losses",
+    ),
     "measures": ("metrics_of(", "add_losses("),
     "optimizers": (".minimize(",),
     "beginnings": (
@@ -106,11 +117,12 @@ CONSTRUCTS: dict[str, tuple[str, ...]] = {
     ),
 }
 
-# Families of which every member is to be there: public names of TensorFlow -> the model, and the text before the name.
-FAMILIES: dict[str, tuple[str, str, str]] = {
-    "tf.metrics": (r"\w+", "measures", "m."),
-    "tf.losses": (r"(?!Reduction|get_total_loss)\w+", "measures", "tf.losses."),
-    "tf.train": (r"(?!Sync)\w+Optimizer", "optimizers", "tf.train."),
-    "tf.feature_column": (r"(?!make_parse|sequence_)\w+", "columns", "fc."),
-    "tf.nn.rnn_cell": (r"(?!RNNCell|DeviceWrapper|LSTMStateTuple)\w+", "recurrent", "tf.nn.rnn_cell."),
-}
+# Families of which every member is to be there: (where they are, which, the model, the text before the name).
+FAMILIES: tuple[tuple[str, str, str, str], ...] = (
+    ("tf.metrics", r"\w+", "measures", "m."),
+    ("tf.losses", r"(?!Reduction|get_total_loss)\w+", "measures", "tf.losses."),
+    ("tf.train", r"(?!Sync)\w+Optimizer", "optimizers", "tf.train."),
+    ("tf.feature_column", r"(?!make_parse|sequence_)\w+", "columns", "fc."),
+    ("tf.feature_column", r"sequence_\w+", "sequences", "fc."),
+    ("tf.nn.rnn_cell", r"(?!RNNCell|DeviceWrapper|LSTMStateTuple)\w+", "recurrent", "tf.nn.rnn_cell."),
+)

@@ -31,6 +31,7 @@ MODELS = (
     "beginnings",
     "old",
 )
+OF_KERAS = "sequences"  # is trained where tf.keras is Keras 2
 READ_BACK = ("scopes", "layers", "partitions", "columns")  # averages, moving statistics, parts, hashed names
 STEPS, MORE_STEPS = 20, 5
 START = "start"  # the folder of the checkpoint that one of them begins with
@@ -99,7 +100,7 @@ def leave(path: Path, found: dict[str, Any]) -> None:
 def write(folder: Path) -> None:
     """Of each model: a model_dir with the checkpoints of steps 0, 10 and 20, and `<name>.json`."""
     write_vocabulary(folder)
-    for name in MODELS:
+    for name in (*MODELS[:-1], OF_KERAS, MODELS[-1]):
         losses = trained(name, folder, STEPS)
         if name == "scopes":
             shutil.copytree(folder / name, folder / START)
@@ -114,5 +115,12 @@ def read(folder: Path) -> None:
         leave(folder / (name + ".json"), {"losses": losses, "metrics": metrics})
 
 
+def here(folder: Path) -> None:
+    """On the runner: the model that wants a process of its own, in `folder`, where it has its first checkpoint."""
+    importlib.import_module("runner.classic")
+    losses = trained(OF_KERAS, folder, STEPS)
+    leave(folder / (OF_KERAS + ".json"), {"losses": losses, "metrics": evaluated(OF_KERAS, folder)})
+
+
 if __name__ == "__main__":
-    {"write": write, "read": read}[sys.argv[1]](Path(sys.argv[2]))
+    {"write": write, "read": read, "here": here}[sys.argv[1]](Path(sys.argv[2]))
