@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -42,6 +43,14 @@ class EvalResult:
     data_ended: bool
 
 
+@contextlib.contextmanager
+def _no_advice_on_writers() -> Iterator[None]:
+    """`tf.compat.v1.summary` warns where TensorFlow 2 has no writer: there is none, since nothing is recorded here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Cannot activate TF2 compatibility support for TF1 summary ops")
+        yield
+
+
 class EvalProgram:
     """Evaluation of one model_fn on inputs of one structure, traced once.
 
@@ -55,7 +64,8 @@ class EvalProgram:
             with tf.summary.record_if(False):
                 return _eval_replica(model_call, feed, replica)
 
-        self.trace = trace_step(store, replica_fn, step_signature(feed), training=False, on_workers=on_workers)
+        with _no_advice_on_writers():
+            self.trace = trace_step(store, replica_fn, step_signature(feed), training=False, on_workers=on_workers)
         self.outputs: Sequence[ReplicaOutput] = self.trace.outputs
         self._values = self._value_function()
         self._functions = [self._replica_function(index) for index in range(len(self.outputs))]
@@ -281,7 +291,8 @@ class PredictProgram:
                 features, labels = replica_inputs(feed, replica)
                 return ReplicaOutput(model_call(features, labels, ModeKeys.PREDICT))
 
-        self.trace = trace_step(store, replica_fn, step_signature(feed), training=False)
+        with _no_advice_on_writers():
+            self.trace = trace_step(store, replica_fn, step_signature(feed), training=False)
         predictions = [output.spec.predictions for output in self.trace.outputs]
         self._predictions = predictions
         self._fetching: dict[Any, Callable[..., Any]] = {}

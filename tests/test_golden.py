@@ -26,6 +26,7 @@ import tensorflow as tf
 import runner.classic  # noqa: F401  (tf.estimator, tf.layers)
 from tests.golden import runs
 from tests.golden.constructs import CONSTRUCTS, FAMILIES
+from tests.line import read_events
 
 ROOT = Path(__file__).parent.parent
 PYTHON = Path(os.environ.get("RUNNER_GOLDEN_PYTHON", ROOT / ".venv-2.15" / "bin" / "python"))
@@ -152,6 +153,20 @@ def test_metrics_of_its_checkpoint_are_those_of_tf_estimator(name: str, golden: 
     ours.losses(name)
     metrics = runs.evaluated(name, ours.folder, str(golden.folder / name / "model.ckpt-20"))
     assert_same(metrics, golden.found(name)["metrics"], 1e-6)
+
+
+@pytest.mark.parametrize("name", ["layers", "schedules", "scopes"])
+def test_summaries_of_the_first_step_are_those_of_tf_estimator(name: str, golden: Golden, ours: Ours) -> None:
+    """Later ones are written at other steps: every fifth here, and every fifth after the first there."""
+    ours.losses(name)
+    found, expected = (
+        {event.tag: event.value for event in read_events(root / name) if event.step == 1}
+        for root in (ours.folder, golden.folder)
+    )
+    others = ("global_step/sec", "first/image")  # a measurement; and an image, which TensorFlow 2 names "first"
+    tags = {tag for tag, value in expected.items() if isinstance(value, float) and tag not in others}
+    assert len(tags) > 2
+    np.testing.assert_allclose([found[tag] for tag in tags], [expected[tag] for tag in tags], rtol=1e-5)
 
 
 def test_models_of_tf_keras_come_to_the_same_where_tf_keras_is_keras_2(golden: Golden, tmp_path: Path) -> None:

@@ -113,3 +113,12 @@ def test_evaluation_writes_its_metrics_once_at_the_step_of_the_checkpoint(
     assert [event.value for event in events[:2]] == pytest.approx([found["loss"], found["mae"]])
     assert np.isfinite([event.value for event in events]).all()
     assert len(read_events(tmp_path)) == before, "summaries inside model_fn are those of training"
+
+
+def test_evaluating_a_model_with_summaries_gives_no_advice_on_writers(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    trainer = trained("classic", None, tmp_path)
+    trainer.evaluate(points())
+    next(iter(trainer.predict(points())))
+    assert not [one for one in recwarn if "default summary writer not found" in str(one.message)]

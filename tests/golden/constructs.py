@@ -40,6 +40,14 @@ CONSTRUCTS: dict[str, tuple[str, ...]] = {
         "tf.losses.add_loss(",
         "tf.train.get_or_create_global_step(",
     ),
+    "of_tpu": (
+        "tf.estimator.tpu.TPUEstimatorSpec(",
+        "eval_metrics=",
+        "host_call=",
+        "tf.estimator.tpu.TPUEstimator(",
+        "tf.data.make_one_shot_iterator(",
+        ".get_next()",
+    ),
     "old": (
         "tf.disable_v2_behavior()",
         "initialized_value()",

@@ -29,6 +29,7 @@ MODELS = (
     "measures",
     "optimizers",
     "beginnings",
+    "of_tpu",
     "old",
 )
 OF_KERAS = "sequences"  # is trained where tf.keras is Keras 2
@@ -56,17 +57,19 @@ class Losses(tf.train.SessionRunHook):
 
 def estimator(name: str, folder: Path) -> Any:
     """The golden model `name` in `folder`, which saves every ten steps."""
-    model_fn = importlib.import_module("tests.golden." + name).model_fn
+    module, model_dir = importlib.import_module("tests.golden." + name), str(folder / name)
     given = {"vocabulary": str(folder / "vocabulary.txt"), "checkpoint": str(folder / START / "model.ckpt-20")}
-    params = given if "params" in inspect.signature(model_fn).parameters else None
-    config = tf.estimator.RunConfig(
-        tf_random_seed=1,
-        save_checkpoints_steps=10,
-        keep_checkpoint_max=None,
-        save_summary_steps=5,
-        log_step_count_steps=10,
-    )
-    return tf.estimator.Estimator(model_fn, str(folder / name), config, params)
+    config = {
+        "tf_random_seed": 1,
+        "save_checkpoints_steps": 10,
+        "keep_checkpoint_max": None,
+        "save_summary_steps": 5,
+        "log_step_count_steps": 10,
+    }
+    if hasattr(module, "estimator"):
+        return module.estimator(model_dir, **config)
+    params = given if "params" in inspect.signature(module.model_fn).parameters else None
+    return tf.estimator.Estimator(module.model_fn, model_dir, tf.estimator.RunConfig(**config), params)
 
 
 def input_fn(name: str) -> Any:
