@@ -385,6 +385,29 @@ def server_lost(around: Surroundings) -> Any:
 
 NUM_WORKERS = 2
 
+
+def pairs(around: Surroundings) -> Any:
+    """Trained with servers; evaluated with each strategy, and by a process that knows of no cluster."""
+    local = "/job:chief/replica:0/task:0/device:CPU:0"
+    one = {
+        "default": "default",
+        "one_device": tf.distribute.OneDeviceStrategy(local),
+        "mirrored": tf.distribute.MirroredStrategy([local]),
+        "central_storage": tf.distribute.experimental.CentralStorageStrategy([local], local),
+    }
+    found: dict[str, Any] = {}
+    for style in ("classic", "keras_model"):
+        name = f"pairs-{style}"
+        estimator = around.estimator(STYLES[style], name).train(train_input(8), steps=100)
+        expected = alone(around, STYLES[style], name).evaluate(eval_input())
+        metrics = {
+            kind: around.estimator(STYLES[style], name, eval_distribute=strategy).evaluate(eval_input())
+            for kind, strategy in {"same": None, **one}.items()
+        }
+        found[style] = {"step": step_of(estimator), "expected": expected, "metrics": metrics}
+    return found
+
+
 CASES = {
     **{f"same_{style}": same_as_alone(style) for style in STYLES},
     "epochs": epochs,
@@ -393,6 +416,7 @@ CASES = {
     "options": options,
     "divided": divided,
     "large": large,
+    "pairs": pairs,
     "worker_lost": worker_lost,
     "server_lost": server_lost,
 }

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.multi_process, pytest.mark.slow, pytest.mark.timeout(6
 TWO = (
     "native", "classic", "uneven", "without_data", "nothing_at_all", "own_resumed", "unknown_length", "in_turn",
     "stopped_by_one", "slow_worker", "slow_evaluation", "undisturbed", "stopped_early", "not_finite", "sparse",
-    "accumulated", "half_precision", "one_file", "metrics_of_files", "undying", "dying",
+    "accumulated", "half_precision", "one_file", "metrics_of_files", "pairs", "undying", "dying",
 )  # fmt: skip
 THREE = ("native", "classic", "uneven", "without_data", "own_resumed", "files", "read_on")
 
@@ -108,6 +109,25 @@ def test_a_checkpoint_of_two_workers_is_read_by_one_process(style: str, two: Gan
     estimator = Estimator(STYLES[style], tmp_path / "copy", config)
     metrics = estimator.evaluate(eval_input(8, dtype="float64"))
     assert metrics["loss"] == pytest.approx(float(two.results(style)[0]["eval/loss"]), rel=1e-10)
+
+
+@pytest.mark.parametrize("style", ["classic", "keras_model"])
+def test_every_strategy_of_evaluation_beside_two_workers_gives_the_numbers_of_one_device(
+    style: str, two: Gang, tmp_path: Path
+) -> None:
+    keras.config.set_floatx("float64")
+    estimator = Estimator(STYLES[style], tmp_path, RunConfig(tensorboard=False))
+    estimator.train(train_input(12, dtype="float64"), steps=6)
+    metrics = estimator.evaluate(eval_input(8, dtype="float64"))
+    keras.config.set_floatx("float32")
+    for found in two.results("pairs"):
+        for name in estimator.get_variable_names():
+            expected = estimator.get_variable_value(name)
+            np.testing.assert_allclose(found[f"{style}/{name}"], expected, rtol=1e-10, atol=1e-10, err_msg=name)
+        for kind in ("same", "default", "one_device", "mirrored", "central_storage"):
+            for name, value in metrics.items():
+                tolerance = 1e-6 if (style, name) == ("classic", "mae") else 1e-10  # v1 metrics are float32
+                assert float(found[f"{style}/{kind}/{name}"]) == pytest.approx(value, rel=tolerance), (kind, name)
 
 
 def test_no_example_of_uneven_workers_is_lost_or_seen_twice(two: Gang, three: Gang) -> None:

@@ -152,6 +152,15 @@ def test_an_evaluation_that_loses_a_worker_counts_each_example_once(cases: Cases
 LOST = "worker:1 was lost. What it was asked for is asked of another one, or of it again."
 
 
+@pytest.mark.parametrize("style", ["classic", "keras_model"])
+def test_every_strategy_of_evaluation_beside_servers_gives_the_numbers_of_one_device(style: str, cases: Cases) -> None:
+    found = cases["pairs"][style]
+    assert found["step"] == 100 and found["expected"]["loss"] < 1  # it began at 14
+    assert set(found["metrics"]) == {"same", "default", "one_device", "mirrored", "central_storage"}
+    for kind, metrics in found["metrics"].items():
+        assert metrics == pytest.approx(found["expected"], rel=1e-5, abs=1e-6), kind
+
+
 def test_training_goes_on_without_a_worker_that_was_killed(cases: Cases) -> None:
     """Every example is seen, those of the lost range perhaps twice: another worker may have been asked for them."""
     found = cases["worker_lost"]

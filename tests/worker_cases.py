@@ -419,6 +419,29 @@ def metrics_of_files(folder: Path) -> dict[str, Any]:
     return result
 
 
+@case
+def pairs(folder: Path) -> dict[str, Any]:
+    """Trained by all workers; evaluated by all of them, and by the chief with each strategy of one process."""
+    one = {
+        "default": "default",
+        "one_device": tf.distribute.OneDeviceStrategy("/cpu:0"),
+        "mirrored": tf.distribute.MirroredStrategy(["/cpu:0"]),
+        "central_storage": tf.distribute.experimental.CentralStorageStrategy(["/cpu:0"], "/cpu:0"),
+    }
+    keras.config.set_floatx("float64")  # the loss of a compiled model has it
+    result: dict[str, Any] = {}
+    for style in ("classic", "keras_model"):
+        estimator = Estimator(STYLES[style], folder / style, config())
+        estimator.train(train_input(12, dtype="float64"), steps=6)
+        result |= {f"{style}/{name}": value for name, value in variables(estimator).items()}
+        for kind, strategy in {"same": None, **one}.items():
+            evaluating = Estimator(STYLES[style], folder / style, config(eval_distribute=strategy))
+            found = evaluating.evaluate(eval_input(8, dtype="float64"))
+            result |= {f"{style}/{kind}/{name}": value for name, value in found.items()}
+    keras.config.set_floatx("float32")
+    return result
+
+
 # --- death ------------------------------------------------------------------------------------------------------------
 
 NUM_STEPS = 20
