@@ -70,6 +70,9 @@ PRIVATE_NAMES = [
     "tf_keras.src.engine.node:tf",
     "tf_keras.src.engine.sequential:tf",
     "keras.src.losses.loss:unscale_loss_for_distribution",
+    "tf_keras.src.engine.base_layer_utils:tf1.executing_eagerly_outside_functions",
+    "tf_keras.src.engine.base_layer_utils:tf.compat.v1.executing_eagerly_outside_functions",
+    "tf_keras.src.engine.base_layer_utils:_UNSAFE_GRAPH_OP_LAYER_CREATION",
 ]
 
 

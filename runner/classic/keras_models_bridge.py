@@ -14,6 +14,8 @@ from unittest import mock
 
 import tensorflow as tf
 
+from runner.keras_bridge import tf_keras_of_graphs
+
 
 def compile_arguments(model: Any) -> Mapping[str, Any]:
     """What `model.compile` was called with, as it was given: objects, functions, strings.
@@ -58,6 +60,7 @@ def _patched() -> Iterator[None]:
     from tf_keras.src.utils import losses_utils, version_utils
 
     with (
+        tf_keras_of_graphs(is_eager_outside=True),
         mock.patch.object(version_utils, "should_use_v2", lambda: True),
         mock.patch.object(base_layer_utils, "is_in_tf_function", lambda: True),
         # `fit` counts its batches in variables: nobody calls it.
