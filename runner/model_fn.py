@@ -252,7 +252,9 @@ def _checked_loss(loss: Any, mode: str, name: str) -> tf.Tensor:
             "Return a scalar, or one loss per example, [batch]."
         )
     loss = tf.convert_to_tensor(loss)
-    if loss.shape.rank is None or loss.shape.rank > 1:
+    if loss.shape.rank is None:  # of tf.py_func: tf.estimator took it for a scalar
+        loss = tf.reshape(loss, [])
+    if loss.shape.rank > 1:
         raise ValueError(
             f"{name} returned a loss of shape {loss.shape} in {mode.upper()}. "
             "Return a scalar, or one loss per example, [batch]."

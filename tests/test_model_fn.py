@@ -158,6 +158,18 @@ def test_spec_of_another_mode_is_refused() -> None:
         called(lambda features, labels, mode: EstimatorSpec(PREDICT, predictions=features), TRAIN)
 
 
+def test_a_loss_of_unknown_shape_is_taken_for_a_scalar() -> None:
+    found: list[tf.Tensor] = []
+
+    @tf.function
+    def traced() -> None:
+        loss = tf.numpy_function(lambda: 3.0, [], tf.float32)
+        found.append(returned(TRAIN, loss=loss, train_op=LOSS).loss)
+
+    traced.get_concrete_function()
+    assert found[0].shape == []
+
+
 def test_unknown_mode_is_refused() -> None:
     with pytest.raises(ValueError, match=r"EstimatorSpec\(mode='test'\): mode is 'train', 'eval' or 'infer'; pass on"):
         EstimatorSpec("test")

@@ -73,13 +73,12 @@ RULES: tuple[Rule, ...] = (
         "it needs queues and a session: RunConfig(train_distribute=tf.distribute.MultiWorkerMirroredStrategy()) adds "
         "up the gradients of all workers in each step",
     ),
-    Rule(
-        CANNOT,
-        ("train.replica_device_setter",),
-        "variables are placed by the strategy: remove it, and start with strategy=parameter_server",
-        only_in_model_fn=True,
-    ),
     # --- differs
+    Rule(
+        DIFFERS,
+        ("train.replica_device_setter",),
+        "it places nothing: the strategy does. strategy=parameter_server puts variables on servers",
+    ),
     Rule(
         DIFFERS,
         (
