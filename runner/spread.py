@@ -94,6 +94,7 @@ class Ranges:
         """The range of the next element alone."""
         return self.take(1, 1)[0]
 
+    @tf.autograph.experimental.do_not_convert  # there is nothing in it to convert, which takes 0.9 s
     def _numbered(self) -> tf.data.Dataset:
         """What one worker reads; traced for all of them."""
         graph = self._graphs[0]

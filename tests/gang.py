@@ -6,14 +6,15 @@ Each case is a function of tests/worker_cases.py. What it returns on each worker
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,44 @@ def environments(num_workers: int) -> list[dict[str, str]]:
     return [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
 
 
+class Forked:
+    """A process that begins with TensorFlow imported, which takes 4 s otherwise; asked what a Popen is asked."""
+
+    def __init__(self, function: Callable[..., None], *arguments: Any) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tensorflow", "keras"])
+        self._process = context.Process(target=function, args=arguments, daemon=True)
+        self._process.start()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("a worker", timeout or 0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+
+def _work(folder: str, cases: Sequence[str], place: Mapping[str, str], said: str) -> None:
+    """The life of a worker that was forked."""
+    output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    faulthandler.enable(file=2)
+    os.environ.update(place)
+    main(folder, cases)
+
+
 class Gang:
     """Processes that run the same cases.
 
     Args:
-      options: further environment variables of all workers.
       prefix: a command that each worker is started by, with `{worker}` in it.
     """
 
@@ -58,27 +92,21 @@ class Gang:
         num_workers: int,
         folder: Path,
         cases: Sequence[str],
-        options: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.workers, self._outputs = [], []
+        self.workers: list[subprocess.Popen[bytes] | Forked] = []
         for worker, place in enumerate(environments(num_workers)):
+            if not prefix:
+                self.workers.append(Forked(_work, str(folder), cases, place, str(self._said_by(worker))))
+                continue
             command = [one.format(worker=worker) for one in prefix]
             command += [sys.executable, "-m", "tests.gang", str(folder), *cases]
-            environment = {
-                **os.environ,
-                "TF_CPP_MIN_LOG_LEVEL": "3",
-                "PYTHONFAULTHANDLER": "1",
-                **(options or {}),
-                **place,
-            }
-            output = tempfile.TemporaryFile("w+")
-            self._outputs.append(output)
-            self.workers.append(
-                subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
-            )
+            environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONFAULTHANDLER": "1", **place}
+            with self._said_by(worker).open("w") as output:
+                started = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
+            self.workers.append(started)
 
     def wait(self, timeout: float = 270) -> list[int]:
         """The exit codes; of a worker that does not end, that of SIGABRT, and its output says where it was."""
@@ -89,12 +117,14 @@ class Gang:
             except subprocess.TimeoutExpired:
                 worker.send_signal(signal.SIGABRT)
                 worker.wait()
-        return [worker.returncode for worker in self.workers]
+        return [worker.wait() for worker in self.workers]
 
     def output(self, worker: int) -> str:
         """What that worker has said so far."""
-        self._outputs[worker].seek(0)
-        return self._outputs[worker].read()
+        return self._said_by(worker).read_text()
+
+    def _said_by(self, worker: int) -> Path:
+        return self.folder / f"said.{worker}"
 
     def finished(self) -> Gang:
         """Waits until all cases are through. Raises: AssertionError: a worker failed."""

@@ -7,9 +7,8 @@ One cluster serves all cases: the coordinator connects once in the life of its p
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -18,39 +17,46 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from runner.cluster import Cluster
 from runner.local_cluster import free_ports
 
 NUM_WORKERS, NUM_PS = 2, 2
-SERVE = "import os; from runner.cluster import Cluster; from runner.server import serve, start_server; "
-SERVE += "serve(start_server(Cluster.from_tf_config(os.environ['TF_CONFIG'])))"
+
+
+def serve_at(place: str) -> None:
+    """The life of a server. Args: place: as TF_CONFIG says it."""
+    from runner.server import serve, start_server
+
+    serve(start_server(Cluster.from_tf_config(place)))
 
 
 class Servers:
-    """The processes beside the coordinator."""
+    """The processes beside the coordinator; forked from one that has imported TensorFlow, which takes 4 s each time."""
 
     def __init__(self) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["runner.server"])
         addresses = iter(f"127.0.0.1:{port}" for port in free_ports(1 + NUM_WORKERS + NUM_PS))
         counts = {"chief": 1, "worker": NUM_WORKERS, "ps": NUM_PS}
         self.tasks = {kind: [next(addresses) for _ in range(count)] for kind, count in counts.items()}
-        self.processes: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
+        self.processes: dict[tuple[str, int], Any] = {}
         for kind in ("worker", "ps"):
             for index in range(counts[kind]):
                 self.start(kind, index)
 
     def start(self, kind: str, index: int) -> None:
-        task = {"cluster": self.tasks, "task": {"type": kind, "index": index}}
-        environment = {**os.environ, "TF_CONFIG": json.dumps(task)}
-        self.processes[kind, index] = subprocess.Popen([sys.executable, "-c", SERVE], env=environment)
+        place = json.dumps({"cluster": self.tasks, "task": {"type": kind, "index": index}})
+        self.processes[kind, index] = self._context.Process(target=serve_at, args=(place,), daemon=True)
+        self.processes[kind, index].start()
 
     def kill(self, kind: str, index: int) -> None:
-        process = self.processes[kind, index]
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        self.processes[kind, index].kill()
+        self.processes[kind, index].join()
 
     def stop(self) -> None:
         for process in self.processes.values():
             process.kill()
-            process.wait()
+            process.join()
 
 
 def main(folder: Path) -> None:

@@ -27,7 +27,7 @@ from tests.test_gang import wait_until
 
 pytestmark = pytest.mark.multi_process
 ROOT = Path(__file__).parent.parent
-MAX_STEPS, SAVE_STEPS = 4000, 200
+MAX_STEPS, SAVE_STEPS = 2400, 200
 RUN = [
     *(setting for setting in SMALL if not setting.startswith("train.max_steps")), f"train.max_steps={MAX_STEPS}",
     f"checkpoint.save_steps={SAVE_STEPS}", "train.steps_per_loop=20", "eval.start_delay_secs=1000", "model_dir=run",
@@ -62,7 +62,7 @@ def disturb(process: subprocess.Popen[str], folder: Path, role: str, number: sig
     wait_until(lambda: len(noted(folder, "first_step")) > trained, 60)
     saved = len(noted(folder, "checkpoint"))
     wait_until(lambda: len(noted(folder, "checkpoint")) > saved, 30)
-    time.sleep(rng.uniform(0, 0.3))
+    time.sleep(rng.uniform(0, 0.1))
     task(process, role).send_signal(number)
 
 

@@ -239,7 +239,7 @@ def slow_evaluation(folder: Path) -> dict[str, Any]:
 
     def input_fn(params: Any) -> tf.data.Dataset:
         def wait(number: Any) -> Any:
-            time.sleep(0.3 if WORKER else 0)
+            time.sleep(0.16 if WORKER else 0)
             return number
 
         def slowed(number: tf.Tensor, element: Any) -> Any:
