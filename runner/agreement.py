@@ -101,7 +101,7 @@ class Together:
 
     def __init__(self, strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
         resolver = strategy.cluster_resolver
-        me = Cluster(resolver.task_type, resolver.task_id, resolver.cluster_spec().as_dict())
+        me = Cluster(resolver.task_type or "worker", resolver.task_id or 0, resolver.cluster_spec().as_dict())
         self.num_workers, self.worker_index, self.is_chief = me.num_workers, me.worker_index, me.is_chief
         self._strategy = strategy
         self._patient = tf.distribute.experimental.CommunicationOptions(timeout_seconds=_PATIENT_SECS)

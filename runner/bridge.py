@@ -106,7 +106,7 @@ class _ThreadCollections(collections.abc.MutableMapping[Any, Any]):
     @property
     def values_of_thread(self) -> dict[Any, Any]:
         if not hasattr(self.local, "values"):
-            self.local.values = {}
+            self.local.values = _no_collections()
         values: dict[Any, Any] = self.local.values
         return values
 
@@ -124,6 +124,22 @@ class _ThreadCollections(collections.abc.MutableMapping[Any, Any]):
 
     def __len__(self) -> int:
         return len(self.values_of_thread)
+
+
+class _ByIdentity(list[Any]):
+    """A list that holds what is the same object, whatever `==` of tensors says."""
+
+    def __contains__(self, one: object) -> bool:
+        return any(one is other for other in self)
+
+
+def _no_collections() -> dict[Any, Any]:
+    """Empty collections.
+
+    TensorFlow 2.21: on several replicas a v1 optimizer looks for its operation among TRAIN_OP, where another one may
+    have left the updated global step: a tensor, which compares itself with an operation and fails.
+    """
+    return {v1.GraphKeys.TRAIN_OP: _ByIdentity()}
 
 
 @contextlib.contextmanager
@@ -152,7 +168,7 @@ def fresh_collections() -> Iterator[None]:
 def fresh_thread_collections() -> Iterator[None]:
     """The collections of this thread alone, empty: one replica's call of model_fn within `fresh_collections`."""
     local = v1.get_default_graph()._collections.local
-    saved, local.values = getattr(local, "values", {}), {}
+    saved, local.values = getattr(local, "values", {}), _no_collections()
     try:
         yield
     finally:

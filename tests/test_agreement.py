@@ -34,3 +34,13 @@ def test_sums_of_ever_other_lengths_are_a_few_functions() -> None:
         values = [float(number) for number in range(length)]
         assert together.sum(values) == values
     assert strategy.traces == 3  # of 16, 32 and 1024 values
+
+
+def test_a_strategy_of_workers_without_a_cluster_is_one_worker() -> None:
+    class Alone(OneWorker):
+        @property
+        def cluster_resolver(self) -> Any:  # TensorFlow's own, where there is no TF_CONFIG
+            return tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
+
+    together = Together(Alone())
+    assert (together.num_workers, together.worker_index, together.is_chief) == (1, 0, True)

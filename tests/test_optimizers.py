@@ -141,3 +141,25 @@ def test_what_tf_keras_cannot_do_is_refused_with_its_reason(tmp_path: Path) -> N
 def test_something_that_is_no_optimizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="it is a Keras 3, tf_keras or tf.compat.v1.train optimizer"):
         trained(native(lambda: "adam"), "default", tmp_path)
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "central_storage"])
+def test_two_optimizers_may_share_a_step(strategy: str, tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        weight, bias = (v1.get_variable(name, [], tf.float64, v1.zeros_initializer()) for name in ("weight", "bias"))
+        loss = tf.reduce_mean(tf.square(features * weight + bias - labels))
+        counted = v1.train.GradientDescentOptimizer(0.01).minimize(loss, v1.train.get_global_step(), var_list=[weight])
+        train_op = tf.group(counted, v1.train.AdamOptimizer(0.1).minimize(loss, var_list=[bias]))
+        return EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    def input_fn() -> tf.data.Dataset:
+        x = np.arange(7.0)
+        return tf.data.Dataset.from_tensor_slices((x, 2 * x + 1)).batch(4)
+
+    found = []
+    for name in ("default", strategy):
+        trainer = Estimator(model_fn, tmp_path / name, RunConfig(train_distribute=STRATEGIES[name]))
+        trainer.train(Input(input_fn, batch_size=4), max_epochs=1)
+        found.append([trainer.get_variable_value(one) for one in ("weight", "bias", "global_step")])
+    assert found[0][2] == 2
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-10)

@@ -85,8 +85,6 @@ def minimize(optimizer: Any, loss: tf.Tensor, variables: Sequence[Any] | None = 
     if isinstance(optimizer, KerasNamed):
         optimizer.count_by(global_step if counts else None)
     if isinstance(optimizer, v1.train.Optimizer):
-        # Without the global step: over several processes it would stay in a collection as what the next optimizer of
-        # the step is compared with, and a variable cannot be compared with an operation (TensorFlow 2.21).
         updated = optimizer.minimize(loss, var_list=variables)
     else:
         updated = _apply(optimizer, tf.gradients(loss, variables), variables)
