@@ -33,8 +33,7 @@ class Coordinator:
         self.workers = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)
         self.num_workers = len(ps_bridge.tasks_of(strategy)["worker"])
         self.repeated: Sequence[int] = ()
-        self._put_back: list[Any] = []
-        ps_bridge.notice_repeats(self.workers, self._put_back.append)
+        self._put_back = ps_bridge.repeated_requests(self.workers)
         ps_bridge.say_losses_in_a_line(_log)
 
     def run(self, function: Callable[..., Any], all_arguments: Sequence[tuple[Any, ...]]) -> list[Any]:

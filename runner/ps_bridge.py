@@ -30,8 +30,8 @@ __all__ = [
     "ShardedVariable",
     "anonymous_variable",
     "lookup_by_rows",
-    "notice_repeats",
     "partitioner_of",
+    "repeated_requests",
     "say_losses_in_a_line",
     "served_variables",
     "tasks_of",
@@ -92,23 +92,30 @@ def anonymous_variable(shape: Any, dtype: Any) -> tf.Tensor:
     return tf.raw_ops.VarHandleOp(shape=shape, dtype=dtype, shared_name=context.anonymous_name())
 
 
-def notice_repeats(
-    coordinator: tf.distribute.experimental.coordinator.ClusterCoordinator, told: Callable[[Any], None]
-) -> None:
-    """Calls `told` with the arguments of each request that is made once more, as its worker, or the connection to it,
-    was lost. From a thread of TensorFlow's.
+class _Noticed:
+    """A method that takes a request back, and who notes which. TensorFlow has one for all who use a strategy."""
 
-    Private: `_cluster.closure_queue.put_back`, and `_args` of what it is called with. When they move: leave this out;
-    the global step, which counts more than was asked for, still tells.
+    def __init__(self, put_back: Callable[[Any], None]) -> None:
+        self.arguments: list[Any] = []
+        self._put_back = put_back
+
+    def __call__(self, closure: Any) -> None:
+        self.arguments.append(closure._args)
+        self._put_back(closure)
+
+
+def repeated_requests(coordinator: tf.distribute.experimental.coordinator.ClusterCoordinator) -> list[Any]:
+    """A list that grows with the arguments of each request that is made once more, as its worker, or the connection to
+    it, was lost. It is the same list for the same strategy.
+
+    Private: `_cluster.closure_queue.put_back`, and `_args` of what it is called with. When they move: return an empty
+    list; the global step, which counts more than was asked for, still tells.
     """
     queue = coordinator._cluster.closure_queue
-    put_back = queue.put_back
-
-    def noticed(closure: Any) -> None:
-        told(closure._args)
-        put_back(closure)
-
-    queue.put_back = noticed
+    if not isinstance(queue.put_back, _Noticed):
+        queue.put_back = _Noticed(queue.put_back)
+    arguments: list[Any] = queue.put_back.arguments
+    return arguments
 
 
 class LossInALine(logging.Filter):

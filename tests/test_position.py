@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from runner import Estimator, RunConfig
+from runner import Estimator, Input, RunConfig
+from runner.inputs import build_feed
+from runner.position import continued, source_of
 from tests.line import line
 from tests.test_exactness import LossRecorder
 
@@ -73,3 +75,15 @@ def test_what_was_read_is_read_again_and_one_warning_names_the_cost(source: str,
         again = [record.message for record in caplog.records if record.name.startswith("runner")][1:]
     assert again[0].startswith("Reading 14 batches again, to continue where ")
     assert len(again) == 2 and "cannot be saved" in again[1]
+
+
+def test_of_several_workers_the_chief_says_that_batches_are_read_again(tmp_path: Path, caplog: Any) -> None:
+    trainer = Estimator(line, tmp_path, RunConfig())
+    trainer.train(SOURCES["generator"], steps=3)
+    settings: dict[str, Any] = {"mode": "train", "params": {}, "config": None, "num_replicas": 1, "num_workers": 2}
+    source = Input(SOURCES["generator"], shard="examples")
+    for worker, said in ((0, ["warning"]), (1, [])):
+        caplog.clear()
+        feed = build_feed(source, **settings, worker_index=worker)
+        continued(feed, source_of(SOURCES["generator"], feed), trainer.latest_checkpoint())
+        assert [one.levelname.lower() for one in caplog.records if "batches again" in one.message] == said
