@@ -40,7 +40,7 @@ def test_the_result_of_training_is_what_the_summary_tells(trained: Path) -> None
     speed = result.pop("steps_per_sec")
     metrics = result.pop("metrics")
     assert speed > 0 and set(metrics) == {"eval/loss", "eval/mae"}
-    assert result.pop("stopped_early") is None
+    assert result.pop("stopped_early") is None and result.pop("interrupted") is False
     assert result == {"global_step": 4, "checkpoint": f"{trained}/run/model.ckpt-4", "examples": 8}
 
 
