@@ -173,10 +173,10 @@ def _outputs(spec: EstimatorSpec, made: _Made) -> tuple[dict[str, ExportOutput],
     """Signature -> outputs; and what trains."""
     if spec.mode == ModeKeys.PREDICT:
         return outputs_of(spec), None
-    loss = tf.reduce_mean(spec.loss)
+    loss, metrics = tf.reduce_mean(spec.loss), _metric_pairs(spec, made)
     if spec.mode == ModeKeys.TRAIN:
-        return {spec.mode: TrainOutput(loss, spec.predictions)}, _train_op(spec, loss, made)
-    return {spec.mode: EvalOutput(loss, spec.predictions, _metric_pairs(spec, made))}, None
+        return {spec.mode: TrainOutput(loss, spec.predictions, metrics)}, _train_op(spec, loss, made)
+    return {spec.mode: EvalOutput(loss, spec.predictions, metrics)}, None
 
 
 def _metric_pairs(spec: EstimatorSpec, made: _Made) -> dict[str, tuple[Any, Any]]:
@@ -188,9 +188,11 @@ def _metric_pairs(spec: EstimatorSpec, made: _Made) -> dict[str, tuple[Any, Any]
         elif tf.is_tensor(metric):
             value, update = v1.metrics.mean(metric)
         else:
-            own = [variable for variable, owner in made.served.requests.values() if owner in metric.variables]
+            owners = {id(variable) for variable in metric.variables}
+            own = [variable for variable, owner in made.served.requests.values() if id(owner) in owners]
+            value = metric.result()
             with tf.control_dependencies(_writes(made, own)):
-                value, update = metric.result(), tf.identity(metric.result())
+                update = tf.identity(metric.result())
         pairs[name] = value, update
     return pairs
 

@@ -276,7 +276,13 @@ def test_keras_layers_with_state_tables_and_random_numbers_are_exported(tmp_path
     y = model.signatures["only"](w=tf.constant(WORDS), n=tf.constant(NUMBERS))["output"]
     np.testing.assert_array_equal(y, predicted(estimator, words_once))
     supervised = build_raw_supervised_input_receiver_fn(specs, tf.TensorSpec([None, 1]))
-    path = decoded(estimator.experimental_export_all_saved_models(tmp_path / "a", {"train": supervised}))
+    both = {"train": supervised, "eval": supervised}
+    path = decoded(estimator.experimental_export_all_saved_models(tmp_path / "a", both))
+    with tf.Graph().as_default(), v1.Session() as session:
+        signature = v1.saved_model.load(session, ["eval"], path).signature_def["eval"]
+        session.run(signature.outputs["metrics/mae/update_op"].name, fed(signature))
+        error = session.run(signature.outputs["metrics/mae/value"].name)
+    np.testing.assert_allclose(error, np.abs(y - np.array(NUMBERS)[:, None]).mean(), rtol=1e-5)
     with tf.Graph().as_default() as graph, v1.Session() as session:
         loaded = v1.saved_model.load(session, ["train"], path)
         feeds = fed(loaded.signature_def["train"])
@@ -305,7 +311,8 @@ def test_all_modes_are_graphs_of_one_model(words: Estimator, tmp_path: Path) -> 
 
     for graph, session, loaded in run("train"):
         signature = loaded.signature_def["train"]
-        assert set(signature.outputs) == {"loss", "predictions/y"}
+        metrics = {f"metrics/{name}/{what}" for name in ("mae", "bias") for what in ("value", "update_op")}
+        assert set(signature.outputs) == {"loss", "predictions/y", *metrics}  # as of tf.estimator 2.15
         losses = []
         for _ in range(3):
             losses.append(session.run(signature.outputs["loss"].name, fed(signature, 9)))
