@@ -40,6 +40,7 @@ CONSTRUCTS: dict[str, tuple[str, ...]] = {
         "tf.losses.add_loss(",
         "tf.train.get_or_create_global_step(",
     ),
+    "premade": ("tf.estimator.DNNLinearCombinedClassifier(",),
     "of_tpu": (
         "tf.estimator.tpu.TPUEstimatorSpec(",
         "eval_metrics=",

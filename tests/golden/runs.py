@@ -20,6 +20,7 @@ import tensorflow.compat.v1 as tf
 
 MODELS = (
     "scopes",
+    "premade",
     "layers",
     "partitions",
     "schedules",
