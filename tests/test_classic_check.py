@@ -281,11 +281,6 @@ def test_it_agrees_with_the_names_that_are_put_on_tensorflow() -> None:
 
 IMPOSSIBLE = {
     "placeholder": lambda tf: tf.placeholder(tf.float32, []),
-    "Session": lambda tf: tf.Session().run(tf.get_collection("features")[0]),
-    "train.MonitoredTrainingSession": lambda tf: tf.train.MonitoredTrainingSession().run(tf.no_op()),
-    "train.SyncReplicasOptimizer": lambda tf: tf.train.SyncReplicasOptimizer(
-        tf.train.GradientDescentOptimizer(0.0), 1, 1
-    ).minimize(tf.get_variable("other", []), tf.train.get_global_step()),
     "train.FeedFnHook": lambda tf: tf.train.FeedFnHook(lambda: {"x:0": 1.0}),
 }
 
@@ -296,19 +291,16 @@ def test_what_cannot_work_does_not(name: str, tmp_path: Path) -> None:
     tf = tensorflow().compat.v1
 
     def model_fn(features: Any, labels: Any, mode: str) -> Any:
-        tf.add_to_collection("features", features)
         loss, train_op, hooks = features * tf.get_variable("w", []), tf.assign_add(tf.train.get_global_step(), 1), []
         made = IMPOSSIBLE[name](tf)
         if name == "placeholder":
             loss *= made
-        elif name == "train.FeedFnHook":
+        else:
             hooks = [made]
-        elif name == "train.SyncReplicasOptimizer":
-            train_op = made
         return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, training_hooks=hooks)
 
     estimator = tf.estimator.Estimator(model_fn, str(tmp_path))
-    with pytest.raises((ValueError, TypeError, RuntimeError, tensorflow().errors.OpError)):
+    with pytest.raises(ValueError):
         estimator.train(lambda: tf.data.Dataset.from_tensors(1.0), steps=1)
 
 
