@@ -279,31 +279,6 @@ def test_it_agrees_with_the_names_that_are_put_on_tensorflow() -> None:
         assert text_of(f"import tensorflow as tf\ntf.estimator.{name}", f"tf.estimator.{name}") == text
 
 
-IMPOSSIBLE = {
-    "placeholder": lambda tf: tf.placeholder(tf.float32, []),
-    "train.FeedFnHook": lambda tf: tf.train.FeedFnHook(lambda: {"x:0": 1.0}),
-}
-
-
-@pytest.mark.parametrize("name", IMPOSSIBLE)
-def test_what_cannot_work_does_not(name: str, tmp_path: Path) -> None:
-    assert any(rule.verdict == "cannot" and rule.fits(name) for rule in RULES)
-    tf = tensorflow().compat.v1
-
-    def model_fn(features: Any, labels: Any, mode: str) -> Any:
-        loss, train_op, hooks = features * tf.get_variable("w", []), tf.assign_add(tf.train.get_global_step(), 1), []
-        made = IMPOSSIBLE[name](tf)
-        if name == "placeholder":
-            loss *= made
-        else:
-            hooks = [made]
-        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, training_hooks=hooks)
-
-    estimator = tf.estimator.Estimator(model_fn, str(tmp_path))
-    with pytest.raises(ValueError):
-        estimator.train(lambda: tf.data.Dataset.from_tensors(1.0), steps=1)
-
-
 def test_arguments_of_run_config_without_effect_are_those_that_it_logs() -> None:
     from runner.classic import run_config
 
