@@ -54,8 +54,14 @@ def _new_values(graphs: Sequence[ExportGraph], config: RunConfig, specs: Mapping
         with exported.graph.as_default(), v1.Session(graph=exported.graph, config=_on_cpu()) as session:
             initial = tf.nest.map_structure(lambda variable: variable.initial_value, new)
             values |= {name: _joined(value, specs[name]) for name, value in session.run(initial).items()}
+
+    def initial_value(name: str) -> np.ndarray:
+        spec = specs[name]
+        found: np.ndarray = values.get(name, np.zeros(spec.shape, spec.dtype.as_numpy_dtype))  # one is not exported
+        return found
+
     if config.warm_start is not None:
-        loaded = warm_start.load(config.warm_start, specs).values
+        loaded = warm_start.load(config.warm_start, specs, initial_value).values
         values |= {name: value for name, value in loaded.items() if name in values}
     return values
 

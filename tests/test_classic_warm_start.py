@@ -12,6 +12,7 @@ import tensorflow as tf
 from runner import Estimator, EstimatorSpec, RunConfig
 from runner.checkpoints import CheckpointWriter, Reader
 from runner.classic.warm_start import VocabInfo, WarmStartSettings, as_warm_start
+from runner.receivers import receiver_fn_of_spec
 from runner.run_config import WarmStart
 from runner.snapshots import Snapshot
 from runner.vocabularies import Vocabulary
@@ -149,6 +150,19 @@ def test_without_an_initializer_the_runner_keeps_the_models_own_initial_values(o
     data = tf.data.Dataset.from_tensors(np.zeros([1], np.int32))
     estimator = Estimator(model_fn, old / "new", config).train(lambda: data)
     assert estimator.get_variable_value("table").tolist() == [[3, 30], [8, 8], [1, 10], [2, 20]]
+
+
+def test_a_new_model_is_exported_with_the_rows_of_its_tokens(old: Path) -> None:
+    def gathering(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        spec = model_fn(features, labels, mode, params)
+        (table,) = (one for one in v1.trainable_variables() if one.name == "table:0")
+        return spec._replace(predictions=tf.gather(table, features))
+
+    vocabulary = Vocabulary(str(old / "cxab"), str(old / "abc"))
+    config = RunConfig(warm_start=WarmStart(str(old / "old"), (), vocabularies={"table": vocabulary}))
+    receiver = receiver_fn_of_spec(tf.TensorSpec([None], tf.int32))
+    path = Estimator(gathering, old / "new", config).export_saved_model(old / "export", receiver).decode()
+    assert Reader(f"{path}/variables/variables").get("table").tolist() == [[3, 30], [8, 8], [1, 10], [2, 20]]
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
