@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -22,6 +22,7 @@ _MODULES = (
     "tf_keras.src.engine.node",
     "tf_keras.src.engine.sequential",
 )
+_LAYERS = "tf_keras.src.legacy_tf_layers.base"
 
 
 @contextlib.contextmanager
@@ -45,15 +46,22 @@ def models_of_graph() -> Iterator[None]:
         is_traced = getattr(graph, "name", "").startswith("wrapped_function") and not tf.executing_eagerly()
         return not is_traced and own.compat.v1.executing_eagerly_outside_functions()
 
-    v1 = _Seen(own.compat.v1, executing_eagerly_outside_functions=executing_eagerly_outside_functions)
-    seen = _Seen(own, compat=_Seen(own.compat, v1=v1))
     for module in modules:
-        module.tf = seen
+        module.tf = _answering(own, executing_eagerly_outside_functions)
+    # tf.layers with a regularizer look for variables of a v1 graph otherwise, and there are none.
+    layers: Any = importlib.import_module(_LAYERS)
+    layers.tf = _answering(own, lambda: True)
     try:
         yield
     finally:
-        for module in modules:
+        for module in (*modules, layers):
             module.tf = own
+
+
+def _answering(module: Any, executing_eagerly_outside_functions: Callable[[], bool]) -> Any:
+    """TensorFlow, with an answer of its own."""
+    v1 = _Seen(module.compat.v1, executing_eagerly_outside_functions=executing_eagerly_outside_functions)
+    return _Seen(module, compat=_Seen(module.compat, v1=v1))
 
 
 class _Seen:
