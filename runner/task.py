@@ -9,6 +9,7 @@ A task of a cluster finds its place in TF_CONFIG. Each has a journal; the chief 
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import logging
 import os
@@ -273,11 +274,15 @@ def quiet_import(env: Mapping[str, str]) -> Iterator[None]:
 
 def end(code: int) -> NoReturn:
     """Ends this process with `code`."""
-    if code == PEER_LOST:  # what ends TensorFlow in good order waits for the others
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+    iterators = sys.modules.get("runner.iterators")
+    if code != PEER_LOST:
+        if iterators is None or iterators.have_ended():
+            sys.exit(code)
+        # Python would abort the process if TensorFlow came back from a deletion while it ends.
+        atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a peer is lost: what ends TensorFlow in good order waits for the others
 
 
 if __name__ == "__main__":

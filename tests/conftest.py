@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 
 # Before anything imports MLflow or starts a process that does.
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
@@ -15,3 +17,11 @@ for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "HYDRA_FULL_ERROR"
 from runner.strategy import split_cpu  # noqa: E402
 
 split_cpu(2)
+
+
+def pytest_unconfigure() -> None:
+    """Waits for the iterators of all tests to be deleted: `task.end` would not, and has the process end at once."""
+    iterators = sys.modules.get("runner.iterators")
+    last = time.monotonic() + 90
+    while iterators is not None and not iterators.have_ended() and time.monotonic() < last:
+        time.sleep(0.1)

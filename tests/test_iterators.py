@@ -46,3 +46,20 @@ def test_a_process_that_still_has_some_ends() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (0, "[0, 0, 0]\n"), ended.stderr
+
+
+def test_a_process_that_ends_while_iterators_are_deleted_is_not_aborted() -> None:
+    """Some are deleted just before its end, others are still held by it, some are in a cycle."""
+    code = (
+        "import tensorflow as tf\n"
+        "from runner.iterators import iterate\n"
+        "data = tf.data.Dataset.range(9).repeat().map(lambda x: x + 1, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)\n"
+        "def some(): return [next(one) and one for one in map(iterate, [data] * 10)]\n"
+        "kept, dropped, cycle = some(), some(), some()\n"
+        "cycle.append(cycle)\n"
+        "del dropped, cycle\n"
+        "raise SystemExit(7)\n"
+    )
+    for _ in range(3):
+        ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert ended.returncode == 7, ended.stderr
