@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from runner.legacy_keras_bridge import tf_keras_of_graphs
+
 v1 = tf.compat.v1
 
 
@@ -65,35 +67,6 @@ def keras_trace(traced: Any, reduce: Callable[[list[Any]], list[Any]] | None = N
     with tf_keras_of_graphs(is_eager_outside=False):
         with _watching_keras_3(trace, traced) if "keras" in sys.modules else contextlib.nullcontext():
             yield trace
-
-
-@contextlib.contextmanager
-def tf_keras_of_graphs(*, is_eager_outside: bool) -> Iterator[None]:
-    """What tf_keras is told of the graph of a trace, where it has been imported.
-
-    Without `is_eager_outside` it takes it for a graph of TensorFlow 1, as tf.estimator's were: `keras.Input` is a
-    placeholder, and models of layers can be made in a model_fn. Otherwise it would make half of what it makes in eager
-    programs, since it knows graphs of wrap_function by their name, and fail with a RecursionError. As ever with such
-    graphs, models of tf_keras that were made before, outside of model_fn, are of no use afterwards.
-    Private, in tf_keras 2.21: the modules `tf` and `tf1` of `base_layer_utils`, which it asks for
-    `executing_eagerly_outside_functions`, and `_UNSAFE_GRAPH_OP_LAYER_CREATION`: constants between layers are taken as
-    they are, and not evaluated in a session. When they move: it is what `backend.placeholder` looks at.
-    """
-    if "tf_keras" not in sys.modules:
-        yield
-        return
-    from tf_keras.src.engine import base_layer_utils
-
-    name = "executing_eagerly_outside_functions"
-    modules = {id(module): module for module in (base_layer_utils.tf1, base_layer_utils.tf.compat.v1)}
-    with contextlib.ExitStack() as stack:
-        for module in modules.values():
-            stack.callback(setattr, module, name, getattr(module, name))
-            setattr(module, name, lambda: is_eager_outside)
-        flag = "_UNSAFE_GRAPH_OP_LAYER_CREATION"
-        stack.callback(setattr, base_layer_utils, flag, getattr(base_layer_utils, flag))
-        setattr(base_layer_utils, flag, True)
-        yield
 
 
 @contextlib.contextmanager

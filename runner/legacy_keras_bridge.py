@@ -10,58 +10,43 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
-
-import tensorflow as tf
-
-_MODULES = (
-    "tf_keras.src.backend",
-    "tf_keras.src.engine.functional",
-    "tf_keras.src.engine.input_layer",
-    "tf_keras.src.engine.node",
-    "tf_keras.src.engine.sequential",
-)
-_LAYERS = "tf_keras.src.legacy_tf_layers.base"
 
 
 @contextlib.contextmanager
-def models_of_graph() -> Iterator[None]:
-    """While a step is traced, `tf_keras.Input` is a placeholder of its graph and a model has its updates, as in 2.15.
+def tf_keras_of_graphs(*, is_eager_outside: bool) -> Iterator[None]:
+    """What tf_keras is told of the graph of a trace, where it has been imported or `tf.keras` would import it.
 
-    tf_keras takes the graph of wrap_function for one of v1 when it chooses the class of a layer or model, and for one
-    of v2 when it makes an Input; calling the first on the second never ends (RecursionError).
-    Private: the modules above, which ask `tf.compat.v1.executing_eagerly_outside_functions`; tf_keras knows the graph
-    by its name. When they move: leave this out; models of tf_keras are then made outside of model_fn.
-    Does nothing unless tf_keras is there, or is what `tf.keras` stands for.
+    Without `is_eager_outside` it takes it for a graph of TensorFlow 1, as tf.estimator's were: `keras.Input` is a
+    placeholder, and models of layers can be made in a model_fn. Otherwise it would make half of what it makes in eager
+    programs, since it knows graphs of wrap_function by their name, and fail with a RecursionError. As ever with such
+    graphs, models of tf_keras that were made before, outside of model_fn, are of no use afterwards.
+    Private, in tf_keras 2.21: the modules `tf` and `tf1` of `base_layer_utils`, which it asks for
+    `executing_eagerly_outside_functions`; `_UNSAFE_GRAPH_OP_LAYER_CREATION`: constants between layers are taken as they
+    are, and not evaluated in a session; `tf` of `legacy_tf_layers.base`. When they move: it is what
+    `backend.placeholder` looks at.
     """
     if "tf_keras" not in sys.modules and not _is_tf_keras():
         yield
         return
-    modules: list[Any] = [importlib.import_module(name) for name in _MODULES]
-    own = modules[0].tf
+    from tf_keras.src.engine import base_layer_utils
 
-    def executing_eagerly_outside_functions() -> bool:
-        graph = tf.compat.v1.get_default_graph()
-        is_traced = getattr(graph, "name", "").startswith("wrapped_function") and not tf.executing_eagerly()
-        return not is_traced and own.compat.v1.executing_eagerly_outside_functions()
-
-    for module in modules:
-        module.tf = _answering(own, executing_eagerly_outside_functions)
-    # tf.layers with a regularizer look for variables of a v1 graph otherwise, and there are none.
-    layers: Any = importlib.import_module(_LAYERS)
-    layers.tf = _answering(own, lambda: True)
-    try:
+    name = "executing_eagerly_outside_functions"
+    modules = {id(module): module for module in (base_layer_utils.tf1, base_layer_utils.tf.compat.v1)}
+    with contextlib.ExitStack() as stack:
+        for module in modules.values():
+            stack.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, lambda: is_eager_outside)
+        flag = "_UNSAFE_GRAPH_OP_LAYER_CREATION"
+        stack.callback(setattr, base_layer_utils, flag, getattr(base_layer_utils, flag))
+        setattr(base_layer_utils, flag, True)
+        # tf.layers with a regularizer would look for variables of a v1 graph, and there are none.
+        layers: Any = importlib.import_module("tf_keras.src.legacy_tf_layers.base")
+        stack.callback(setattr, layers, "tf", layers.tf)
+        v1 = _Seen(layers.tf.compat.v1, executing_eagerly_outside_functions=lambda: True)
+        layers.tf = _Seen(layers.tf, compat=_Seen(layers.tf.compat, v1=v1))
         yield
-    finally:
-        for module in (*modules, layers):
-            module.tf = own
-
-
-def _answering(module: Any, executing_eagerly_outside_functions: Callable[[], bool]) -> Any:
-    """TensorFlow, with an answer of its own."""
-    v1 = _Seen(module.compat.v1, executing_eagerly_outside_functions=executing_eagerly_outside_functions)
-    return _Seen(module, compat=_Seen(module.compat, v1=v1))
 
 
 class _Seen:

@@ -18,7 +18,6 @@ import tensorflow as tf
 from runner import bridge
 from runner.gradients import Reductions, ReplicaWeights, local_replica
 from runner.keras_bridge import keras_trace
-from runner.legacy_keras_bridge import models_of_graph
 from runner.operations import needed
 from runner.randomness import Stream, drawing_from, moment, stateless_random_ops
 from runner.seeds import seeded
@@ -122,7 +121,6 @@ def _discover(
             store.placement.tracing(),
             stateless_random_ops(),
             initial_values_from_checkpoints(),
-            models_of_graph(),
         ):
             reductions, step = Reductions(_default(), weights), store.twin(GLOBAL_STEP)
             replica = Replica(0, inputs[:-2], weights, reductions, served, step, store.initial_value)
@@ -180,7 +178,6 @@ def _serve(
             store.placement.tracing(),
             stateless_random_ops(),
             initial_values_from_checkpoints(),
-            models_of_graph(),
         ):
             serving = store.serving(keras, served, training=training)
 

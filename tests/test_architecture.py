@@ -25,7 +25,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # 1 one mechanism each
     ("cluster_bridge", "heartbeat", "loopback", "parameter_server", "server"),
     ("launcher", "run_config", "strategy", "elements", "operations", "manifest", "tracking", "iterators"),
-    ("bridge", "v1_bridge", "keras_bridge", "legacy_keras_bridge", "random_bridge", "ps_bridge", "export_bridge"),
+    ("legacy_keras_bridge",),
+    ("bridge", "v1_bridge", "keras_bridge", "random_bridge", "ps_bridge", "export_bridge"),
     ("variable_spec", "bundles"),
     ("seeds", "vocabularies"),
     ("mlflow_model",),

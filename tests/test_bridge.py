@@ -64,14 +64,10 @@ PRIVATE_NAMES = [
     "keras.src.backend.tensorflow.optimizer:TFOptimizer.assign_sub",
     "keras.src.backend.common.global_state:GLOBAL_STATE_TRACKER",
     "keras.src.losses.loss:scale_loss_for_distribution",
-    "tf_keras.src.backend:tf",
-    "tf_keras.src.engine.functional:tf",
-    "tf_keras.src.engine.input_layer:tf",
-    "tf_keras.src.engine.node:tf",
-    "tf_keras.src.engine.sequential:tf",
     "keras.src.losses.loss:unscale_loss_for_distribution",
     "tf_keras.src.engine.base_layer_utils:tf1.executing_eagerly_outside_functions",
     "tf_keras.src.engine.base_layer_utils:tf.compat.v1.executing_eagerly_outside_functions",
+    "tf_keras.src.legacy_tf_layers.base:tf",
     "tf_keras.src.engine.base_layer_utils:_UNSAFE_GRAPH_OP_LAYER_CREATION",
 ]
 

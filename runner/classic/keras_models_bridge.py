@@ -14,7 +14,7 @@ from unittest import mock
 
 import tensorflow as tf
 
-from runner.keras_bridge import tf_keras_of_graphs
+from runner.legacy_keras_bridge import tf_keras_of_graphs
 
 
 def compile_arguments(model: Any) -> Mapping[str, Any]:
