@@ -10,6 +10,7 @@ import importlib
 import inspect
 import json
 import os
+import random
 import shutil
 import sys
 from pathlib import Path
@@ -80,6 +81,7 @@ def input_fn(name: str) -> Any:
 def trained(name: str, folder: Path, max_steps: int) -> list[float]:
     """The losses of training up to `max_steps`."""
     losses = Losses()
+    random.seed(1)  # what Keras 2 draws the seeds of initializers from
     estimator(name, folder).train(input_fn(name), hooks=[losses], max_steps=max_steps)
     return losses.seen
 
