@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -336,9 +337,20 @@ def test_an_interrupted_run_says_how_to_go_on(
     assert "resume: python -m runner train.max_steps=9 model_dir=run\n" in capsys.readouterr().out
 
 
+@contextlib.contextmanager
+def hangups(handling: signal.Handlers) -> Iterator[None]:
+    """What processes that are started meanwhile inherit: nohup has them ignore SIGHUP, these tests' own included."""
+    before = signal.signal(signal.SIGHUP, handling)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_closed_terminal_lets_the_task_save_though_it_says_so_twice(tmp_path: Path) -> None:
     slow = SAVES.replace("journal.event(", "time.sleep(0.5); journal.event(")
-    process = supervised(tmp_path, slow)
+    with hangups(signal.SIG_DFL):
+        process = supervised(tmp_path, slow)
     process.send_signal(signal.SIGHUP)
     process.send_signal(signal.SIGHUP)
     process.communicate(timeout=30)
@@ -347,13 +359,10 @@ def test_a_closed_terminal_lets_the_task_save_though_it_says_so_twice(tmp_path: 
 
 
 def test_a_run_under_nohup_outlives_the_terminal(tmp_path: Path) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what nohup does
-    try:
+    with hangups(signal.SIG_IGN):
         process = supervised(
             tmp_path, "Path('ready').touch()\nwhile not Path('go').exists(): time.sleep(0.02)\n" + RESULT
         )
-    finally:
-        signal.signal(signal.SIGHUP, before)
     process.send_signal(signal.SIGHUP)
     (tmp_path / "go").touch()
     process.communicate(timeout=30)
