@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,11 @@ def test_every_public_name_of_2_15_is_there_or_says_what_to_use() -> None:
         assert set(table) <= set(there)
         assert [name for name in there if name not in table and name not in names.GONE] == []
         assert not set(table) & set(names.GONE)
+
+
+@pytest.mark.parametrize("table", [names.NAMES, names.V1_NAMES, names.KERAS_NAMES])
+def test_every_name_leads_to_something(table: Mapping[str, str]) -> None:
+    assert [name for name in table if names.lookup(table, name, name) is None] == []
 
 
 def test_names_are_those_of_the_runner() -> None:
