@@ -330,9 +330,12 @@ class Config:
 
     @property
     def export_input(self) -> tuple[str, InputBlock]:
-        """(config key, block) of the input whose features are what requests of an exported model hold."""
+        """(config key, block) of the input whose features are what requests of an exported model hold.
+
+        That of prediction last: who gives functions of training and evaluation may have left it at the shipped one.
+        """
         evals = [(eval_key(name), block) for name, block in self.input.evals.items()]
-        blocks = [("input.predict", self.input.predict), *evals, ("input.train", self.input.train)]
+        blocks = [*evals, ("input.train", self.input.train), ("input.predict", self.input.predict)]
         return next(((key, block) for key, block in blocks if block.fn), blocks[-1])
 
     def functions(self) -> Iterator[tuple[str, str, str]]:

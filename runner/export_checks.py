@@ -32,7 +32,7 @@ def check_export(config: Config) -> None:
     if config.exports and not export.receiver_fn and not config.export_input[1].fn:
         raise ConfigError(
             f"command={config.command} exports a model for requests like the features of an input, and there is none. "
-            "Set input.predict.fn, or export.receiver_fn."
+            "Set input.eval.fn, or export.receiver_fn."
         )
     evaluates = config.command in EVALUATING_COMMANDS and config.input.evals
     if "best" in exporters and config.command in TRAINING_COMMANDS and not evaluates:

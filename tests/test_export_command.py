@@ -16,7 +16,7 @@ from tests.test_config import composed
 
 NAMED = (
     "model.fn=tests.jobs.named", "input.train.fn=tests.jobs.named_endless", "input.eval.fn=tests.jobs.named_once",
-    "input.predict.fn=tests.jobs.named_once",
+    "input.predict.fn=tests.jobs.once",  # which gives other features
 )  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def test_exporters_of_the_config_write_into_folders_of_their_names(trained: Path
     for name in ("final", "latest", "best"):
         (path,) = exports_in(str(trained / "run" / "export" / name))
         ((name, spec),) = signature(path).structured_input_signature[1].items()
-        assert name == "x" and spec.shape.as_list() == [None]  # of input.predict what is used, any number of examples
+        assert name == "x" and spec.shape.as_list() == [None]  # of input.eval what is used, any number of examples
     (line,) = [line for line in noted(trained) if line.get("event") == "exported" and "final" in line["path"]]
     assert line["tensors"]["inputs"] == {"x": ["float32", [-1]]} and line["checkpoint"].endswith("model.ckpt-4")
 

@@ -194,7 +194,6 @@ RULES: tuple[Rule, ...] = (
         "with RunConfig(eval_distribute=) it runs on the devices of that strategy, which was always one device, and "
         "keeps the order of the input; without a checkpoint it raises ValueError",
     ),
-    Rule(CANNOT, (".export_savedmodel",), "it was removed in TensorFlow 2: call export_saved_model"),
 )
 
 _IGNORED = "has no effect here, and the log says so"
