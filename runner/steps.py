@@ -23,6 +23,7 @@ from runner.run_config import RunConfig
 from runner.step_loop import Loop
 from runner.traces import Replica, trace_step
 from runner.updates import apply_update, gradients_of, objective
+from runner.v1_bridge import summaries_of_v1
 from runner.variables import VariableStore
 
 v1 = tf.compat.v1
@@ -123,7 +124,7 @@ class TrainProgram:
         num_replicas = 1 if store.strategy is None else store.strategy.num_replicas_in_sync
 
         def replica_fn(replica: Replica) -> ReplicaOutput:
-            with _summaries(summary_writer, replica):
+            with _summaries(summary_writer, replica), summaries_of_v1():
                 return _train_replica(model_call, feed, replica, num_replicas, config)
 
         self.trace = trace_step(store, replica_fn, step_signature(feed), training=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.summary import summary
 
 v1 = tf.compat.v1
 
@@ -65,7 +66,8 @@ def settings_of_hook(hook: Any) -> dict[str, Any] | None:
     if kind is v1.train.NanTensorHook:
         return {"stop_at_nan": hook._fail_on_nan_loss}
     if kind is v1.train.SummarySaverHook:
-        return {"summary_steps": hook._timer._every_steps}
+        note = f"SummarySaverHook(output_dir={hook._output_dir!r}): all summaries of model_fn are written to model_dir."
+        return {"summary_steps": hook._timer._every_steps, "notes": (note,) if hook._output_dir else ()}
     if kind is v1.train.CheckpointSaverHook:
         timer = hook._timer
         return {
@@ -97,3 +99,18 @@ def iterators_made_by(build: Callable[[Any], Any]) -> Iterator[None]:
     finally:
         for name, method in before.items():
             setattr(kind, name, method)
+
+
+@contextlib.contextmanager
+def summaries_of_v1() -> Iterator[None]:
+    """While model_fn is called, `tf.compat.v1.summary` gives serialised summaries, which are in SUMMARIES.
+
+    TensorFlow 2.21 makes operations of TensorFlow 2 of them where there is a writer: `merge_all()` is then None.
+    Private: `summary._should_invoke_v2_op`, since 2.9. When it moves: they go to the writer, and hooks find none.
+    """
+    name, own = "_should_invoke_v2_op", summary._should_invoke_v2_op
+    setattr(summary, name, lambda: False)
+    try:
+        yield
+    finally:
+        setattr(summary, name, own)
