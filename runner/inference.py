@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -19,6 +18,7 @@ from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.operations import needed, operations
 from runner.steps import ModelCall, ReplicaOutput, replica_inputs, step_inputs, step_signature
 from runner.traces import Replica, trace_step
+from runner.v1_bridge import summaries_of_v1
 from runner.variables import VariableStore
 
 v1 = tf.compat.v1
@@ -43,14 +43,6 @@ class EvalResult:
     data_ended: bool
 
 
-@contextlib.contextmanager
-def _no_advice_on_writers() -> Iterator[None]:
-    """`tf.compat.v1.summary` warns where TensorFlow 2 has no writer: there is none, since nothing is recorded here."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Cannot activate TF2 compatibility support for TF1 summary ops")
-        yield
-
-
 class EvalProgram:
     """Evaluation of one model_fn on inputs of one structure, traced once.
 
@@ -64,7 +56,7 @@ class EvalProgram:
             with tf.summary.record_if(False):
                 return _eval_replica(model_call, feed, replica)
 
-        with _no_advice_on_writers():
+        with summaries_of_v1():
             self.trace = trace_step(store, replica_fn, step_signature(feed), training=False, on_workers=on_workers)
         self.outputs: Sequence[ReplicaOutput] = self.trace.outputs
         self._values = self._value_function()
@@ -291,7 +283,7 @@ class PredictProgram:
                 features, labels = replica_inputs(feed, replica)
                 return ReplicaOutput(model_call(features, labels, ModeKeys.PREDICT))
 
-        with _no_advice_on_writers():
+        with summaries_of_v1():
             self.trace = trace_step(store, replica_fn, step_signature(feed), training=False)
         predictions = [output.spec.predictions for output in self.trace.outputs]
         self._predictions = predictions
