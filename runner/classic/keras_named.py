@@ -1,6 +1,6 @@
 """Five optimizers of Keras 2, as tf.estimator 2 trained with them: the same updates, and the same names of their state.
 
-The updates are those of `tf.keras.optimizers.legacy` in TensorFlow 2.15 (tests/test_premade_golden.py compares them).
+The updates are those of `tf.keras.optimizers.legacy` in TensorFlow 2.15 (tests/test_keras_named.py compares them).
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
       settings: name -> value, of those that are variables besides the learning rate.
       slots: name -> what each of its elements begins with.
     """
+
+    _operation: str
+    """TensorFlow's name for the update, where one operation makes it."""
 
     def __init__(self, name: str, learning_rate: Rate, settings: dict[str, float], slots: dict[str, float]) -> None:
         super().__init__(use_locking=False, name=name)
@@ -76,6 +79,18 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
         with tf.control_dependencies(list(update_ops)):
             return tf.group(*update_ops, self._variables_by_name["iter"].assign_add(1, read_value=False))
 
+    def _resource_apply_dense(self, grad: tf.Tensor, handle: Any) -> Any:
+        operation = getattr(ops, f"ResourceApply{self._operation}")
+        return operation(**self._arguments(handle), grad=grad)
+
+    def _resource_apply_sparse(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
+        operation = getattr(ops, f"ResourceSparseApply{self._operation}")
+        return operation(**self._arguments(handle), grad=grad, indices=indices)
+
+    def _arguments(self, variable: Any) -> dict[str, Any]:
+        """Arguments of the operation, but for the gradient."""
+        raise NotImplementedError
+
     # --- what the five make their updates of -------------------------------------------------------------------
 
     def setting(self, name: str, like: Any) -> tf.Tensor:
@@ -104,6 +119,8 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
 class SGD(KerasNamed):
     """Gradient descent, with momentum where that is not 0."""
 
+    _operation = "KerasMomentum"
+
     def __init__(
         self,
         learning_rate: Rate = 0.01,
@@ -120,14 +137,14 @@ class SGD(KerasNamed):
     def _resource_apply_dense(self, grad: tf.Tensor, handle: Any) -> Any:
         if not self._initial_slots:
             return ops.ResourceApplyGradientDescent(var=handle.handle, alpha=self.rate(handle), delta=grad)
-        return ops.ResourceApplyKerasMomentum(**self._with_momentum(handle), grad=grad)
+        return super()._resource_apply_dense(grad, handle)
 
     def _resource_apply_sparse(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
         if not self._initial_slots:
             return ops.ResourceScatterAdd(resource=handle.handle, indices=indices, updates=-self.rate(handle) * grad)
-        return ops.ResourceSparseApplyKerasMomentum(**self._with_momentum(handle), grad=grad, indices=indices)
+        return super()._resource_apply_sparse(grad, handle, indices)
 
-    def _with_momentum(self, variable: Any) -> dict[str, Any]:
+    def _arguments(self, variable: Any) -> dict[str, Any]:
         return {
             "var": variable.handle,
             "accum": self.handles(variable)["momentum"],
@@ -140,6 +157,8 @@ class SGD(KerasNamed):
 class Adagrad(KerasNamed):
     """Adagrad."""
 
+    _operation = "AdagradV2"
+
     def __init__(
         self,
         learning_rate: Rate = 0.001,
@@ -150,12 +169,6 @@ class Adagrad(KerasNamed):
     ) -> None:
         super().__init__(name, learning_rate, {"decay": decay}, {"accumulator": initial_accumulator_value})
         self._epsilon = epsilon
-
-    def _resource_apply_dense(self, grad: tf.Tensor, handle: Any) -> Any:
-        return ops.ResourceApplyAdagradV2(**self._arguments(handle), grad=grad)
-
-    def _resource_apply_sparse(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
-        return ops.ResourceSparseApplyAdagradV2(**self._arguments(handle), grad=grad, indices=indices)
 
     def _arguments(self, variable: Any) -> dict[str, Any]:
         return {
@@ -214,6 +227,8 @@ class Adam(KerasNamed):
 class RMSprop(KerasNamed):
     """RMSprop, with momentum where that is not 0."""
 
+    _operation = "RMSProp"
+
     def __init__(
         self,
         learning_rate: Rate = 0.001,
@@ -229,7 +244,7 @@ class RMSprop(KerasNamed):
 
     def _resource_apply_dense(self, grad: tf.Tensor, handle: Any) -> Any:
         if "momentum" in self._initial_slots:
-            return ops.ResourceApplyRMSProp(**self._with_momentum(handle), grad=grad)
+            return super()._resource_apply_dense(grad, handle)
         rho, rms = self.setting("rho", handle), self.get_slot(handle, "rms")
         now = rho * rms + (1 - rho) * tf.square(grad)
         written = rms.assign(now, read_value=False)
@@ -238,13 +253,13 @@ class RMSprop(KerasNamed):
 
     def _resource_apply_sparse(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
         if "momentum" in self._initial_slots:
-            return ops.ResourceSparseApplyRMSProp(**self._with_momentum(handle), grad=grad, indices=indices)
+            return super()._resource_apply_sparse(grad, handle, indices)
         rho, rms = self.setting("rho", handle), self.get_slot(handle, "rms")
         now = _decayed(rms, self.handles(handle)["rms"], rho, indices, tf.square(grad) * (1 - rho))
         step = self.rate(handle) * grad / (tf.sqrt(tf.gather(now, indices)) + self._epsilon)
         return ops.ResourceScatterAdd(resource=handle.handle, indices=indices, updates=-step)
 
-    def _with_momentum(self, variable: Any) -> dict[str, Any]:
+    def _arguments(self, variable: Any) -> dict[str, Any]:
         slots = self.handles(variable)
         return {
             "var": variable.handle,
@@ -259,6 +274,8 @@ class RMSprop(KerasNamed):
 
 class Ftrl(KerasNamed):
     """Follow the regularized leader."""
+
+    _operation = "Ftrl"
 
     def __init__(
         self,
@@ -279,12 +296,6 @@ class Ftrl(KerasNamed):
             "beta": beta,
         }
         super().__init__(name, learning_rate, settings, {"accumulator": initial_accumulator_value, "linear": 0.0})
-
-    def _resource_apply_dense(self, grad: tf.Tensor, handle: Any) -> Any:
-        return ops.ResourceApplyFtrl(**self._arguments(handle), grad=grad)
-
-    def _resource_apply_sparse(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
-        return ops.ResourceSparseApplyFtrl(**self._arguments(handle), grad=grad, indices=indices)
 
     def _arguments(self, variable: Any) -> dict[str, Any]:
         slots, rate = self.handles(variable), self.rate(variable)
