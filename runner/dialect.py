@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import importlib.util
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from runner import user_code
+from runner import api_names, legacy_keras, user_code
 from runner.config import Config, ConfigError, ModelConfig
-
-LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
-"""The environment variable by which TensorFlow, when it is imported, chooses what `tf.keras` is."""
 
 _CLASSIC = ("estimator", "layers", "nn.rnn_cell", "tpu.CrossShardOptimizer", "keras.estimator")
 _OF_TF_KERAS = ("layers", "nn.rnn_cell", "keras.layers.DenseFeatures", "keras.experimental", "keras.estimator")
@@ -55,9 +51,9 @@ def resolved(config: Config, env: Mapping[str, str]) -> tuple[Config, str]:
     if keras == "auto":
         needed = needed or (_first(uses, ("keras",)) if is_classic and not imports_keras else None)
         keras = "legacy" if needed is not None else "keras3"
-        if LEGACY_KERAS in env:
-            keras = "legacy" if env[LEGACY_KERAS] in ("1", "true", "True") else "keras3"
-    if keras == "legacy" and importlib.util.find_spec("tf_keras") is None:
+        if legacy_keras.VARIABLE in env:
+            keras = "legacy" if legacy_keras.is_asked_for(env) else "keras3"
+    if keras == "legacy" and not legacy_keras.is_installed():
         raise ConfigError(
             f"model.fn={model.fn} needs Keras 2 ({needed or 'model.keras=legacy'}), the package tf_keras, which is not "
             "installed: pip install 'tf-runner[classic]'"
@@ -75,7 +71,7 @@ def environment(model: ModelConfig, env: Mapping[str, str]) -> dict[str, str]:
     """`env` for a process that imports TensorFlow for `model`."""
     if model.keras == "auto":
         return dict(env)
-    return {**env, LEGACY_KERAS: "1" if model.keras == "legacy" else "0"}
+    return {**env, legacy_keras.VARIABLE: "1" if model.keras == "legacy" else "0"}
 
 
 def _is_decided(model: ModelConfig) -> bool:
@@ -102,63 +98,9 @@ def _uses(config: Config) -> tuple[list[Use], bool]:
         except (OSError, SyntaxError, ValueError):
             continue  # importing it gives the better message
         imports_keras = imports_keras or "keras" in _imported_modules(tree)
-        uses += _names_of_tensorflow(tree, file)
+        uses += [Use(one.api_name, file, one.line) for one in api_names.uses(tree)]
         waiting += _files_beside(tree, file)
     return uses, imports_keras
-
-
-def _names_of_tensorflow(tree: ast.AST, file: Path) -> list[Use]:
-    aliases = dict(_aliases(tree))
-    uses = [
-        Use(aliases[alias.asname or alias.name], file, node.lineno)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-        if aliases.get(alias.asname or alias.name)
-    ]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            root, *rest = _dotted(node)
-            if root in aliases:
-                uses.append(Use(_plain(".".join([aliases[root], *rest])), file, node.lineno))
-    return sorted((use for use in uses if use.name), key=lambda use: use.line)
-
-
-def _aliases(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """(name in the file, what of TensorFlow it stands for; '' is TensorFlow itself)."""
-    known: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                if alias.name.split(".")[0] == "tensorflow":
-                    known[alias.asname or "tensorflow"] = _plain(alias.name) if alias.asname else ""
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tensorflow" and not node.level:
-            for alias in node.names:
-                known[alias.asname or alias.name] = _plain(f"{node.module}.{alias.name}")
-        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):  # tf1 = tf.compat.v1
-            root, *rest = _dotted(node.value)
-            if root in known:
-                target = _plain(".".join([known[root], *rest]))
-                known |= {one.id: target for one in node.targets if isinstance(one, ast.Name)}
-    yield from known.items()
-
-
-def _plain(name: str) -> str:
-    """`name` without the `tensorflow` that it begins with, and without `compat.v1` and `compat.v2`."""
-    parts = [part for part in name.split(".") if part]
-    parts = parts[1:] if parts[:1] == ["tensorflow"] else parts
-    while len(parts) > 1 and parts[0] == "compat" and parts[1] in ("v1", "v2"):
-        parts = parts[2:]
-    return ".".join(parts)
-
-
-def _dotted(node: ast.AST) -> list[str]:
-    """The parts of `a.b.c`; [''] where it begins with something else than a name."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return [node.id, *reversed(parts)] if isinstance(node, ast.Name) else [""]
 
 
 def _imported_modules(tree: ast.AST) -> set[str]:

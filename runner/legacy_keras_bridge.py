@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Iterator
 from typing import Any
+
+from runner import legacy_keras
 
 
 @contextlib.contextmanager
@@ -61,5 +62,4 @@ class _Seen:
 
 
 def _is_tf_keras() -> bool:
-    chosen = os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")
-    return chosen and importlib.util.find_spec("tf_keras") is not None
+    return legacy_keras.is_asked_for(os.environ) and legacy_keras.is_installed()

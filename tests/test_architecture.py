@@ -16,7 +16,7 @@ RUNNER = ROOT / "runner"
 LAYERS: tuple[tuple[str, ...], ...] = (
     # 0 plain Python
     ("types", "files", "report", "journal", "user_code", "cluster", "masking", "identity", "garbage", "names"),
-    ("ranking", "output", "step_range", "ending", "config_trees"),
+    ("ranking", "output", "step_range", "ending", "config_trees", "legacy_keras", "api_names"),
     ("config", "early_stopping"),  # the schema
     ("export_checks",),
     ("checks", "debugging", "local_cluster", "tf_config", "slurm", "kubernetes", "tpu"),
@@ -107,6 +107,7 @@ WITHOUT_TENSORFLOW = (
     "names", "dialect", "curves", "predictions", "errors", "task", "ranking", "output", "step_range", "export_checks",
     "manifest", "retention", "local_cluster", "gang", "tf_config", "slurm", "kubernetes", "tpu", "resolvers",
     "cluster_info", "heartbeat", "loopback", "restarts", "tasks", "peers", "peer_run", "spares", "standby", "ending",
+    "legacy_keras", "api_names",
     "classic", "classic.names", "classic.install", "classic.classic_bridge", "classic.installed",
     "classic.differences", "classic.source", "classic.check", "classic.__main__",
 )  # fmt: skip

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from runner.api_names import canonical
 from runner.classic import check, names
 from runner.classic.check import Finding, check_source
 from runner.classic.differences import REMOVED, RULES, RUN_CONFIG
-from runner.classic.installed import Installed, canonical
+from runner.classic.installed import Installed
 
 ROOT = Path(__file__).parent.parent
 INSTALLED = Installed()

@@ -12,10 +12,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from runner.api_names import V1
 from runner.classic import names
 from runner.classic.differences import CANNOT, DIFFERS, RULES, RUN_CONFIG, instead_of
-from runner.classic.installed import V1, Installed
-from runner.classic.source import Use, uses
+from runner.classic.installed import Installed
+from runner.classic.source import MODEL_FN, Use, uses
 
 WORKS = "works"
 VERSION = "2.21"
@@ -60,7 +61,7 @@ def _judged(use: Use, installed: Installed) -> Iterable[tuple[str, str, str]]:
     if use.is_private:
         yield DIFFERS, f"it is private: TensorFlow {VERSION} has it, and may move it in any release", use.said
     for rule in RULES:
-        skipped = (rule.only_in_model_fn and not use.in_model_fn) or _gives(use, rule.without, rule.num_arguments)
+        skipped = (rule.only_in_model_fn and use.place != MODEL_FN) or _gives(use, rule.without, rule.num_arguments)
         if rule.fits(use.api_name) and not skipped:
             said = True
             yield rule.verdict, rule.text, use.said

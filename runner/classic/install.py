@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import logging
 import os
 import sys
@@ -14,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from typing import Any
 
+from runner import legacy_keras
 from runner.classic import classic_bridge, names
 
 _log = logging.getLogger(__name__)
@@ -36,14 +36,11 @@ _INITIALIZERS = (
 )  # fmt: skip
 """What a Scaffold may be made of: the variables of the engine have values before model_fn is called."""
 
-LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
-"""The environment variable by which TensorFlow, when it is imported, chooses what `tf.keras` is."""
-
 
 def install() -> None:
     """Puts the names on TensorFlow: on what is imported of it now, on the rest when it is."""
-    if "tensorflow" not in sys.modules and importlib.util.find_spec("tf_keras") is not None:
-        os.environ.setdefault(LEGACY_KERAS, "1")
+    if "tensorflow" not in sys.modules and legacy_keras.is_installed():
+        os.environ.setdefault(legacy_keras.VARIABLE, "1")
     later = {}
     for name, put in _PUTS.items():
         if name in sys.modules:

@@ -8,7 +8,8 @@ import importlib.util
 import re
 from pathlib import Path
 
-V1 = "tensorflow.compat.v1"
+from runner.api_names import V1, canonical
+
 _LEGACY = "tf_keras/api/_v1/keras/__internal__/legacy"
 _KERAS_2, _KERAS_3 = "tf_keras/api/_v2/keras", "keras/_tf_keras/keras"
 
@@ -21,15 +22,6 @@ _ELSEWHERE = {
     "tensorflow.keras": _KERAS_2,
     **{f"tensorflow.{name}": f"{_KERAS_2}/{name}" for name in ("losses", "metrics", "optimizers", "initializers")},
 }
-
-
-def canonical(name: str) -> str:
-    """The one name of what several lead to: `tensorflow.compat.v2.x` is `tensorflow.x`."""
-    name = re.sub(r"^tensorflow\.compat\.v2(?=\.|$)", "tensorflow", name)
-    shorter = re.sub(r"^(?:tensorflow\.compat\.v1|tensorflow)\.compat\.v1\.compat\.v1(?=\.|$)", V1, name)
-    shorter = re.sub(r"^tensorflow\.compat\.v1\.compat\.v1(?=\.|$)", V1, shorter)
-    shorter = re.sub(r"^tensorflow\.compat\.v1\.compat\.v2(?=\.|$)", "tensorflow", shorter)
-    return shorter if shorter == name else canonical(shorter)
 
 
 class Installed:

@@ -1,4 +1,4 @@
-"""What of TensorFlow a source file uses, and where: found in its text, which is never run."""
+"""What of TensorFlow a source file uses, where, and how: for whoever has to say what will become of it."""
 
 from __future__ import annotations
 
@@ -7,39 +7,31 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from runner.classic.installed import V1, canonical
+from runner import api_names
 
 _ROOTS = ("tensorflow", "tensorflow_estimator", "tensorflow_addons", "tf_slim")
 
+MODEL_FN, SCRIPT, ELSEWHERE = "model_fn", "script", "elsewhere"
+"""Where something is used: in a model_fn (a function with arguments `features` and `mode`, or so named); at the top of
+the file or in its `main`, under no `with` that makes a graph the default; in any other function or graph."""
+
 
 @dataclasses.dataclass(frozen=True)
-class Use:
-    """One place where a name of TensorFlow is used.
+class Use(api_names.Use):
+    """One place where a name of TensorFlow, or a method of an estimator, is used.
 
     Attributes:
-      line, column: where it begins, from 1.
-      name: the whole name: `tensorflow.compat.v1.train.AdamOptimizer`. Of a method of an object ".method".
+      name: the whole name; of a method of an object ".method".
       keywords: of the call, if it is one: name -> whether it says None.
       num_arguments: given by position, if it is a call; else -1.
-      in_model_fn: whether it is in a model_fn: a function with arguments `features` and `mode`, or so named.
+      place: MODEL_FN, SCRIPT or ELSEWHERE.
       is_base: whether a class inherits from it.
     """
 
-    line: int
-    column: int
-    name: str
     keywords: dict[str, bool] = dataclasses.field(default_factory=dict)
     num_arguments: int = -1
-    in_model_fn: bool = False
+    place: str = ELSEWHERE
     is_base: bool = False
-
-    @property
-    def api_name(self) -> str:
-        """Without the module that brings it: `train.AdamOptimizer`."""
-        for prefix in (f"{V1}.", "tensorflow."):
-            if self.name.startswith(prefix):
-                return self.name.removeprefix(prefix)
-        return self.name
 
     @property
     def said(self) -> str:
@@ -56,124 +48,99 @@ class Use:
 
 def uses(tree: ast.AST) -> list[Use]:
     """Every use of TensorFlow in a module, in order; methods of estimators and datasets among them."""
-    walk = _Walk()
+    walk = _Uses(*_ROOTS)
     walk.visit(tree)
     return sorted(walk.found, key=lambda use: (use.line, use.column))
 
 
-class _Walk(ast.NodeVisitor):
-    """Follows names from their import: `import ... as`, `from ... import`, and `tf = tf.compat.v1`."""
+class _Uses(api_names.Uses):
+    """Knows besides which function, class, call and `with` a use is in, and what is an estimator."""
 
-    def __init__(self) -> None:
-        self.found: list[Use] = []
-        self._bound: dict[str, str] = {}
+    def __init__(self, *roots: str) -> None:
+        super().__init__(*roots)
         self._estimators: set[str] = set()
+        self._functions: list[str] = []
         self._model_fns = 0
-        self._handlers = 0
+        self._graphs = 0
 
-    # --- what a name stands for -----------------------------------------------------------------------------------
+    def use(self, line: int, column: int, name: str, **facts: Any) -> Use:
+        return Use(line, column, name, place=self._place, **facts)
 
-    def visit_Import(self, node: ast.Import) -> None:
-        for alias in node.names:
-            if alias.name.split(".")[0] in _ROOTS:
-                name = alias.name if alias.asname else alias.name.split(".")[0]
-                self._bind(alias.asname or name, name)
-                self._add(node, alias.name)
+    @property
+    def _place(self) -> str:
+        if self._model_fns:
+            return MODEL_FN
+        return ELSEWHERE if self._graphs or self._functions not in ([], ["main"]) else SCRIPT
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        if node.level == 0 and node.module and node.module.split(".")[0] in _ROOTS:
-            for alias in node.names:
-                name = node.module if alias.name == "*" else f"{node.module}.{alias.name}"
-                self._bind(alias.asname or alias.name, name)
-                self._add(node, name)
-
-    def visit_Assign(self, node: ast.Assign) -> None:
-        self.generic_visit(node)
-        name = self._dotted(node.value)
-        for target in node.targets:
-            if not isinstance(target, ast.Name | ast.Attribute):
-                continue
-            written = ast.unparse(target)
-            if name is not None and isinstance(target, ast.Name):
-                self._bind(target.id, name)
-            elif self._makes_estimator(node.value):
-                self._estimators.add(written)
-
-    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
-        self._handlers += 1  # what the body of `try` imported counts, not what stands in for it
-        self.generic_visit(node)
-        self._handlers -= 1
-
-    def _bind(self, local: str, name: str) -> None:
-        if not self._handlers or local not in self._bound:
-            self._bound[local] = canonical(name)
-
-    def _makes_estimator(self, value: ast.AST) -> bool:
-        name = self._dotted(value.func) if isinstance(value, ast.Call) else None
-        ends = ("Estimator", "Classifier", "Regressor", "model_to_estimator")
-        return name is not None and "estimator" in name.lower() and name.endswith(ends)
-
-    def _dotted(self, node: ast.AST) -> str | None:
-        """The whole name of a chain of attributes that begins with a name of TensorFlow."""
-        parts: list[str] = []
-        while isinstance(node, ast.Attribute):
-            parts.append(node.attr)
-            node = node.value
-        if not isinstance(node, ast.Name) or node.id not in self._bound:
-            return None
-        return canonical(".".join([self._bound[node.id], *reversed(parts)]))
-
-    # --- where it is used ------------------------------------------------------------------------------------------
+    # --- what surrounds it -----------------------------------------------------------------------------------------
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         arguments = {one.arg for one in _arguments(node.args)}
         is_model_fn = {"features", "mode"} <= arguments or node.name.endswith("model_fn")
+        self._functions.append(node.name)
         self._model_fns += is_model_fn
         self.generic_visit(node)
         self._model_fns -= is_model_fn
+        self._functions.pop()
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        self._functions.append("lambda")
+        self.generic_visit(node)
+        self._functions.pop()
+
+    def visit_With(self, node: ast.With) -> None:
+        graphs = 0
+        for item in node.items:
+            self.visit(item)
+            graphs += (is_graph := self._is_graph(item.context_expr))
+            self._graphs += is_graph
+        for child in node.body:
+            self.visit(child)
+        self._graphs -= graphs
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         for base in node.bases:
-            name = self._dotted(base)
+            name = self.dotted(base)
             if name is not None:
-                self._add(base, name, is_base=True)
+                self.add(base, name, is_base=True)
         for child in [*node.decorator_list, *node.keywords, *node.body]:
             self.visit(child)
 
+    def _is_graph(self, context: ast.AST) -> bool:
+        """Whether `with context:` makes a graph the default, in which TensorFlow 2 builds graphs, too."""
+        if not isinstance(context, ast.Call) or not isinstance(context.func, ast.Attribute):
+            return False
+        return context.func.attr in ("as_default", "Session")
+
+    # --- what is called --------------------------------------------------------------------------------------------
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        super().visit_Assign(node)
+        if self._makes_estimator(node.value):
+            targets = (one for one in node.targets if isinstance(one, ast.Name | ast.Attribute))
+            self._estimators |= {ast.unparse(target) for target in targets}
+
     def visit_Call(self, node: ast.Call) -> None:
-        name = self._dotted(node.func)
+        name = self.dotted(node.func)
         keywords = {one.arg: _is_none(one.value) for one in node.keywords if one.arg}
         if name is not None:
-            self._add(node.func, name, keywords=keywords, num_arguments=len(node.args))
+            self.add(node.func, name, keywords=keywords, num_arguments=len(node.args))
         else:
             if isinstance(node.func, ast.Attribute) and self._is_method(node.func, keywords):
-                self._add(node.func, f".{node.func.attr}", keywords=keywords, num_arguments=len(node.args))
+                self.add(node.func, f".{node.func.attr}", keywords=keywords, num_arguments=len(node.args))
             self.visit(node.func)
         for child in [*node.args, *node.keywords]:
             self.visit(child)
 
-    def visit_Attribute(self, node: ast.Attribute) -> None:
-        name = self._dotted(node)
-        if name is None:
-            self.generic_visit(node)
-        else:
-            self._add(node, name)
-
-    def visit_Name(self, node: ast.Name) -> None:
-        name = self._bound.get(node.id)
-        if name is not None and isinstance(node.ctx, ast.Load):
-            self._add(node, name)
+    def _makes_estimator(self, value: ast.AST) -> bool:
+        name = self.dotted(value.func) if isinstance(value, ast.Call) else None
+        ends = ("Estimator", "Classifier", "Regressor", "model_to_estimator")
+        return name is not None and "estimator" in name.lower() and name.endswith(ends)
 
     def _is_method(self, function: ast.Attribute, keywords: dict[str, bool]) -> bool:
         if function.attr in ("make_one_shot_iterator", "make_initializable_iterator"):
             return True
         return ast.unparse(function.value) in self._estimators or "input_fn" in keywords
-
-    def _add(self, node: Any, name: str, **facts: Any) -> None:
-        if canonical(name) in ("tensorflow", V1):
-            return  # the module itself
-        in_model_fn = self._model_fns > 0
-        self.found.append(Use(node.lineno, node.col_offset + 1, canonical(name), in_model_fn=in_model_fn, **facts))
 
 
 def _arguments(arguments: ast.arguments) -> Iterator[ast.arg]:

@@ -1,0 +1,139 @@
+"""The names of TensorFlow that a source file uses, followed from its imports: read in its text, which is never run."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from typing import Any
+
+V1 = "tensorflow.compat.v1"
+
+
+def canonical(name: str) -> str:
+    """The one name of what several lead to: `tensorflow.compat.v2.x` is `tensorflow.x`."""
+    name = re.sub(r"^tensorflow\.compat\.v2(?=\.|$)", "tensorflow", name)
+    shorter = re.sub(r"^(?:tensorflow\.compat\.v1|tensorflow)\.compat\.v1\.compat\.v1(?=\.|$)", V1, name)
+    shorter = re.sub(r"^tensorflow\.compat\.v1\.compat\.v1(?=\.|$)", V1, shorter)
+    shorter = re.sub(r"^tensorflow\.compat\.v1\.compat\.v2(?=\.|$)", "tensorflow", shorter)
+    return shorter if shorter == name else canonical(shorter)
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """One place where a name of TensorFlow is used.
+
+    Attributes:
+      line, column: where it begins, from 1.
+      name: the whole name: `tensorflow.compat.v1.train.AdamOptimizer`.
+    """
+
+    line: int
+    column: int
+    name: str
+
+    @property
+    def api_name(self) -> str:
+        """Without the module that brings it: `train.AdamOptimizer`."""
+        for prefix in (f"{V1}.", "tensorflow."):
+            if self.name.startswith(prefix):
+                return self.name.removeprefix(prefix)
+        return self.name
+
+
+class Uses(ast.NodeVisitor):
+    """Follows names from their import: `import ... as`, `from ... import`, and `tf = tf.compat.v1`.
+
+    Args:
+      roots: the packages whose names are followed.
+
+    Attributes:
+      found: filled by `visit`, in the order of the visit; what a subclass adds among them.
+    """
+
+    def __init__(self, *roots: str) -> None:
+        self.found: list[Any] = []
+        self._roots = roots
+        self._bound: dict[str, str] = {}
+        self._handlers = 0
+
+    def use(self, line: int, column: int, name: str, **facts: Any) -> Any:
+        """What is noted of a use; of a subclass, with more facts."""
+        return Use(line, column, name)
+
+    def add(self, node: Any, name: str, **facts: Any) -> None:
+        """Notes a use of `name`, unless that is TensorFlow itself."""
+        if canonical(name) not in ("tensorflow", V1):
+            self.found.append(self.use(node.lineno, node.col_offset + 1, canonical(name), **facts))
+
+    def dotted(self, node: ast.AST) -> str | None:
+        """The whole name of a chain of attributes that begins with a followed name."""
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name) or node.id not in self._bound:
+            return None
+        return canonical(".".join([self._bound[node.id], *reversed(parts)]))
+
+    # --- what a name stands for -----------------------------------------------------------------------------------
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            if alias.name.split(".")[0] in self._roots:
+                name = alias.name if alias.asname else alias.name.split(".")[0]
+                self._bind(alias.asname or name, name)
+                self.add(node, alias.name)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        if node.level == 0 and node.module and node.module.split(".")[0] in self._roots:
+            for alias in node.names:
+                name = node.module if alias.name == "*" else f"{node.module}.{alias.name}"
+                self._bind(alias.asname or alias.name, name)
+                self.add(node, name)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self.generic_visit(node)
+        name = self.dotted(node.value)
+        for target in node.targets if name is not None else ():
+            if isinstance(target, ast.Name):
+                self._bind(target.id, str(name))
+
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
+        self._handlers += 1  # what the body of `try` imported counts, not what stands in for it
+        self.generic_visit(node)
+        self._handlers -= 1
+
+    def _bind(self, local: str, name: str) -> None:
+        if not self._handlers or local not in self._bound:
+            self._bound[local] = canonical(name)
+
+    # --- where it is used ------------------------------------------------------------------------------------------
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        name = self.dotted(node)
+        if name is None:
+            self.generic_visit(node)
+        else:
+            self.add(node, name)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        name = self._bound.get(node.id)
+        if name is not None and isinstance(node.ctx, ast.Load):
+            self.add(node, name)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        left: ast.expr = node
+        terms: list[ast.expr] = []
+        while isinstance(left, ast.BinOp):  # a sum of a thousand terms is a thousand deep
+            terms.append(left.right)
+            left = left.left
+        for term in (left, *reversed(terms)):
+            self.visit(term)
+
+
+def uses(tree: ast.AST) -> list[Use]:
+    """Every use of TensorFlow in a module, in order."""
+    walk = Uses("tensorflow")
+    walk.visit(tree)
+    return sorted(walk.found, key=lambda use: (use.line, use.column))
