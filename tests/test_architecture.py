@@ -64,9 +64,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # 6
     ("training",),
     # The classic API: a package that the core never imports. `task` loads it by name.
-    ("classic.classic_bridge", "classic.names", "classic.installed", "classic.differences"),
+    ("classic.classic_bridge", "classic.names", "classic.installed", "classic.source"),
     ("classic.keras_models_bridge",),
-    ("classic.install", "classic.source"),
+    ("classic.install", "classic.differences"),
     ("classic",),  # its __init__
     (
         "classic.semantics",

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from runner.classic import check, names
 from runner.classic.check import Finding, check_source
 from runner.classic.differences import REMOVED, RULES, RUN_CONFIG
 from runner.classic.installed import Installed
+from runner.classic.source import SCRIPT
 
 ROOT = Path(__file__).parent.parent
 INSTALLED = Installed()
@@ -91,6 +93,59 @@ def test_a_model_fn_has_rules_of_its_own() -> None:
     assert "multiply the learning rate by the number of replicas" in text_of(
         MODEL_FN, "tf.compat.v1.keras.optimizers.SGD"
     )
+
+
+OUTSIDE = """
+import tensorflow.compat.v1 as tf
+x = tf.placeholder(tf.float32)
+
+def main(_):
+    loss, _ = tf.metrics.mean(x)
+    tf.train.Saver()
+    tf.train.Saver([])
+    session = tf.Session()
+    with tf.Session() as session:
+        x = tf.placeholder(tf.float32)
+    with tf.Graph().as_default(), tf.Session() as session:
+        x = tf.placeholder(tf.float32)
+        tf.gradients(x, x)
+    tf.gradients(x, x)
+    graph = tf.Graph()
+    tf.Session(graph=graph)
+    receive = lambda: tf.placeholder(tf.string)
+    iterator = dataset.make_initializable_iterator()
+
+def input_fn():
+    return dataset.make_initializable_iterator()
+"""
+
+
+def test_what_is_made_outside_of_functions_and_graphs_is_eager() -> None:
+    lines = [(one.line, one.verdict) for one in found(OUTSIDE) if one.verdict != "works"]
+    assert lines == [
+        (3, "cannot"), (6, "cannot"), (7, "cannot"), (9, "differs"), (10, "differs"), (15, "cannot"), (19, "cannot")
+    ]  # fmt: skip
+    assert text_of(OUTSIDE, "tf.compat.v1.placeholder").endswith("or under `with tf.Graph().as_default():`")
+
+
+def test_a_session_of_a_hook_feeds_what_model_fn_made() -> None:
+    source = """
+        import tensorflow.compat.v1 as tf
+        class Reset(tf.train.SessionRunHook):
+            def after_create_session(self, session, coordinator):
+                session.run(self.op)
+                session.run(self.op, feed_dict={"rate:0": 0.1})
+                session.run(self.op, {"rate:0": 0.1})
+        def own(session):
+            session.run(op, feed_dict={"rate:0": 0.1})
+    """
+    assert [(one.line, one.name) for one in found(source) if one.name == ".run"] == [(6, ".run"), (7, ".run")]
+    assert "only a placeholder that model_fn made can be fed" in text_of(source, ".run")
+
+
+def test_a_sum_of_a_thousand_terms_is_read_to_its_end() -> None:
+    source = f"import tensorflow as tf\nx = {' + '.join(['tf.one(1)'] * 1000)} + tf.zeros(1)\n"
+    assert verdicts(source)["tf.zeros"] == "works"
 
 
 def test_arguments_of_a_call_count() -> None:
@@ -250,6 +305,32 @@ def test_what_a_rule_is_about_is_there(rule: Any) -> None:
             assert name.removeprefix("estimator.") in {**names.NAMES, **names.V1_NAMES}, name
         else:
             assert resolves(name) or resolves(f"compat.v1.{name}"), f"{name} is not in TensorFlow: it needs no rule"
+
+
+EAGER: dict[str, Callable[[Any], Any]] = {
+    "placeholder": lambda v1: v1.placeholder("float32"),
+    "sparse_placeholder": lambda v1: v1.sparse_placeholder("float32"),
+    "gradients": lambda v1: v1.gradients(v1.ones([]), v1.ones([])),
+    "hessians": lambda v1: v1.hessians(v1.ones([]), v1.ones([])),
+    "compat.v1.metrics.*": lambda v1: v1.metrics.mean([1.0]),
+    "summary.merge": lambda v1: v1.summary.merge([]),
+    "summary.merge_all": lambda v1: v1.summary.merge_all(),
+    "summary.FileWriter": lambda v1: v1.summary.FileWriter("nowhere"),
+    "train.import_meta_graph": lambda v1: v1.train.import_meta_graph("nowhere"),
+    "train.export_meta_graph": lambda v1: v1.train.export_meta_graph("nowhere"),
+    "data.make_initializable_iterator": lambda v1: v1.data.make_initializable_iterator(v1.data.Dataset.range(1)),
+    ".make_initializable_iterator": lambda v1: v1.data.Dataset.range(1).make_initializable_iterator(),
+    "train.Saver": lambda v1: v1.train.Saver(),
+    "Session": lambda v1: v1.Session().run(v1.ones([]) + 1),
+}
+
+
+def test_what_cannot_be_made_outside_of_graphs_raises_there() -> None:
+    named = {name for rule in RULES if rule.only_in == SCRIPT for name in rule.names}
+    assert named == {*EAGER, "InteractiveSession"}
+    for name, call in EAGER.items():
+        with pytest.raises(RuntimeError):
+            raise AssertionError(f"{name} gives {call(tensorflow().compat.v1)}")
 
 
 @pytest.mark.parametrize("beginning", [beginning for beginning, _ in REMOVED])

@@ -98,10 +98,15 @@ def test_layers_without_tf_keras_name_the_extra(monkeypatch: pytest.MonkeyPatch)
         install.LegacyKeras("layers", "tf.layers").dense  # noqa: B018
 
 
-def test_switches_of_tf1_leave_the_engine_as_it_is() -> None:
+def test_switches_of_tf1_leave_the_engine_as_it_is_and_say_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(install, "called", set())
     v1.disable_v2_behavior()
     v1.disable_eager_execution()
     assert tf.executing_eagerly()
+    (warning,) = caplog.messages
+    assert warning.startswith("tf.disable_v2_behavior() has no effect outside of model_fn, which is traced as")
 
 
 SCRIPT = """

@@ -16,7 +16,7 @@ from runner.api_names import V1
 from runner.classic import names
 from runner.classic.differences import CANNOT, DIFFERS, RULES, RUN_CONFIG, instead_of
 from runner.classic.installed import Installed
-from runner.classic.source import MODEL_FN, Use, uses
+from runner.classic.source import Use, uses
 
 WORKS = "works"
 VERSION = "2.21"
@@ -61,8 +61,8 @@ def _judged(use: Use, installed: Installed) -> Iterable[tuple[str, str, str]]:
     if use.is_private:
         yield DIFFERS, f"it is private: TensorFlow {VERSION} has it, and may move it in any release", use.said
     for rule in RULES:
-        skipped = (rule.only_in_model_fn and use.place != MODEL_FN) or _gives(use, rule.without, rule.num_arguments)
-        if rule.fits(use.api_name) and not skipped:
+        skipped = rule.only_in not in ("", use.place) or _gives(use, rule.without, rule.num_arguments)
+        if not skipped and (rule.fits(use.api_name) or rule.fits(use.name.removeprefix("tensorflow."))):
             said = True
             yield rule.verdict, rule.text, use.said
     if use.is_base and use.api_name.endswith(".SessionRunHook"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from runner.classic.source import HOOK, MODEL_FN, SCRIPT
+
 DIFFERS, CANNOT = "differs", "cannot"
 
 
@@ -13,15 +15,16 @@ class Rule:
     """What is said of some names.
 
     Attributes:
-      names: without the module that brings them (`train.Saver`); one that ends in `.*` is all that begins so.
-      only_in_model_fn: nothing is said of uses elsewhere.
+      names: without the module that brings them (`train.Saver`), or with it (`compat.v1.metrics.mean`); one that ends
+        in `.*` is all that begins so.
+      only_in: MODEL_FN, SCRIPT or HOOK: nothing is said of uses elsewhere.
       without: nothing is said of a call that gives this argument; `num_arguments` by position include it.
     """
 
     verdict: str
     names: tuple[str, ...]
     text: str
-    only_in_model_fn: bool = False
+    only_in: str = ""
     without: str = ""
     num_arguments: int = 99
 
@@ -33,6 +36,10 @@ class Rule:
 
 
 _GIVEN = "there is no session that it could feed or run: give the tensors to model_fn through input_fn"
+_EAGER = (
+    "outside of model_fn everything is eager, disable_v2_behavior() or not, and it raises RuntimeError: make it in "
+    "model_fn, or under `with tf.Graph().as_default():`"
+)
 _TF_DATA = "queue runners do not run here, and a step would wait for ever: return a tf.data.Dataset from input_fn"
 _OWN_LOOP = (
     "the loop over a session is the runner's: put the graph into a model_fn, and call Estimator.train with what the "
@@ -41,8 +48,20 @@ _OWN_LOOP = (
 
 RULES: tuple[Rule, ...] = (
     # --- cannot, though TensorFlow has it
-    Rule(CANNOT, ("Session", "InteractiveSession"), _GIVEN, only_in_model_fn=True),
-    Rule(CANNOT, ("placeholder", "sparse_placeholder"), _GIVEN, only_in_model_fn=True),
+    Rule(CANNOT, ("Session", "InteractiveSession"), _GIVEN, only_in=MODEL_FN),
+    Rule(CANNOT, ("placeholder", "sparse_placeholder"), _GIVEN, only_in=MODEL_FN),
+    Rule(
+        CANNOT,
+        (
+            *("placeholder", "sparse_placeholder", "gradients", "hessians", "compat.v1.metrics.*"),
+            *("summary.merge", "summary.merge_all", "summary.FileWriter"),
+            *("train.import_meta_graph", "train.export_meta_graph", "data.make_initializable_iterator"),
+        ),
+        _EAGER,
+        only_in=SCRIPT,
+    ),
+    Rule(CANNOT, (".make_initializable_iterator",), _EAGER, only_in=SCRIPT),
+    Rule(CANNOT, ("train.Saver",), _EAGER, only_in=SCRIPT, without="var_list", num_arguments=1),
     Rule(CANNOT, ("train.FeedFnHook", "estimator.FeedFnHook"), _GIVEN),
     Rule(
         CANNOT,
@@ -89,22 +108,31 @@ RULES: tuple[Rule, ...] = (
             "disable_resource_variables",
             "disable_tensor_equality",
         ),
-        "it has an effect in model_fn alone, and the log says so: that is traced as a TensorFlow 1 graph anyway; a "
-        "session beside it needs a graph of its own around it: with tf.Graph().as_default()",
+        "it has no effect outside of model_fn, and says so: a model_fn is traced as a TensorFlow 1 graph anyway, and "
+        "everything else is eager; what needs a graph there, write it under `with tf.Graph().as_default():`",
+    ),
+    Rule(
+        DIFFERS,
+        ("Session", "InteractiveSession"),
+        "outside of model_fn everything is eager, disable_v2_behavior() or not, and a session cannot run what is: "
+        "make it, and the session, under `with tf.Graph().as_default():`",
+        only_in=SCRIPT,
+        without="graph",
+        num_arguments=2,
     ),
     Rule(
         DIFFERS,
         ("keras.optimizers.*", "optimizers.*"),
         "the gradient is the mean over the global batch; on several replicas tf.estimator added the replicas' means "
         "up: to get those updates again, multiply the learning rate by the number of replicas",
-        only_in_model_fn=True,
+        only_in=MODEL_FN,
     ),
     Rule(
         DIFFERS,
         ("clip_by_global_norm", "clip_by_norm", "clip_by_average_norm"),
         "on several replicas each clips its own gradients, as in tf.estimator, so numbers depend on their number; "
         "EstimatorSpec(optimizer=) with train.clip_global_norm clips the gradient of the global batch",
-        only_in_model_fn=True,
+        only_in=MODEL_FN,
     ),
     Rule(
         DIFFERS,
@@ -116,7 +144,7 @@ RULES: tuple[Rule, ...] = (
         DIFFERS,
         ("train.Saver",),
         "model_fn's own Saver has no effect: the runner writes checkpoints, in its format",
-        only_in_model_fn=True,
+        only_in=MODEL_FN,
     ),
     Rule(
         DIFFERS,
@@ -179,9 +207,15 @@ RULES: tuple[Rule, ...] = (
         ("nn.dropout", "layers.dropout", "layers.Dropout", "random_uniform", "random_normal", "truncated_normal"),
         "the numbers are other ones than those of TensorFlow 1, drawn from the seed, the step and the replica: a run "
         "that resumes draws what the undisturbed one would have drawn",
-        only_in_model_fn=True,
+        only_in=MODEL_FN,
     ),
     # --- methods
+    Rule(
+        DIFFERS,
+        (".run",),
+        "in a hook it sees what does not depend on a batch, and only a placeholder that model_fn made can be fed",
+        only_in=HOOK,
+    ),
     Rule(
         DIFFERS,
         (".evaluate",),

@@ -110,8 +110,13 @@ def _where_sessions_are(initializer: Callable[..., Any]) -> Callable[..., Any]:
 
 def _without_effect(name: str) -> Callable[[], None]:
     def said() -> None:
+        if not called:  # it stands in every other file of such code
+            _log.warning(
+                "tf.%s() has no effect outside of model_fn, which is traced as a TensorFlow 1 graph anyway: everything "
+                "else is eager. What needs a graph there, write it under `with tf.Graph().as_default():`.",
+                name,
+            )
         called.add(name)
-        _log.info("tf.%s() has no effect but in model_fn, which is called in a graph of its own in any case.", name)
 
     return said
 

@@ -11,9 +11,10 @@ from runner import api_names
 
 _ROOTS = ("tensorflow", "tensorflow_estimator", "tensorflow_addons", "tf_slim")
 
-MODEL_FN, SCRIPT, ELSEWHERE = "model_fn", "script", "elsewhere"
-"""Where something is used: in a model_fn (a function with arguments `features` and `mode`, or so named); at the top of
-the file or in its `main`, under no `with` that makes a graph the default; in any other function or graph."""
+MODEL_FN, HOOK, SCRIPT, ELSEWHERE = "model_fn", "hook", "script", "elsewhere"
+"""Where something is used: in a model_fn (a function with arguments `features` and `mode`, or so named); in a class
+that inherits from a hook or listener of TensorFlow; at the top of the file or in its `main`, under no `with` that makes
+a graph the default; in any other function or graph."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Use(api_names.Use):
       name: the whole name; of a method of an object ".method".
       keywords: of the call, if it is one: name -> whether it says None.
       num_arguments: given by position, if it is a call; else -1.
-      place: MODEL_FN, SCRIPT or ELSEWHERE.
+      place: MODEL_FN, HOOK, SCRIPT or ELSEWHERE.
       is_base: whether a class inherits from it.
     """
 
@@ -61,6 +62,7 @@ class _Uses(api_names.Uses):
         self._estimators: set[str] = set()
         self._functions: list[str] = []
         self._model_fns = 0
+        self._hooks = 0
         self._graphs = 0
 
     def use(self, line: int, column: int, name: str, **facts: Any) -> Use:
@@ -70,6 +72,8 @@ class _Uses(api_names.Uses):
     def _place(self) -> str:
         if self._model_fns:
             return MODEL_FN
+        if self._hooks:
+            return HOOK
         return ELSEWHERE if self._graphs or self._functions not in ([], ["main"]) else SCRIPT
 
     # --- what surrounds it -----------------------------------------------------------------------------------------
@@ -89,28 +93,24 @@ class _Uses(api_names.Uses):
         self._functions.pop()
 
     def visit_With(self, node: ast.With) -> None:
-        graphs = 0
+        before = self._graphs
         for item in node.items:
             self.visit(item)
-            graphs += (is_graph := self._is_graph(item.context_expr))
-            self._graphs += is_graph
+            self._graphs += _makes_a_graph_default(item.context_expr)
         for child in node.body:
             self.visit(child)
-        self._graphs -= graphs
+        self._graphs = before
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        for base in node.bases:
-            name = self.dotted(base)
+        bases = [(base, self.dotted(base)) for base in node.bases]
+        for base, name in bases:
             if name is not None:
                 self.add(base, name, is_base=True)
+        is_hook = any(name is not None and name.endswith(("Hook", "Listener")) for _, name in bases)
+        self._hooks += is_hook
         for child in [*node.decorator_list, *node.keywords, *node.body]:
             self.visit(child)
-
-    def _is_graph(self, context: ast.AST) -> bool:
-        """Whether `with context:` makes a graph the default, in which TensorFlow 2 builds graphs, too."""
-        if not isinstance(context, ast.Call) or not isinstance(context.func, ast.Attribute):
-            return False
-        return context.func.attr in ("as_default", "Session")
+        self._hooks -= is_hook
 
     # --- what is called --------------------------------------------------------------------------------------------
 
@@ -126,7 +126,7 @@ class _Uses(api_names.Uses):
         if name is not None:
             self.add(node.func, name, keywords=keywords, num_arguments=len(node.args))
         else:
-            if isinstance(node.func, ast.Attribute) and self._is_method(node.func, keywords):
+            if isinstance(node.func, ast.Attribute) and self._is_method(node, node.func, keywords):
                 self.add(node.func, f".{node.func.attr}", keywords=keywords, num_arguments=len(node.args))
             self.visit(node.func)
         for child in [*node.args, *node.keywords]:
@@ -137,10 +137,19 @@ class _Uses(api_names.Uses):
         ends = ("Estimator", "Classifier", "Regressor", "model_to_estimator")
         return name is not None and "estimator" in name.lower() and name.endswith(ends)
 
-    def _is_method(self, function: ast.Attribute, keywords: dict[str, bool]) -> bool:
+    def _is_method(self, call: ast.Call, function: ast.Attribute, keywords: dict[str, bool]) -> bool:
+        """Whether something is to be said of a method; of `session.run` in a hook, where it feeds."""
         if function.attr in ("make_one_shot_iterator", "make_initializable_iterator"):
             return True
+        if function.attr == "run" and self._hooks:
+            return "feed_dict" in keywords or len(call.args) > 1
         return ast.unparse(function.value) in self._estimators or "input_fn" in keywords
+
+
+def _makes_a_graph_default(context: ast.AST) -> bool:
+    """Whether all is a graph inside of `with context:`, in TensorFlow 2 too. A session's own becomes the default."""
+    call = context.func if isinstance(context, ast.Call) else None
+    return isinstance(call, ast.Attribute) and call.attr in ("as_default", "Session")
 
 
 def _arguments(arguments: ast.arguments) -> Iterator[ast.arg]:
