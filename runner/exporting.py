@@ -9,26 +9,16 @@ from typing import Any
 
 from runner import export
 from runner.inputs import build_feed
-from runner.journal import Journal, NullJournal
-from runner.model_fn import ModeKeys, ModelFn
+from runner.model_fn import ModeKeys
 from runner.precision import with_precision
 from runner.receivers import ServingInputReceiver, SupervisedInputReceiver
-from runner.report import NullProgress, Progress, relative
-from runner.run_config import RunConfig
+from runner.report import relative
 from runner.seeds import seeded
+from runner.stored_model import StoredModel
 
 
-class Exporting:
+class Exporting(StoredModel):
     """The methods of an Estimator that write SavedModels. They need no strategy: the process that calls them writes."""
-
-    _model_fn: ModelFn
-    _config: RunConfig
-    _params: dict[str, Any]
-    _journal: Journal | NullJournal
-    _progress: Progress | NullProgress
-
-    def latest_checkpoint(self) -> str | None:
-        raise NotImplementedError
 
     def export_saved_model(
         self,

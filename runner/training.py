@@ -13,12 +13,13 @@ from runner import checkpoints, metrics, retention
 from runner.early_stopping import EarlyStopping, Watched
 from runner.elsewhere import EvaluatedElsewhere
 from runner.ending import Ending
-from runner.estimator import Estimator, InputFn
+from runner.estimator import Estimator
 from runner.exporters import Exporter, checked_exporters
 from runner.exports import Exports
 from runner.following import Follower, TrainingWatch
 from runner.hooks import Hook, Interrupted, Run
 from runner.loop import TrainingRun
+from runner.stored_model import InputFn
 
 
 @dataclasses.dataclass(frozen=True)

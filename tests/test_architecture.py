@@ -56,8 +56,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("preparation", "inspection"),
     ("run_checkpoints",),
     ("loop", "model_summary"),
-    ("evaluation", "prediction", "exporting", "exporters"),
+    ("evaluation", "prediction", "exporters"),
     # 5
+    ("stored_model",),
+    ("exporting",),
     ("estimator",),
     ("exports",),
     ("elsewhere",),
