@@ -29,6 +29,7 @@ from runner.files import MODEL_SUMMARY_FILE, read_json
 from runner.gang import Ending, Task
 from runner.lock import alone_in, wait_for_tasks
 from runner.masking import mask_text, masked, masked_override, secrets_of
+from runner.mlflow_tracker import build_tracker
 from runner.outcome import (
     FAILED,
     FINISHED,
@@ -48,7 +49,7 @@ from runner.restarts import Restarts
 from runner.shipping import RunRecord, Shipper
 from runner.stopping import StopRequests
 from runner.tasks import Journals, Tasks, error_of, note_ending, say_errors
-from runner.tracking import build_tracker, exported_models
+from runner.tracking import exported_models
 
 PATIENCE_SECS = 30.0
 """How long a run that trains may take to its first step before it shows up in MLflow."""

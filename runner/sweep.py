@@ -22,11 +22,12 @@ from runner.config import Config, SweepConfig
 from runner.files import read_json, write_json
 from runner.lock import alone_in
 from runner.masking import masked
+from runner.mlflow_tracker import build_tracker
 from runner.outcome import SUMMARY_FILE
 from runner.provenance import tags_of_this_process
 from runner.ranking import mode_of
 from runner.shipping import RunRecord
-from runner.tracking import Point, Tracker, build_tracker, describe
+from runner.tracking import Point, Tracker, describe
 
 SWEEP_FILE = "sweep.json"
 

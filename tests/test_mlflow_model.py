@@ -12,7 +12,8 @@ import numpy as np
 from mlflow import MlflowClient
 
 from runner.journal import Journal, read_journal
-from runner.tracking import MlflowTracker, Model, NullTracker, exported_models
+from runner.mlflow_tracker import MlflowTracker
+from runner.tracking import Model, NullTracker, exported_models
 from tests.export_models import NUMBERS, WORDS, predicted, raw_receiver, trained_words, words_once
 
 LOADING = """

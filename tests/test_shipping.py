@@ -18,8 +18,9 @@ from filelock import FileLock
 
 from runner import shipping
 from runner.journal import Journal, journal_path
+from runner.mlflow_tracker import MlflowTracker
 from runner.shipping import RunRecord, Shipper, close_abandoned
-from runner.tracking import MlflowTracker, NullTracker, Point
+from runner.tracking import NullTracker, Point
 
 ROOT = Path(__file__).parent.parent
 
@@ -368,7 +369,7 @@ import os, signal, sys
 from pathlib import Path
 from filelock import FileLock
 from runner.shipping import RunRecord, Shipper
-from runner.tracking import MlflowTracker
+from runner.mlflow_tracker import MlflowTracker
 folder = Path(sys.argv[1])
 FileLock(folder / ".lock").acquire()
 (folder / "summary.json").write_text('{"status": "running"}')
@@ -406,7 +407,7 @@ WITHOUT_A_SERVER = """
 import sys
 from pathlib import Path
 from runner.shipping import RunRecord, Shipper
-from runner.tracking import MlflowTracker
+from runner.mlflow_tracker import MlflowTracker
 tracker = MlflowTracker("http://me:hunter2@127.0.0.1:9", "e")
 shipper = Shipper(Path(sys.argv[1]), tracker, RunRecord(), "name", {}, {"host": "here"}, print)
 shipper.start()

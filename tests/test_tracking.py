@@ -14,15 +14,8 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from runner.tracking import (
-    MlflowTracker,
-    NullTracker,
-    Point,
-    build_tracker,
-    describe,
-    points_of,
-    sqlite_path,
-)
+from runner.mlflow_tracker import MlflowTracker, build_tracker, sqlite_path
+from runner.tracking import NullTracker, Point, describe, points_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -313,7 +306,8 @@ def test_a_parent_and_children_share_a_process(uri: str) -> None:
 
 def test_several_first_starts_on_a_fresh_database_all_succeed(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from runner.tracking import Point, build_tracker\n"
+        "import sys; from pathlib import Path\n"
+        "from runner.mlflow_tracker import build_tracker; from runner.tracking import Point\n"
         "t = build_tracker('mlflow', None, None, {}, Path('.').resolve())\n"
         "print(t.start(None, sys.argv[1], {'a': 1}, {}))\n"
         "t.log_points([Point('m', 1.0, 1, 1.0)]); t.end('FINISHED')"
