@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from runner import checks, composing, dialect, mistakes, parsing, resolvers, saved, user_code
+from runner import composing, dialect, mistakes, parsing, resolvers, saved, strategy_checks, user_code
 from runner.config import CLUSTER_COMMANDS, ENVIRONMENT_COMMANDS, TRAINING_COMMANDS, TRAINING_RUNS, Config, ConfigError
 from runner.masking import mask_text, secrets_of, secrets_of_overrides
 from runner.outcome import FAILED, FINISHED, USER_ERROR
@@ -225,9 +225,9 @@ def _checked(
         found = resolvers.detect(env, config.cluster, config.strategy)
         if found.has_others:
             _check_shared(config, found, is_sweep=is_sweep)
-            checks.check_batch_divides(config, found.cluster.num_workers, found.why)
+            strategy_checks.check_batch_divides(config, found.cluster.num_workers, found.why)
         else:
-            checks.check_batch_divides(config, config.cluster.num_workers)
+            strategy_checks.check_batch_divides(config, config.cluster.num_workers)
     if config.command in TRAINING_RUNS:
         return dataclasses.replace(config, model_dir=str(Path(config.model_dir or directory).absolute()))
     return dataclasses.replace(config, model_dir=config.model_dir and str(Path(config.model_dir).absolute()))
