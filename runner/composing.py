@@ -14,6 +14,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
 from runner import config as configs
+from runner.config_nodes import register_schema
 from runner.identity import job_id, sweep_id
 
 
@@ -30,7 +31,7 @@ def prepare(note_sweep: Callable[[str], None] = lambda directory: None) -> None:
         note_sweep(directory)
         return directory
 
-    configs.register_schema()
+    register_schema()
     # Hydra 1.3 copies all that is stored for each group that --help lists, 125 times (0.55 s); `load` hands out copies
     # anyway. Leave it out once Hydra does.
     ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]

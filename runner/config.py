@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import Container, OmegaConf
-
 from runner.config_trees import ConfigError as ConfigError
 from runner.config_trees import as_yaml as as_yaml
 from runner.config_trees import flatten as flatten
@@ -366,23 +364,6 @@ def eval_key(name: str) -> str:
     return f"input.eval.{name}" if name else "input.eval"
 
 
-def register_schema() -> None:
-    """Makes the schema known to Hydra: `conf/config.yaml` starts from it."""
-    from hydra.core.config_store import ConfigStore
-
-    ConfigStore.instance().store(group="schema", name="config", node=schema(), package="_global_", provider="runner")
-
-
-def schema() -> Any:
-    """The schema as an OmegaConf node: `params`, `tags` and `rename` take any key, all else only what is declared."""
-    node = thawed(OmegaConf.structured(Config))
-    inputs = node.input
-    free = [node.model.params, inputs.train.params, inputs.eval, inputs.predict.params, node.tracking.tags]
-    for mapping in (*free, node.train.warm_start.rename):
-        OmegaConf.set_struct(mapping, False)
-    return node
-
-
 def to_tree(config: Config) -> dict[str, Any]:
     """The config as plain dicts, as it is written in YAML."""
     tree = dataclasses.asdict(config)
@@ -398,13 +379,3 @@ def save(config: Config, path: Path) -> None:
     """
     tree = to_tree(config)
     write_atomically(path, as_yaml(tree), mode=0o600 if secrets_of(tree) else 0o644)
-
-
-def thawed(node: Any) -> Any:
-    """Frozen dataclasses make read-only nodes; what Hydra merges into must not be."""
-    OmegaConf.set_readonly(node, None)
-    for key in () if node._is_none() else node:
-        child = node._get_node(key)
-        if isinstance(child, Container):
-            thawed(child)
-    return node

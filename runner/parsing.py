@@ -15,7 +15,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from runner.checks import check
-from runner.config import Config, ConfigError, InputBlock, InputConfig, eval_key, read, schema, thawed
+from runner.config import Config, ConfigError, InputBlock, InputConfig, eval_key, read
+from runner.config_nodes import schema, thawed
 from runner.debugging import debugged
 from runner.masking import masked_override
 

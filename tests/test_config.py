@@ -18,7 +18,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from runner import config as configs
-from runner import parsing
+from runner import config_nodes, parsing
 from runner.checks import newest_runs
 from runner.config import STRATEGY_OPTIONS, Config, ConfigError
 
@@ -32,7 +32,7 @@ EXPERIMENTS = sorted(path.stem for path in CONF.glob("experiment/*.yaml"))
 
 def composed(overrides: Sequence[str] = ()) -> dict[str, Any]:
     """What Hydra makes of the command line `overrides`, resolved."""
-    configs.register_schema()
+    config_nodes.register_schema()
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return OmegaConf.to_container(compose("runner", list(overrides)), resolve=True)  # type: ignore[return-value]
