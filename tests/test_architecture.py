@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("mlflow_tracker",),
     ("legacy_keras_bridge",),
     ("bridge", "v1_bridge", "keras_bridge", "random_bridge", "ps_bridge", "export_bridge"),
-    ("variable_spec", "bundles"),
+    ("variable_spec", "bundles", "requested_names"),
     ("seeds", "vocabularies"),
     ("mlflow_model",),
     ("outcome", "stopping", "curves", "randomness", "retention", "divided", "snapshots"),
