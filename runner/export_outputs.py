@@ -214,7 +214,8 @@ def signatures_of(
 def _single_string(receiver_tensors: Mapping[str, Any], what: str) -> Any:
     found = list(receiver_tensors.values())
     if len(found) != 1 or not tf.is_tensor(found[0]) or found[0].dtype != tf.string:
-        shown = ", ".join(f"{name} ({getattr(tensor, 'dtype', None)})" for name, tensor in receiver_tensors.items())
+        kinds = [f"{name} ({tf.as_dtype(tensor.dtype).name})" for name, tensor in receiver_tensors.items()]
+        shown = ", ".join(kinds[:3]) + (f" and {len(kinds) - 3} more" if len(kinds) > 3 else "")
         raise ValueError(f"a {what} has one input, a string tensor of serialised tf.Examples; this model has {shown}.")
     return found[0]
 
