@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from runner import export
+from runner import export, manifest
 from runner.inputs import build_feed
 from runner.model_fn import ModeKeys
 from runner.precision import with_precision
@@ -77,7 +77,9 @@ class Exporting(StoredModel):
             written = export.write_saved_model(
                 os.fspath(export_dir_base), input_receiver_fn_map, source, assets_extra=assets_extra, as_text=as_text
             )
-        self._journal.event("exported", path=os.path.abspath(written.path), checkpoint=path, tensors=written.tensors)
+        step = 0 if path is None else manifest.step_of(Path(path).name)
+        where = os.path.abspath(written.path)
+        self._journal.event("exported", path=where, checkpoint=path, step=step, tensors=written.tensors)
         shown = "; ".join(f"{name}: {what}" for name, what in written.signatures.items())
         self._progress.message(f"Exported {relative(Path(written.path))} ({shown})")
         return os.fsencode(written.path)

@@ -115,7 +115,7 @@ class MlflowTracker:
             )
             self._client.log_model_artifacts(known.model_id, str(folder))
         self._client.finalize_logged_model(known.model_id, "READY")
-        self._client.log_outputs(self._run_id, [_output(known.model_id)])
+        self._client.log_outputs(self._run_id, [_output(known.model_id, model.step)])
 
     def end(self, status: str) -> None:
         self._monitoring.close()
@@ -297,10 +297,10 @@ def _numpy_type(np: Any, kind: str) -> Any:
     return np.dtype("float32" if kind == "bfloat16" else kind)
 
 
-def _output(model_id: str) -> Any:
+def _output(model_id: str, step: int) -> Any:
     from mlflow.entities import LoggedModelOutput
 
-    return LoggedModelOutput(model_id, step=0)
+    return LoggedModelOutput(model_id, step)
 
 
 def sqlite_path(uri: str) -> Path | None:

@@ -22,12 +22,14 @@ class Model:
       name: in MLflow.
       path: of the SavedModel.
       inputs, outputs: of its default signature: name -> (dtype, shape with -1).
+      step: global step of the checkpoint that was exported.
     """
 
     name: str
     path: Path
     inputs: Mapping[str, tuple[str, Sequence[int]]]
     outputs: Mapping[str, tuple[str, Sequence[int]]]
+    step: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,8 @@ def exported_models(lines: Sequence[Mapping[str, Any]]) -> list[Model]:
     for line in lines:
         path, tensors = Path(str(line["path"])), line.get("tensors") or {}
         if path.is_dir() and tensors:
-            newest[path.parent] = Model(path.parent.name, path, tensors["inputs"], tensors["outputs"])
+            step = line.get("step") or 0
+            newest[path.parent] = Model(path.parent.name, path, tensors["inputs"], tensors["outputs"], step)
     return list(newest.values())
 
 

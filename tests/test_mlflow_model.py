@@ -43,6 +43,7 @@ def test_an_exported_model_is_one_of_mlflow_with_a_signature(tmp_path: Path) -> 
     client = MlflowClient(tracking_uri=tracker.uri)
     (output,) = client.get_run(run_id).outputs.model_outputs
     logged = client.get_logged_model(output.model_id)
+    assert output.step == words.get_variable_value("global_step") > 0
     assert (logged.name, logged.source_run_id, str(logged.status)) == ("best", run_id, "READY")
     uri = f"models:/{output.model_id}"
     result = subprocess.run(
