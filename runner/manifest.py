@@ -6,7 +6,7 @@ The checkpoint of step 500 is, in model_dir:
     model.ckpt-500.input-<worker>.index, .data-...         where that worker's input stood
     model.ckpt-500.manifest.json                           step, time, and every file with its size and checksum
     model.ckpt-500.metrics.json                            what evaluations found of it, where the best are kept
-    checkpoint                                             names the latest, by relative paths
+    checkpoint                                             names the latest, by relative paths; when the first was saved
 
 The manifest is the last file written and `.index` the last one moved here: without it nobody, TensorFlow included, sees
 a checkpoint. Only then the state file moves, so "latest" is always whole.
@@ -49,6 +49,8 @@ _LOOK_SECS = 0.2
 _OUR_FILE = re.compile(rf"({re.escape(PREFIX)}\d+)\.")
 _SHARD = re.compile(r"\.data-(\d{5})-of-(\d{5})$")
 _STATE_LINE = re.compile(rb'^\s*(model_checkpoint_path|all_model_checkpoint_paths)\s*:\s*"(.*)"\s*$', re.MULTILINE)
+# TensorFlow's name: when it last kept a checkpoint on account of hours, or else when it began to count.
+_BEGAN_LINE = re.compile(rb"^\s*last_preserved_timestamp\s*:\s*(\S+)\s*$", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,10 +75,17 @@ class CheckpointInfo:
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """The state file: names relative to model_dir, oldest first; `latest` is None when there is no such file."""
+    """The state file.
+
+    Attributes:
+      latest: None: there is no such file.
+      names: relative to model_dir, oldest first.
+      began: when hours began to count of which a checkpoint each is kept, in seconds since 1970; None: not known.
+    """
 
     latest: str | None
     names: tuple[str, ...]
+    began: float | None = None
 
 
 def step_of(name: str) -> int | None:
@@ -285,19 +294,21 @@ def read_state(model_dir: str | os.PathLike[str]) -> State:
             (key, value.decode("unicode_escape").encode("latin-1").decode("utf-8"))
             for key, value in _STATE_LINE.findall(text)
         ]
-    except UnicodeError:  # garbled: as good as none
+        began = [float(value) for value in _BEGAN_LINE.findall(text)]
+    except ValueError:  # garbled: as good as none
         return State(None, ())
     latest = [os.path.basename(value) for key, value in entries if key == b"model_checkpoint_path"]
     names = [os.path.basename(value) for key, value in entries if key == b"all_model_checkpoint_paths"]
-    return State(latest[-1] if latest else None, tuple(names))
+    return State(latest[-1] if latest else None, tuple(names), began[-1] if began else None)
 
 
-def write_state(model_dir: Path, names: Iterable[str]) -> None:
-    """Makes the last of `names` the latest."""
+def write_state(model_dir: Path, names: Iterable[str], began: float) -> None:
+    """Makes the last of `names` the latest. Args: began: see `State`."""
     for left in model_dir.glob(f".{STATE_FILE}.*"):  # of a process that was killed before it could move it
         left.unlink(missing_ok=True)
     quoted = [json.dumps(name, ensure_ascii=False) for name in names]
     lines = [f"model_checkpoint_path: {quoted[-1]}", *(f"all_model_checkpoint_paths: {name}" for name in quoted)]
+    lines.append(f"last_preserved_timestamp: {began!r}")
     write_atomically(model_dir / STATE_FILE, "\n".join(lines) + "\n")
     _sync(model_dir)
 

@@ -1,7 +1,8 @@
 """Which checkpoints stay: the newest, the best by a metric, and one every so many hours. Plain Python.
 
 What an evaluation said of a checkpoint lies beside it, in `model.ckpt-<step>.metrics.json`: it is there after a restart
-and goes with it. All else follows from the times in the manifests, so nothing has to be remembered.
+and goes with it. All else follows from the times in the manifests and from that of the first save, which the state file
+remembers: the first checkpoint goes as others do.
 
 Another process may evaluate a checkpoint while this one expires: a lease keeps it until its metrics are known.
 """
@@ -31,7 +32,7 @@ class Keep:
     Attributes:
       newest: so many; None or 0: all.
       best: so many by a metric; None: none.
-      every_hours: one in so many hours, counted from the oldest one that there is, which is the first; None: none.
+      every_hours: one in so many hours, counted from the first save, which is not one of them; None: none.
     """
 
     newest: int | None = 5
@@ -87,20 +88,21 @@ def expire(model_dir: Path, latest: str, keep: Keep) -> None:
     Half-written and damaged ones do not count, and go when their age comes. A checkpoint that has no manifest and that
     the state file does not name was put there by somebody else and stays.
     """
-    listed = manifest.read_state(model_dir).names
-    if not keep.newest:
-        before = [name for name in listed if name != latest and (model_dir / f"{name}.index").exists()]
-        manifest.write_state(model_dir, [*before, latest])
-        return
+    state = manifest.read_state(model_dir)
     groups = {
         name: files
         for name, files in manifest.groups(model_dir).items()
-        if name in listed or f"{name}{manifest.MANIFEST}" in files or f"{name}.index" not in files
+        if name in state.names or f"{name}{manifest.MANIFEST}" in files or f"{name}.index" not in files
     }
+    began = _began(model_dir, state, groups)
+    if not keep.newest:
+        before = [name for name in state.names if name != latest and (model_dir / f"{name}.index").exists()]
+        manifest.write_state(model_dir, [*before, latest], began)
+        return
     ordered = _by_age(model_dir, groups, latest)
     whole = [name for name in ordered if manifest.what_is_missing(model_dir / name) is None]
-    kept = {name for name, reasons in _reasons(model_dir, whole, groups, keep).items() if reasons}
-    manifest.write_state(model_dir, [name for name in whole if name in kept])
+    kept = {name for name, reasons in _reasons(model_dir, whole, groups, keep, began).items() if reasons}
+    manifest.write_state(model_dir, [name for name in whole if name in kept], began)
     limit = ordered.index(whole[-keep.newest]) if len(whole) >= keep.newest else 0
     for age, name in enumerate(ordered):
         if name not in kept and (name in whole or age < limit):
@@ -113,14 +115,20 @@ def why_kept(model_dir: Path, keep: Keep) -> dict[str, list[str]]:
 
     (Or it is there because somebody else wrote it, or because it was kept for what another evaluation has beaten.)
     """
-    groups = manifest.groups(model_dir)
-    latest = manifest.read_state(model_dir).latest
+    state, groups = manifest.read_state(model_dir), manifest.groups(model_dir)
     whole = [
         name
-        for name in _by_age(model_dir, groups, latest)
+        for name in _by_age(model_dir, groups, state.latest)
         if manifest.step_of(name) is not None and manifest.what_is_missing(model_dir / name) is None
     ]
-    return _reasons(model_dir, whole, groups, keep)
+    return _reasons(model_dir, whole, groups, keep, _began(model_dir, state, groups))
+
+
+def _began(model_dir: Path, state: manifest.State, groups: Mapping[str, list[str]]) -> float:
+    """When the first checkpoint was saved; where nobody has noted it, the oldest one that there is."""
+    if state.began is not None:
+        return state.began
+    return min((manifest.time_in(model_dir, name, files) for name, files in groups.items()), default=math.inf)
 
 
 def _by_age(model_dir: Path, groups: Mapping[str, list[str]], latest: str | None) -> list[str]:
@@ -135,11 +143,13 @@ def _by_age(model_dir: Path, groups: Mapping[str, list[str]], latest: str | None
     return sorted(groups, key=lambda name: ages[name])
 
 
-def _reasons(model_dir: Path, whole: list[str], groups: Mapping[str, list[str]], keep: Keep) -> dict[str, list[str]]:
-    """Args: whole: the complete ones by age. Returns: name -> why it stays."""
+def _reasons(
+    model_dir: Path, whole: list[str], groups: Mapping[str, list[str]], keep: Keep, began: float
+) -> dict[str, list[str]]:
+    """Args: whole: the complete ones by age. began: the time of the first save. Returns: name -> why it stays."""
     newest = whole[-keep.newest :] if keep.newest else whole
     best = _best(model_dir, whole, keep.best)
-    hourly = _hourly(model_dir, whole, groups, keep.every_hours)
+    hourly = _hourly({name: manifest.time_in(model_dir, name, groups[name]) for name in whole}, keep.every_hours, began)
     leased = str((read_json(model_dir / LEASE) or {}).get("checkpoint"))
     reasons: dict[str, list[str]] = {name: [] for name in whole}
     for name in newest:
@@ -163,13 +173,13 @@ def _best(model_dir: Path, whole: list[str], best: KeepBest | None) -> list[str]
     return ranked[: best.max]
 
 
-def _hourly(model_dir: Path, whole: list[str], groups: Mapping[str, list[str]], hours: float | None) -> list[str]:
-    """The oldest, and each that is so many hours younger than the one before."""
+def _hourly(times: Mapping[str, float], hours: float | None, began: float) -> list[str]:
+    """Each that is so many hours younger than the one before, the first of them than the first save."""
     if hours is None:
         return []
-    times = {name: manifest.time_in(model_dir, name, groups[name]) for name in whole}
-    chosen: list[str] = []
-    for name in sorted(whole, key=lambda name: times[name]):
-        if not chosen or times[name] - times[chosen[-1]] >= hours * 3600:
+    chosen, last = [], began
+    for name in sorted(times, key=lambda name: times[name]):
+        if times[name] - last >= hours * 3600:
             chosen.append(name)
+            last = times[name]
     return chosen

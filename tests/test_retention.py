@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from runner import Estimator, EvalSpec, RunConfig, TrainSpec, retention, train_and_evaluate
 from runner.checkpoints import CheckpointWriter
@@ -132,9 +133,34 @@ def test_one_in_so_many_hours_stays_for_good(tmp_path: Path) -> None:
     keep = Keep(1, every_hours=2)
     for step in range(12):
         save(tmp_path, keep, step, hours=step * 0.75)
-    assert steps(tmp_path) == [0, 3, 6, 9, 11]
+    assert steps(tmp_path) == [3, 6, 9, 11]
     save(tmp_path, Keep(1, every_hours=2), 12, hours=9.0)  # after a restart
-    assert steps(tmp_path) == [0, 3, 6, 9, 12]
+    assert steps(tmp_path) == [3, 6, 9, 12]
+
+
+def test_nothing_stays_for_hours_that_have_not_passed_since_the_first_save(tmp_path: Path) -> None:
+    for step in range(8):  # as tf.estimator's default: five, and one in 10,000 hours
+        save(tmp_path, Keep(5, every_hours=10000), step, hours=step)
+    assert steps(tmp_path) == [3, 4, 5, 6, 7]
+    assert [*retention.why_kept(tmp_path, Keep(5, every_hours=10000)).values()] == [["last 5"]] * 5
+
+
+def test_hours_count_from_the_first_save_when_it_is_gone_and_the_run_is_started_again(tmp_path: Path) -> None:
+    for step, hours in enumerate([0.0, 1.5, 2.5]):
+        save(tmp_path, Keep(1, every_hours=2), step, hours)  # a process each
+    assert tf.train.get_checkpoint_state(str(tmp_path)).last_preserved_timestamp == 1e9
+    save(tmp_path, Keep(1, every_hours=2), 3, hours=3.0)
+    assert steps(tmp_path) == [2, 3]
+    assert retention.why_kept(tmp_path, Keep(1, every_hours=2))["model.ckpt-2"] == ["every 2 h"]
+
+
+def test_where_nobody_has_noted_the_first_save_hours_count_from_the_oldest_checkpoint(tmp_path: Path) -> None:
+    for step in range(3):
+        save(tmp_path, Keep(None), step, hours=step)
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-2"\n')  # as a Saver writes it
+    for step in range(3, 5):
+        save(tmp_path, Keep(1, every_hours=2), step, hours=step)
+    assert steps(tmp_path) == [2, 4]
 
 
 # --- in a run ---------------------------------------------------------------------------------------------------
@@ -151,6 +177,6 @@ def test_inspect_says_why_each_stays(tmp_path: Path, capsys: pytest.CaptureFixtu
     table = capsys.readouterr().out.partition("checkpoints\n")[2].splitlines()[1:]
     marks = {row.split()[0]: row.split("  ")[-1].strip() for row in table[: table.index("")]}
     assert marks == {
-        "0": "every 1 h", "1": "best eval/mae", "3": "last 2", "4": "newest, last 2",
+        "1": "best eval/mae", "3": "last 2", "4": "newest, last 2",
     }  # fmt: skip
     assert os.path.exists(tmp_path / "run" / "model.ckpt-1.metrics.json")
