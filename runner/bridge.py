@@ -22,8 +22,8 @@ import tensorflow as tf
 # Functions made of a graph; see `function_of_part`.
 from tensorflow.core.function.polymorphism import function_type
 
-# TrackableObjectGraph: which key of a tf.train.Checkpoint is which variable. When it moves: nothing else tells; warm
-# start then takes name-based checkpoints only.
+# TrackableObjectGraph: which key of a tf.train.Checkpoint is which variable. When it moves: nothing else tells; only
+# checkpoints whose keys are names can then be read.
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
 # PerReplica: one value a replica, for reductions that weight them. When it moves: it is what
@@ -368,11 +368,12 @@ def _with_one_round(executor_type: str | None, serialized: bytes) -> Any:
 
 
 def names_in_object_graph(serialized: bytes) -> dict[str, str]:
-    """Name of a variable (a Keras path) -> its key, of the object graph that tf.train.Checkpoint saves."""
+    """Name of a variable (its op's, a Keras path) -> its key, of the object graph that tf.train.Checkpoint saves.
+
+    Variables that share a name go by their keys.
+    """
     graph = TrackableObjectGraph()
     graph.ParseFromString(serialized)
-    return {
-        attribute.full_name or attribute.checkpoint_key: attribute.checkpoint_key
-        for node in graph.nodes
-        for attribute in node.attributes
-    }
+    variables = [one for node in graph.nodes for one in node.attributes if one.name == "VARIABLE_VALUE"]
+    count = collections.Counter(one.full_name for one in variables if one.full_name)
+    return {one.full_name if count[one.full_name] == 1 else one.checkpoint_key: one.checkpoint_key for one in variables}

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner import bundles, manifest, retention
+from runner import bridge, bundles, manifest, retention
 from runner.iterators import handle_of
 from runner.manifest import CheckpointInfo, latest_checkpoint, list_checkpoints
 from runner.report import format_bytes
@@ -42,6 +42,8 @@ __all__ = [
 
 GLOBAL_STEP = "global_step"
 EXTRA = "_runner/"
+OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+"""The key by which a checkpoint of objects says what its other keys are."""
 
 _ITERATOR = "iterator"
 
@@ -176,7 +178,10 @@ class CheckpointWriter:
 
 
 class Reader:
-    """Reads one checkpoint: ours, or one that a Saver or tf.estimator wrote.
+    """Reads one checkpoint: ours, one that a Saver or tf.estimator wrote, or one of objects (tf.train.Checkpoint).
+
+    The keys of objects are the way to them: `layer_with_weights-0/kernel/.ATTRIBUTES/VARIABLE_VALUE`. Their variables
+    go by the names that they have in a graph, `dense/kernel`, as everybody else's; values can be had by either.
 
     Args:
       path: the prefix, as from latest_checkpoint. It is opened by the first question.
@@ -187,10 +192,21 @@ class Reader:
 
     def names(self) -> dict[str, tuple[tuple[int, ...], tf.DType]]:
         """Variable name -> (shape, dtype), slices of one variable as one, without the runner's own state."""
+        if self.is_of_objects:
+            return {name: self._entries[key] for name, key in self._keys_of_objects.items()}
         return {name: facts for name, facts in self._entries.items() if not name.startswith(EXTRA)}
 
+    @property
+    def is_of_objects(self) -> bool:
+        """Whether its keys are ways to objects, and not names."""
+        return OBJECT_GRAPH in self._entries
+
+    def key(self, name: str) -> str:
+        """By which `name` is found in the bundle."""
+        return self._keys_of_objects.get(name, name) if self.is_of_objects else name
+
     def has(self, name: str) -> bool:
-        return name in self._entries
+        return self.key(name) in self._entries
 
     def get(self, name: str) -> np.ndarray:
         """The value of `name`. Raises: KeyError: it is not there; the message says what is."""
@@ -198,12 +214,12 @@ class Reader:
 
     def get_many(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Name -> value, read together, which is faster than one by one. Raises: as `get`."""
-        names = list(names)
-        for name in names:
-            if name not in self._entries:
+        keys = {name: self.key(name) for name in names}
+        for name, key in keys.items():
+            if key not in self._entries:
                 raise KeyError(self._not_there(name))
-        values = bundles.read_bundle(self.path, {name: self._entries[name][1] for name in names})
-        return {name: value.numpy() for name, value in values.items()}
+        values = bundles.read_bundle(self.path, {key: self._entries[key][1] for key in keys.values()})
+        return {name: values[key].numpy() for name, key in keys.items()}
 
     def extra(self) -> dict[str, Any]:
         """What Snapshot.extra held: arrays as arrays, the rest as JSON gives it back; {} of another's checkpoint."""
@@ -218,6 +234,11 @@ class Reader:
         reader = tf.train.load_checkpoint(self.path)
         dtypes = reader.get_variable_to_dtype_map()
         return {name: (tuple(shape), dtypes[name]) for name, shape in reader.get_variable_to_shape_map().items()}
+
+    @functools.cached_property
+    def _keys_of_objects(self) -> dict[str, str]:
+        graph = bundles.read_bundle(self.path, {OBJECT_GRAPH: tf.string})[OBJECT_GRAPH]
+        return bridge.names_in_object_graph(graph.numpy())
 
     def _not_there(self, name: str) -> str:
         similar = difflib.get_close_matches(name, self.names(), n=3)

@@ -111,8 +111,12 @@ def folded(variables: Mapping[str, tf.Variable], parts: Mapping[str, Part]) -> d
     }
 
 
-def read_on_servers(path: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Name -> what `assign` of each variable takes, from the checkpoint `path`: read on the servers, where it stays."""
+def read_on_servers(path: str, variables: Mapping[str, Any], key: Callable[[str], str]) -> dict[str, Any]:
+    """Name -> what `assign` of each variable takes, from the checkpoint `path`: read on the servers, where it stays.
+
+    Args:
+      key: of a name in the checkpoint.
+    """
     by_place: dict[str, list[tuple[str, int, str, tf.DType]]] = {}
     for name, variable in variables.items():
         parts = variable.parts if isinstance(variable, Divided) else [variable]
@@ -123,7 +127,7 @@ def read_on_servers(path: str, variables: Mapping[str, Any]) -> dict[str, Any]:
             by_place.setdefault(part.device, []).append((name, number, rows[number], part.dtype))
     read: dict[str, dict[int, tf.Tensor]] = {name: {} for name in variables}
     for place, wanted in by_place.items():
-        values = bundles.read_entries(path, place, [(name, rows, dtype) for name, _, rows, dtype in wanted])
+        values = bundles.read_entries(path, place, [(key(name), rows, dtype) for name, _, rows, dtype in wanted])
         for (name, number, _, _), value in zip(wanted, values, strict=True):
             read[name][number] = value
     return {

@@ -181,7 +181,7 @@ class Model:
     def _read(self, reader: Reader, names: Sequence[str]) -> dict[str, Any]:
         if isinstance(self.store.placement, Servers):
             saved = self.store.saved
-            return read_on_servers(reader.path, {name: saved[name] for name in names})
+            return read_on_servers(reader.path, {name: saved[name] for name in names}, reader.key)
         return {**reader.get_many(names)}
 
     def show_averages(self, path: str) -> None:

@@ -63,7 +63,9 @@ def scaled(optimizer: Any, by: tf.Tensor | None) -> Iterator[None]:
         yield
         return
     with contextlib.ExitStack() as stack:
-        if isinstance(optimizer, v1.train.Optimizer):
+        if hasattr(optimizer, "scale_rate"):
+            optimizer.scale_rate(by)
+        elif isinstance(optimizer, v1.train.Optimizer):
             if not v1_bridge.scale_rate_of_v1(optimizer, by):
                 raise _refusal(optimizer, "it keeps its rate where the runner does not find it")
         elif hasattr(type(optimizer), "learning_rate") and not hasattr(optimizer, "_decayed_lr"):

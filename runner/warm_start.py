@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -13,13 +12,11 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from runner import bridge
 from runner.checkpoints import GLOBAL_STEP, Reader
 from runner.damage import WholeCheckpoints, find_damage
 from runner.run_config import WarmStart
 from runner.variable_spec import VariableSpec
 
-OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _SAVED_MODEL = os.path.join("variables", "variables")
 _NOBODY = np.zeros(0)
 
@@ -106,39 +103,29 @@ def load(
 
 
 class _Source:
-    """A checkpoint by the names of its variables: the keys themselves, or what an object graph says they are."""
+    """A checkpoint, whose variables are also found by the ends of their names where they are those of objects."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._reader = Reader(path)
 
-    @functools.cached_property
-    def _keys(self) -> dict[str, str]:
-        """Name -> key."""
-        names = self._reader.names()
-        if OBJECT_GRAPH not in names:
-            return {name: name for name in names}
-        return bridge.names_in_object_graph(bytes(self._reader.get(OBJECT_GRAPH)))
-
     @property
     def names(self) -> list[str]:
-        return list(self._keys)
+        return list(self._reader.names())
 
     def name_of(self, wanted: str) -> str | None:
-        """The name that `wanted` has here; of an object graph, also the only one that ends with it."""
-        if wanted in self._keys:
+        """The name that `wanted` has here; of objects, also the only one that ends with it."""
+        if wanted in self._reader.names():
             return wanted
-        longer = [name for name in self._keys if name.endswith(f"/{wanted}")]
-        return longer[0] if len(longer) == 1 and OBJECT_GRAPH in self._reader.names() else None
+        longer = [name for name in self._reader.names() if name.endswith(f"/{wanted}")]
+        return longer[0] if len(longer) == 1 and self._reader.is_of_objects else None
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._reader.names()[self._keys[name]][0]
+        return self._reader.names()[name][0]
 
     def read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Name -> value."""
-        keys = {name: self._keys[name] for name in names}
-        values = self._reader.get_many(keys.values())
-        return {name: np.asarray(values[key]) for name, key in keys.items()}
+        return {name: np.asarray(value) for name, value in self._reader.get_many(names).items()}
 
 
 def _checkpoint(where: str) -> str:

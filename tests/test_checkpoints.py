@@ -384,6 +384,25 @@ def test_a_saver_with_another_name_is_listed_when_the_state_file_names_it(tmp_pa
 # --- errors of the reader -------------------------------------------------------------------------------------------
 
 
+def test_a_checkpoint_of_objects_is_read_by_the_names_of_its_variables_and_by_its_keys(tmp_path: Path) -> None:
+    """What tf.train.Checkpoint writes, and 2.15's model_to_estimator did."""
+    twins = [tf.Variable(2.0, name="same"), tf.Variable(3.0, name="same")]
+    path = tf.train.Checkpoint(
+        layer=tf.Variable([1.0], name="dense/kernel"),
+        step=tf.Variable(7, dtype=tf.int64, name="global_step"),
+        twins=twins,
+    ).write(str(tmp_path / "model.ckpt-8"))
+    reader, end = Reader(path), ".ATTRIBUTES/VARIABLE_VALUE"
+    assert reader.is_of_objects
+    assert set(reader.names()) == {"dense/kernel", "global_step", f"twins/0/{end}", f"twins/1/{end}"}
+    assert reader.names()["dense/kernel"] == ((1,), tf.float32)
+    assert reader.get("dense/kernel") == reader.get(f"layer/{end}") == [1.0]
+    assert reader.has("global_step") and reader.has(f"step/{end}") and not reader.has("same")
+    assert checkpoint_step(path) == 7 and reader.extra() == {}
+    with pytest.raises(KeyError, match="no variable 'dense/kernal' in .* Did you mean 'dense/kernel'"):
+        reader.get("dense/kernal")
+
+
 def test_unknown_variable_is_answered_with_the_nearest_name(tmp_path: Path) -> None:
     path = CheckpointWriter(tmp_path, 5).save(Snapshot(5, TENSORS))
     with pytest.raises(KeyError, match="no variable 'dense/kernl' in .*model.ckpt-5. Did you mean 'dense/kernel'"):

@@ -165,6 +165,54 @@ def test_a_second_estimator_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
     assert again.get_variable_value("global_step") == 6
 
 
+def test_a_model_whose_weights_are_not_made_yet_begins_with_initial_values(family: Any, tmp_path: Path) -> None:
+    model = family.Sequential([family.layers.Dense(3), family.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    assert model_to_estimator(model, model_dir=tmp_path).train(batches()).evaluate(batches())["global_step"] == 3
+
+
+OPTIMIZERS = {
+    "SGD": {"momentum": 0.5}, "Adagrad": {}, "Adam": {"beta_1": 0.8}, "RMSprop": {"momentum": 0.5}, "Ftrl": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_state_of_optimizers_of_tf_keras_has_the_names_of_2_15(name: str, tmp_path: Path) -> None:
+    model, rate = build(tf_keras), tf_keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.1, 0.05])
+    model.compile(getattr(tf_keras.optimizers, name)(rate, **OPTIMIZERS[name]), "mse")
+    fitted = tf_keras.models.clone_model(model)
+    fitted.compile(getattr(tf_keras.optimizers.legacy, name)(rate, **OPTIMIZERS[name]), "mse")
+    fitted.set_weights(model.get_weights())
+    fitted.fit(X, Y, batch_size=8, epochs=1, shuffle=False, verbose=0)
+    estimator = model_to_estimator(model, model_dir=tmp_path).train(batches())
+    state = {f"training/{one.name.partition(':')[0]}": one.numpy() for one in fitted.optimizer.weights[1:]}
+    assert state, "the first is iterations, which is global_step"
+    for name, value in {**state, "y/kernel": fitted.get_weights()[2], "global_step": 3}.items():
+        np.testing.assert_allclose(estimator.get_variable_value(name), value, rtol=1e-5, atol=1e-7, err_msg=name)
+    assert not [name for name in estimator.get_variable_names() if "iter" in name]
+
+
+def test_an_optimizer_that_2_15_did_not_know_is_what_it_is(tmp_path: Path) -> None:
+    model = build(tf_keras)
+    model.compile(tf_keras.optimizers.AdamW(0.1), "mse")
+    fitted = tf_keras.models.clone_model(model)
+    fitted.compile(tf_keras.optimizers.AdamW(0.1), "mse")
+    fitted.set_weights(model.get_weights())
+    fitted.fit(X, Y, batch_size=8, epochs=1, shuffle=False, verbose=0)
+    estimator = model_to_estimator(model, model_dir=tmp_path).train(batches())
+    np.testing.assert_allclose(estimator.get_variable_value("y/kernel"), fitted.get_weights()[2], rtol=1e-5)
+
+
+def test_the_rate_of_a_model_of_tf_keras_warms_up(tmp_path: Path) -> None:
+    def change(**options: Any) -> np.ndarray:
+        model = build(tf_keras)
+        config = RunConfig(**options)
+        estimator = model_to_estimator(model, model_dir=tmp_path / str(len(options)), config=config)
+        return estimator.train(batches(), steps=1).get_variable_value("y/kernel") - model.get_weights()[2]
+
+    np.testing.assert_allclose(change(warmup_steps=4) * 4, change(), rtol=1e-5)
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ import pytest
 import tensorflow as tf
 
 import runner.classic  # noqa: F401  (tf.estimator, tf.layers)
+from runner.checkpoints import Reader
 from tests.golden import runs
 from tests.golden.constructs import CONSTRUCTS, FAMILIES
 from tests.line import read_events
@@ -116,12 +117,8 @@ def ours(golden: Golden, tmp_path_factory: pytest.TempPathFactory) -> Ours:
 
 def values(path: Path) -> dict[str, np.ndarray]:
     """Variable name -> value of a checkpoint, whoever wrote it."""
-    reader = tf.train.load_checkpoint(str(path))
-    return {
-        name: reader.get_tensor(name)
-        for name in sorted(reader.get_variable_to_shape_map())
-        if not name.startswith("_runner/")
-    }
+    reader = Reader(path)
+    return reader.get_many(sorted(reader.names()))
 
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any], tolerance: float) -> None:
@@ -192,7 +189,7 @@ def test_models_of_tf_keras_come_to_the_same_where_tf_keras_is_keras_2(golden: G
 # --- checkpoints both ways ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["layers", "partitions", "scopes"])
+@pytest.mark.parametrize("name", ["layers", "partitions", "scopes", "keras_model"])
 def test_goes_on_from_a_model_dir_of_tf_estimator(name: str, golden: Golden, tmp_path: Path) -> None:
     """As it lies there after ten of twenty steps, with graph.pbtxt, .meta files and events."""
     expected = golden.found(name)["losses"]

@@ -17,9 +17,12 @@ import tensorflow as tf
 from runner import bundles
 from runner.classic import keras_models_bridge
 from runner.classic.estimator import Estimator
+from runner.classic.optimizers import named_as_before, optimizer_of
 from runner.model import Model
 from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.run_config import RunConfig, WarmStart
+
+v1 = tf.compat.v1
 
 _FORMATS = ("checkpoint", "saver", None)
 _WEIGHTS = os.path.join("keras", "keras_model.ckpt")
@@ -37,15 +40,16 @@ def model_to_estimator(
 ) -> Estimator:
     """An Estimator that trains what `keras_model.fit` would train, under any strategy.
 
-    Weights begin as those of the model are now; they are written to `model_dir/keras`, and an evaluation before any
-    training has them. The optimizer begins anew. The given model itself is not changed. Of a dict
+    Weights begin as those of the model are now, if it has any; they are written to `model_dir/keras`, and an evaluation
+    before any training has them. The optimizer begins anew. The given model itself is not changed. Of a dict
     `{"features": .., "sample_weights": ..}` the second weights the losses and the `weighted_metrics`.
 
     Args:
       keras_model: compiled; functional, sequential, or a class of the user's own with `get_config` and `from_config`.
       keras_model_path: of a saved model, in its place; `tf.keras` loads it, with `custom_objects`.
       config: of `tf.estimator`, or of the runner.
-      checkpoint_format: "checkpoint" or "saver"; there is one format here, which both read.
+      checkpoint_format: "checkpoint" or "saver", as 2.15 wrote: either goes on here. What is written is what "saver"
+        wrote there, and reads: its keys are names of variables.
       metric_names_map: name of a metric in Keras -> its name in the results.
       export_outputs: name -> `tf.estimator.export.ExportOutput`; None: the predictions.
 
@@ -112,7 +116,8 @@ class _Template:
             )
         self._family, self._model = family, model
         self._metric_names, self._export_outputs = metric_names, export_outputs
-        self._compile_with = _compiled_with(model)
+        self._compile_with = {**_compiled_with(model), **family.other_arguments(model)}
+        self._optimizer = family.optimizer_of_before(model)
         self.weights: dict[str, np.ndarray] = {}
         """Name in the trace -> value in the given model; known once a model has been built in a trace."""
 
@@ -130,9 +135,16 @@ class _Template:
             training = {"training": mode == ModeKeys.TRAIN} if self._family.loss_takes_training else {}
             loss = model.compute_loss(features, labels, outputs, sample_weights, **training)
             if mode == ModeKeys.TRAIN:
-                return spec._replace(loss=loss, optimizer=model.optimizer)
+                return spec._replace(loss=loss, optimizer=self._optimizer_of(model))
             model.compute_metrics(features, labels, outputs, sample_weights)
             return spec._replace(loss=loss, eval_metric_ops=self._metrics(model))
+
+    def _optimizer_of(self, model: Any) -> Any:
+        if self._optimizer is None:
+            return model.optimizer
+        optimizer = optimizer_of(self._optimizer)
+        optimizer.count_by(v1.train.get_global_step())
+        return optimizer
 
     def _rebuilt(self) -> Any:
         """A model like the given one, with variables of its own."""
@@ -148,7 +160,7 @@ class _Template:
             ) from error
 
     def _note_weights(self, model: Any) -> None:
-        if self.weights:
+        if self.weights or not self._model.built:
             return
         ours, theirs = list(model.weights), list(self._model.weights)
         if [tuple(one.shape) for one in ours] != [tuple(one.shape) for one in theirs]:
@@ -185,6 +197,14 @@ class _Family:
         """In the checkpoint."""
         return str(weight.value.name).partition(":")[0]
 
+    def optimizer_of_before(self, model: Any) -> Any:
+        """What tf.estimator trained such a model with, in place of its optimizer; None: that itself."""
+        return None
+
+    def other_arguments(self, model: Any) -> dict[str, Callable[[], Any]]:
+        """Arguments of `compile` -> makes them, where they are not those that it was called with."""
+        return {}
+
     def clone(self, model: Any) -> Any:
         """A model of such layers; not compiled."""
         with mock.patch.object(model, "compiled", False):  # it would be compiled from its config, by eager values
@@ -197,9 +217,21 @@ class _Family:
 
 
 class _Keras2(_Family):
-    """tf_keras."""
+    """tf_keras.
+
+    tf.estimator trained its models with what is `optimizers.legacy` today, whichever they were compiled with: so do we,
+    by the names that the state of these has in its checkpoints.
+    """
 
     loss_takes_training = False
+
+    def optimizer_of_before(self, model: Any) -> Any:
+        return named_as_before(model.optimizer)
+
+    def other_arguments(self, model: Any) -> dict[str, Callable[[], Any]]:
+        if self.optimizer_of_before(model) is None:
+            return {}
+        return {"optimizer": self.keras.optimizers.legacy.SGD}  # `compile` wants one; this makes no variables
 
     def is_compiled(self, model: Any) -> bool:
         return model.compiled_loss is not None

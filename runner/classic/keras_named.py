@@ -38,6 +38,7 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
             self._settings = {"learning_rate": learning_rate, **settings}
         self._initial_slots = slots
         self._counter: Any = None
+        self._factor: Any = None
         self._scope: str | None = None
         self._variables_by_name: dict[str, Any] = {}
 
@@ -104,6 +105,14 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
 
     def rate(self, like: Any) -> tf.Tensor:
         """The learning rate of this update."""
+        rate = self._rate(like)
+        return rate if self._factor is None else rate * tf.cast(self._factor, rate.dtype)
+
+    def scale_rate(self, factor: tf.Tensor) -> None:
+        """Multiplies the learning rate; for `train.warmup_steps` and the like. The optimizer is one of this trace."""
+        self._factor = factor
+
+    def _rate(self, like: Any) -> tf.Tensor:
         if self._schedule is not None:
             return tf.cast(self._schedule(tf.cast(self.num_updates(like), tf.float32)), like.dtype.base_dtype)
         rate = self.setting("learning_rate", like)

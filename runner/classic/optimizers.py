@@ -55,7 +55,7 @@ def optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
         raise ValueError(
             f"optimizer={made!r} is no optimizer of Keras or tf.compat.v1.train, nor a name or a function for one."
         )
-    found = _named_as_before(made)
+    found = named_as_before(made)
     if found is not None:
         return found
     if not _is_function(given) or not hasattr(made, "apply"):
@@ -101,8 +101,11 @@ def _apply(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -
     return tf.no_op()
 
 
-def _named_as_before(optimizer: Any) -> Any:
-    """The optimizer of Keras as the one that tf.estimator made of it; None where that cannot do what it is set to."""
+def named_as_before(optimizer: Any) -> Any:
+    """The optimizer of Keras as the one that tf.estimator made of it; None where that cannot do what it is set to.
+
+    Its settings are read now.
+    """
     kinds = {kind.__name__: kind for kind in _BY_NAME.values()}
     kind = kinds.get(type(optimizer).__name__)
     if kind is None:

@@ -49,6 +49,13 @@ CONSTRUCTS: dict[str, tuple[str, ...]] = {
         "tf.data.make_one_shot_iterator(",
         ".get_next()",
     ),
+    "keras_model": (
+        "tensorflow.keras.estimator.model_to_estimator(",
+        "checkpoint_format=",
+        "keras.optimizers.Adam(",
+        "keras.layers.BatchNormalization(",
+        "keras.layers.Embedding(",
+    ),
     "old": (
         "tf.disable_v2_behavior()",
         "initialized_value()",

@@ -32,10 +32,12 @@ MODELS = (
     "optimizers",
     "beginnings",
     "of_tpu",
+    "keras_model",
     "old",
 )
 OF_KERAS = "sequences"  # is trained where tf.keras is Keras 2
-READ_BACK = ("scopes", "layers", "partitions", "columns")  # averages, moving statistics, parts, hashed names
+# Averages, moving statistics, parts, hashed names, a model of Keras.
+READ_BACK = ("scopes", "layers", "partitions", "columns", "keras_model")
 STEPS, MORE_STEPS = 20, 5
 START = "start"  # the folder of the checkpoint that one of them begins with
 VOCABULARY = ["Bern", "Oslo", "red", "blue"]
