@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.config import Config
+from runner.config import TRAINING_RUNS, Config
 from runner.files import write_json
 from runner.launcher import describe_exit
 from runner.masking import mask_text
@@ -19,6 +19,9 @@ PEER_LOST = 75
 """Exit code of a task that lost a peer, or its connection to one: it is not at fault, and all are started again."""
 
 SUMMARY_FILE = "summary.json"
+
+_OF_READERS = ("metrics", "predictions", "exports", "mlflow_run_id")
+"""What a command that reads a run adds to the run's summary."""
 
 _OF_RESULT = ("built", "result", "error")
 _FACTS = ("global_step", "metrics", "steps_per_sec", "examples", "num_replicas", "checkpoint", "predictions",
@@ -108,6 +111,26 @@ def summary_of(outcome: Outcome, config: Config, run_id: str | None, secrets: se
     }
 
 
-def write_summary(model_dir: Path, summary: Mapping[str, Any]) -> None:
-    """Leaves the summary in the run's folder."""
-    write_json(model_dir / SUMMARY_FILE, summary)
+def after_reading(of_run: Mapping[str, Any], of_reader: Mapping[str, Any]) -> dict[str, Any]:
+    """The summary of a run that a command has read: as training left it, with what that command has come to.
+
+    Args:
+      of_run: so far.
+      of_reader: of the command. It is that of the run where nothing was trained, so that the run has none of its own.
+    """
+    if of_run.get("command") not in TRAINING_RUNS:
+        return dict(of_reader)
+    found = {name: of_reader[name] for name in _OF_READERS if of_reader.get(name) is not None}
+    return {**as_killed(of_run), **found}
+
+
+def as_killed(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary whose supervisor no longer lives: one that says running could not say otherwise."""
+    if summary.get("status") != STILL_RUNNING.status:
+        return dict(summary)
+    return {**summary, "status": "interrupted", "error": "the supervisor was killed"}
+
+
+def write_summary(model_dir: Path, summary: Mapping[str, Any], name: str = SUMMARY_FILE) -> None:
+    """Leaves a summary in the run's folder."""
+    write_json(model_dir / name, summary)

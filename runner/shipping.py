@@ -18,7 +18,7 @@ from filelock import FileLock
 from runner.curves import draw_curves, import_matplotlib
 from runner.files import read_json, write_json
 from runner.journal import read_journal
-from runner.outcome import SUMMARY_FILE
+from runner.outcome import SUMMARY_FILE, as_killed, write_summary
 from runner.tracking import Model, Point, Tracker, describe, points_of
 
 PERIOD_SECS = 2.0
@@ -43,8 +43,7 @@ class RunRecord:
       generation: how often the run was started, the first time included.
       offsets: journal file name -> bytes of it that are shipped.
       last_steps: metric -> last global step that is shipped; a resumed run repeats steps, its curve does not.
-      training: the status that its training has: running, finished, failed or interrupted. The summary may be that of
-        a later evaluation.
+      training: the status that its training has: running, finished, failed or interrupted.
     """
 
     mlflow_run_id: str | None = None
@@ -273,8 +272,7 @@ def _close_as_killed(tracker: Tracker, run_id: str, model_dir: Path) -> None:
     summary = read_json(model_dir / SUMMARY_FILE) or {}
     status = "interrupted"
     if summary.get("status") == "running":
-        summary.update(status=status, error="the supervisor was killed")
-        write_json(model_dir / SUMMARY_FILE, summary)
+        write_summary(model_dir, as_killed(summary))
     elif summary.get("mlflow_run_id") == run_id:  # it ended, and could not reach the tracker any more
         status = str(summary.get("status"))
     tracker.settle(run_id, MLFLOW_STATUS.get(status, "KILLED"), {"status": status}, _last_sign(model_dir))

@@ -37,6 +37,7 @@ from runner.outcome import (
     STILL_RUNNING,
     SUMMARY_FILE,
     Outcome,
+    after_reading,
     read_outcome,
     summary_of,
     write_summary,
@@ -166,7 +167,7 @@ def _run_recorded(
             if not trains:
                 _keep_of_training(outcome, earlier)
             _keep_exports(outcome, earlier)
-            code = _finish(outcome, config, file, shipper, env, argv, member, stops)
+            code = _finish(outcome, config, file, shipper, env, argv, member, stops, earlier)
         finally:
             tasks.peers.end(code)
         return code
@@ -276,15 +277,22 @@ def _keep_exports(outcome: Outcome, earlier: Mapping[str, Any]) -> None:
 
 def _finish(
     outcome: Outcome, config: Config, file: Path, shipper: Shipper, env: Mapping[str, str], argv: Sequence[str],
-    member: Member, stops: StopRequests,
+    member: Member, stops: StopRequests, earlier: Mapping[str, Any],
 ) -> int:  # fmt: skip
+    """Args: earlier: the summary that there was."""
     already = len(stops.came)
     run_id = shipper.drain(lambda: len(stops.came) > already)
     model_dir = Path(str(config.model_dir))
     tree = configs.to_tree(config)
+    summaries = [SUMMARY_FILE]
     try:
         shipper.record.save(model_dir)
-        write_summary(model_dir, summary_of(outcome, config, run_id, secrets_of(tree)))
+        summary = summary_of(outcome, config, run_id, secrets_of(tree))
+        if config.command not in configs.TRAINING_RUNS:  # how it ended is not how the run did
+            summaries.append(f"summary.{config.command}.json")
+            write_summary(model_dir, summary, summaries[-1])
+            summary = after_reading(earlier, summary)
+        write_summary(model_dir, summary)
     except OSError as error:  # MLflow is told all the same
         _say_lost(config, env, error)
         outcome = Outcome(FAILED, "failed", "FAILED", _lost(config, error), outcome.facts)
@@ -295,7 +303,7 @@ def _finish(
     with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
         copy = Path(scratch) / file.name
         copy.write_text(configs.as_yaml(masked(tree)))
-        files = [copy, model_dir / SUMMARY_FILE, model_dir / MODEL_SUMMARY_FILE]
+        files = [copy, *(model_dir / name for name in (*summaries, MODEL_SUMMARY_FILE))]
         shipper.close(outcome.mlflow_status, tags, files, exported_models(outcome.facts.get("exported", [])))
     shown = {**summary, "resume": _resume_command(argv, model_dir) if outcome.code == INTERRUPTED else None}
     for name in ("checkpoint", "predictions"):

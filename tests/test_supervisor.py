@@ -304,7 +304,8 @@ def test_an_evaluation_leaves_what_training_left(run: Callable[..., int], tmp_pa
     assert (tmp_path / "run" / "config.yaml").read_text() == trained
     assert "command: evaluate" in (tmp_path / "run" / "config.evaluate.yaml").read_text()
     summary = summary_in(tmp_path / "run")
-    assert (summary["command"], summary["status"], summary["steps_per_sec"]) == ("evaluate", "finished", 3.0)
+    assert (summary["status"], summary["steps_per_sec"]) == ("interrupted", 3.0)
+    assert summary["metrics"] == {"eval/accuracy": 0.5}
     assert RunRecord.read(tmp_path / "run").generation == 1
     recorded = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}").get_run(summary["mlflow_run_id"])
     assert recorded.info.status == "KILLED"  # as training left it
@@ -392,13 +393,48 @@ def test_a_folder_that_is_deleted_under_its_run_is_one_message_and_a_failed_run(
     assert recorded.info.status == "FAILED"
 
 
-def test_a_reader_that_fails_leaves_what_training_came_to(run: Callable[..., int], tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["predict", "export"])
+def test_a_reader_that_fails_leaves_what_training_came_to(
+    run: Callable[..., int], tmp_path: Path, command: str
+) -> None:
     assert run(RESULT) == 0
-    assert run("raise SystemExit(1)", command="predict", input=PREDICTS) == 1
-    summary = summary_in(tmp_path / "run")
-    assert (summary["command"], summary["status"]) == ("predict", "failed")
-    assert (summary["global_step"], summary["checkpoint"]) == (7, "c")
+    before = summary_in(tmp_path / "run")
+    assert (before["command"], before["status"], before["error"]) == ("train_and_evaluate", "finished", None)
+    assert run("raise SystemExit(1)", command=command, input=PREDICTS) == 1
+    assert summary_in(tmp_path / "run") == before
+    own = json.loads((tmp_path / "run" / f"summary.{command}.json").read_text())
+    assert (own["command"], own["status"]) == (command, "failed")
+    assert (own["global_step"], own["checkpoint"]) == (7, "c")
     assert RunRecord.read(tmp_path / "run").training == "finished"
+
+
+def test_a_reader_adds_what_it_found_to_the_summary_of_the_run(run: Callable[..., int], tmp_path: Path) -> None:
+    assert run(RESULT + "raise SystemExit(1)") == 1
+    before = summary_in(tmp_path / "run")
+    assert before["status"] == "failed"
+    predicted = 'journal.event("result", global_step=6, predictions="p", examples=3)'
+    assert run(predicted, command="predict", input=PREDICTS) == 0
+    assert summary_in(tmp_path / "run") == {**before, "predictions": "p"}
+
+
+def test_the_summary_of_a_folder_in_which_nothing_was_trained_is_that_of_its_last_reader(
+    run: Callable[..., int], tmp_path: Path
+) -> None:
+    assert run(RESULT, command="predict", input=PREDICTS) == 0
+    assert summary_in(tmp_path / "run")["status"] == "finished"
+    assert run("raise SystemExit(1)", command="predict", input=PREDICTS) == 1
+    assert summary_in(tmp_path / "run")["status"] == "failed"
+
+
+def test_a_run_whose_supervisor_was_killed_is_interrupted_once_it_is_read(
+    run: Callable[..., int], tmp_path: Path
+) -> None:
+    assert run(RESULT) == 0
+    path = tmp_path / "run" / "summary.json"
+    path.write_text(path.read_text().replace('"finished"', '"running"'))
+    assert run(RESULT, command="predict", input=PREDICTS) == 0
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["error"]) == ("interrupted", "the supervisor was killed")
 
 
 def test_ctrl_c_does_not_wait_for_a_server_that_never_answers(tmp_path: Path) -> None:
