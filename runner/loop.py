@@ -117,7 +117,7 @@ class TrainingRun:
     def run(self, *, save_first: bool) -> None:
         """Trains.
 
-            begin hooks
+            begin listeners and hooks; a new run saves
             while step < target and nobody stops:
                 loop: up to the next boundary (save, summary, hook, end of data, target)
                 log; stop at NaN
@@ -125,7 +125,7 @@ class TrainingRun:
                 agree with the other workers: who stops, the next loop's length, whether to save
                 save, when due
             save
-            end hooks
+            end listeners and hooks
 
         Raises:
           tf.compat.v1.train.NanLossDuringTrainingError: a loss was not finite; it names the step.
@@ -221,16 +221,27 @@ class TrainingRun:
                 "undisturbed one. Keras layers and tf.random.stateless_* are.",
                 ", ".join(random_ops[:3]) + (", ..." if len(random_ops) > 3 else ""),
             )
+        for listener in self._listeners:
+            listener.begin()
         self._session_hooks.begin()
         for hook in self._hooks:
             hook.begin(self)
-        for listener in self._listeners:
-            listener.begin()
         if self._remaining is not None and self._remaining <= 0:  # fewer passes are asked for than were made
             self.request_stop("the training input ended")
-        if save_first:
-            self._write_checkpoint(asynchronous=self._config.save_checkpoints_asynchronously)
+        self._begin_saving(is_new=save_first)
         self._checkpoints.begin(self._step)
+
+    def _begin_saving(self, *, is_new: bool) -> None:
+        """Writes the checkpoint that a new run begins with. Listeners are told of it, or of the one that the run goes
+        on from, as tf.estimator's were; they stop nobody here."""
+        session, reason = self._session_hooks.session, self.stop_reason
+        for listener in self._listeners:
+            listener.before_save(session, self._step)
+        if is_new:
+            self._write_checkpoint(asynchronous=self._config.save_checkpoints_asynchronously and not self._listeners)
+        for listener in self._listeners:
+            listener.after_save(session, self._step)
+        self.stop_reason = reason
 
     def _end(self) -> None:
         if self._step == self._first_step:
@@ -241,11 +252,11 @@ class TrainingRun:
             # The same values, at the end of the data.
             self._write_checkpoint(asynchronous=False, is_evaluated=True)
         self.wait_for_checkpoint()
+        for listener in self._listeners:
+            listener.end(self._session_hooks.session, self._step)
         self._session_hooks.end()
         for hook in self._hooks:
             hook.end(self)
-        for listener in self._listeners:
-            listener.end(self._session_hooks.session, self._step)
         self._record.end()
         self._agreement.sum([])  # nobody leaves while another still needs it
 

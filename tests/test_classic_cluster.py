@@ -68,7 +68,7 @@ def test_two_workers_train_save_and_evaluate(tmp_path: Path) -> None:
             task.kill()
     assert [task.returncode for task in tasks] == [0, 0], said
     direct = "DIRECT True run/model.ckpt-20"
-    assert said[0][0].splitlines() == ["SAVED 10", "SAVED 20", direct, "RESULT chief 0 True 20 True []"]
+    assert said[0][0].splitlines() == ["SAVED 0", "SAVED 10", "SAVED 20", direct, "RESULT chief 0 True 20 True []"]
     assert said[1][0].splitlines() == [direct, "RESULT worker 0 False 20 True []"]
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"model.ckpt-10.index", "model.ckpt-20.index", "eval"} <= names

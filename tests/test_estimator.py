@@ -221,11 +221,44 @@ class Listener(tf.compat.v1.train.CheckpointSaverListener):
         self.calls.append(("end", global_step_value))
 
 
+def saved(*steps: int) -> list[Any]:
+    return [call for step in steps for call in (("before", step), ("after", step))]
+
+
 def test_saving_listeners_are_told_of_each_checkpoint_once(tmp_path: Path) -> None:
     listener = Listener()
     estimator(tmp_path, save_checkpoints_steps=2).train(points(8, 2), saving_listeners=[listener])
-    saves = [call for step in (2, 4) for call in (("before", step), ("after", step))]
-    assert listener.calls == ["begin", *saves, ("end", 4)]
+    assert listener.calls == ["begin", *saved(0, 2, 4), ("end", 4)]
+
+
+def test_saving_listeners_are_told_of_the_checkpoint_that_a_run_goes_on_from(tmp_path: Path) -> None:
+    trainer, listener = estimator(tmp_path), Listener()
+    trainer.train(points(8, 2), steps=2)
+    before = Path(f"{trainer.latest_checkpoint()}.index").stat().st_mtime_ns
+    trainer.train(points(8, 2), steps=1, saving_listeners=[listener])
+    assert listener.calls == ["begin", *saved(2, 3), ("end", 3)]
+    assert (tmp_path / "model.ckpt-2.index").stat().st_mtime_ns == before, "it is there, and stays what it is"
+
+
+def test_saving_listeners_stop_nobody_before_the_first_step(tmp_path: Path) -> None:
+    """As in tf.estimator, which did not look at what they return there."""
+    trainer, listener = estimator(tmp_path), Listener(stop_at=0)
+    trainer.train(points(8, 2), saving_listeners=[listener])
+    assert step_of(trainer) == 4 and listener.calls == ["begin", *saved(0, 4), ("end", 4)]
+
+
+def test_listeners_begin_and_end_before_hooks_do(tmp_path: Path) -> None:
+    listener = Listener()
+
+    class Beside(tf.compat.v1.train.SessionRunHook):
+        def begin(self) -> None:
+            listener.calls.append("hook begins")
+
+        def end(self, session: Any) -> None:
+            listener.calls.append("hook ends")
+
+    estimator(tmp_path).train(points(8, 2), [Beside()], steps=1, saving_listeners=[listener])
+    assert listener.calls == ["begin", "hook begins", *saved(0, 1), ("end", 1), "hook ends"]
 
 
 def test_saving_listener_can_stop_training(tmp_path: Path) -> None:

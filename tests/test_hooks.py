@@ -529,7 +529,7 @@ def test_checkpoint_saver_hook_sets_the_cadence_and_its_listeners_are_told(tmp_p
     hooks = [v1.train.CheckpointSaverHook(str(tmp_path), save_steps=4, listeners=[listener]) for listener in listeners]
     train(tmp_path, [*hooks, recorder], 10, steps_per_loop=100)
     assert recorder.ends == [4, 8, 10]
-    assert [listener.saved for listener in listeners] == [[4, 8, 10]] * 2
+    assert [listener.saved for listener in listeners] == [[0, 4, 8, 10]] * 2
 
 
 def failing(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:

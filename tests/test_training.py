@@ -264,7 +264,7 @@ def test_saving_listener_can_stop_and_its_checkpoint_is_evaluated(tmp_path: Path
     listener = Listener(4, trainer.eval_dir())
     result = train_and_evaluate(trainer, train_spec(10, saving_listeners=[listener]), EvalSpec(points()))
     assert result.global_step == 4 and result.metrics[""]["global_step"] == 4
-    assert listener.evaluated == [[], [2]], "the listeners of the caller come before the evaluation"
+    assert listener.evaluated == [[], [], [2]], "the listeners of the caller come before the evaluation"
     assert steps_of(trainer.eval_dir(), "loss") == [2, 4]
 
 
