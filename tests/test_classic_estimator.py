@@ -255,7 +255,9 @@ def test_in_memory_evaluator_works_under_a_strategy(tmp_path: Path) -> None:
     estimator = Estimator(dense, str(tmp_path), RunConfig(train_distribute=mirrored()))
     hook = InMemoryEvaluatorHook(estimator, batches(2), name="here", every_n_iter=2)
     estimator.train(batches(), hooks=[hook], steps=5)
-    assert evaluated(estimator.eval_dir("here"), "mae") == [2, 4, 5]
+    assert evaluated(estimator.eval_dir("here"), "mae") == [0, 2, 4, 5]
+    estimator.train(batches(), hooks=[hook], steps=2)
+    assert evaluated(estimator.eval_dir("here"), "mae") == [0, 2, 4, 5, 5, 6, 7]
     with pytest.raises(ValueError, match="every_n_iter=0"):
         InMemoryEvaluatorHook(estimator, batches(2), every_n_iter=0)
 

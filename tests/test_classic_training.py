@@ -97,9 +97,16 @@ def test_arguments_of_another_kind_are_refused(tmp_path: Path) -> None:
 def test_every_checkpoint_is_evaluated_and_exported_and_the_last_one_is_final(tmp_path: Path) -> None:
     """22 steps, saved every 10: one run of training, three evaluations and exports, and the results of the last."""
     estimator = Estimator(dense, str(tmp_path), RunConfig(save_checkpoints_steps=10))
-    exporter = Exporter()
+    exporter, begun = Exporter(), list[str]()
+
+    class Runs(tf.train.SessionRunHook):
+        def begin(self) -> None:
+            begun.append("a run")
+
     spec = EvalSpec(batches(2), steps=1, exporters=exporter, throttle_secs=0, name="dev")
-    found, exported = tf.estimator.train_and_evaluate(estimator, TrainSpec(batches(), max_steps=22), spec)
+    train = TrainSpec(batches(), max_steps=22, hooks=[Runs()])
+    found, exported = tf.estimator.train_and_evaluate(estimator, train, spec)
+    assert begun == ["a run"]
     assert evaluated(estimator.eval_dir("dev"), "mae") == [10, 20, 22]
     assert [step for step, is_final in exporter.calls if not is_final] == [10, 20]
     assert exporter.calls[-1] == (22, True)

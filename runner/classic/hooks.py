@@ -97,7 +97,7 @@ class InMemoryEvaluatorHook(Hook):
     Args:
       estimator: the one that trains.
       input_fn, steps, hooks, name: as of `Estimator.evaluate`.
-      every_n_iter: at each multiple of so many global steps, and at the end.
+      every_n_iter: at each multiple of so many global steps, before the first step of a run, and at its end.
 
     Raises:
       ValueError: every_n_iter is not positive, or this is no process that evaluates what it trains.
@@ -124,6 +124,16 @@ class InMemoryEvaluatorHook(Hook):
         self.every = Every(steps=every_n_iter)
         self._evaluate = functools.partial(estimator.evaluate, input_fn, steps=steps, hooks=hooks, name=name)
         self._evaluated: int | None = None
+
+    def begin(self, run: Run) -> None:
+        self._evaluated = None
+
+    def before_step(self, run: Run, step: int) -> None:
+        if self._evaluated is None:
+            assert isinstance(run, TrainingRun)
+            run.wait_for_checkpoint()
+            self._evaluate()
+            self._evaluated = step
 
     def after_step(self, run: Run, result: StepResult) -> None:
         if self.every.due(result.first_step - 1, result.last_step):
