@@ -172,7 +172,8 @@ def test_a_model_whose_weights_are_not_made_yet_begins_with_initial_values(famil
 
 
 OPTIMIZERS = {
-    "SGD": {"momentum": 0.5}, "Adagrad": {}, "Adam": {"beta_1": 0.8}, "RMSprop": {"momentum": 0.5}, "Ftrl": {},
+    "SGD": {"momentum": 0.5, "clipnorm": 0.01}, "Adagrad": {"clipvalue": 0.01}, "Adam": {"beta_1": 0.8},
+    "RMSprop": {"momentum": 0.5, "global_clipnorm": 0.01}, "Ftrl": {},
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 from runner import bundles
 from runner.classic import keras_models_bridge
 from runner.classic.estimator import Estimator
-from runner.classic.optimizers import named_as_before, optimizer_of
+from runner.classic.optimizers import clipped_as_before
 from runner.model import Model
 from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.run_config import RunConfig, WarmStart
@@ -142,7 +142,7 @@ class _Template:
     def _optimizer_of(self, model: Any) -> Any:
         if self._optimizer is None:
             return model.optimizer
-        optimizer = optimizer_of(self._optimizer)
+        optimizer = self._optimizer()
         optimizer.count_by(v1.train.get_global_step())
         return optimizer
 
@@ -197,8 +197,8 @@ class _Family:
         """In the checkpoint."""
         return str(weight.value.name).partition(":")[0]
 
-    def optimizer_of_before(self, model: Any) -> Any:
-        """What tf.estimator trained such a model with, in place of its optimizer; None: that itself."""
+    def optimizer_of_before(self, model: Any) -> Callable[[], Any] | None:
+        """Makes what tf.estimator trained such a model with, in place of its optimizer; None: that itself."""
         return None
 
     def other_arguments(self, model: Any) -> dict[str, Callable[[], Any]]:
@@ -225,8 +225,8 @@ class _Keras2(_Family):
 
     loss_takes_training = False
 
-    def optimizer_of_before(self, model: Any) -> Any:
-        return named_as_before(model.optimizer)
+    def optimizer_of_before(self, model: Any) -> Callable[[], Any] | None:
+        return clipped_as_before(model.optimizer)
 
     def other_arguments(self, model: Any) -> dict[str, Callable[[], Any]]:
         if self.optimizer_of_before(model) is None:

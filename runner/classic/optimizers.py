@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -29,6 +29,7 @@ _V1_BY_NAME = {
     "RMSProp": v1.train.RMSPropOptimizer,
     "SGD": v1.train.GradientDescentOptimizer,
 }
+_CLIPS = ("clipvalue", "clipnorm", "global_clipnorm")  # in the order in which Keras clips
 # Of an optimizer of Keras: what says nothing, and what must be off, to be one of KerasNamed.
 _WITHOUT_MEANING = {"name", "is_legacy_optimizer", "jit_compile", "ema_momentum", "ema_overwrite_frequency"}
 _DEFAULTS: Mapping[str, Any] = {"amsgrad": False, "centered": False, "l2_shrinkage_regularization_strength": 0.0}
@@ -101,10 +102,47 @@ def _apply(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -
     return tf.no_op()
 
 
-def named_as_before(optimizer: Any) -> Any:
+class Clipped:
+    """One of the five, after the gradients were clipped, for `EstimatorSpec(optimizer=)`: it gets those of the batch.
+
+    Args:
+      given: the optimizer of Keras that says how: `clipvalue`, `clipnorm` or `global_clipnorm`.
+    """
+
+    def __init__(self, optimizer: KerasNamed, given: Any) -> None:
+        self._optimizer = optimizer
+        self._limits = {name: getattr(given, name) for name in _CLIPS}
+        self.count_by, self.scale_rate = optimizer.count_by, optimizer.scale_rate
+
+    def apply_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> Any:
+        gradients, variables = zip(*grads_and_vars, strict=True)
+        value, norm, global_norm = (self._limits[name] for name in _CLIPS)
+        if value is not None:
+            gradients = tuple(tf.clip_by_value(one, -value, value) for one in gradients)
+        if norm is not None:
+            gradients = tuple(tf.clip_by_norm(one, norm) for one in gradients)
+        if global_norm is not None:
+            gradients, _ = tf.clip_by_global_norm(gradients, global_norm)
+        return self._optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+
+
+def clipped_as_before(optimizer: Any) -> Callable[[], Any] | None:
+    """Makes what tf.estimator made of an optimizer of Keras, for each trace; None as for `named_as_before`."""
+    named = named_as_before(optimizer, ignored=frozenset(_CLIPS))
+    if named is None:
+        return None
+    if all(getattr(optimizer, name, None) is None for name in _CLIPS):
+        return lambda: optimizer_of(named)
+    return lambda: Clipped(optimizer_of(named), optimizer)
+
+
+def named_as_before(optimizer: Any, ignored: Collection[str] = ()) -> Any:
     """The optimizer of Keras as the one that tf.estimator made of it; None where that cannot do what it is set to.
 
     Its settings are read now.
+
+    Args:
+      ignored: settings that somebody else sees to.
     """
     kinds = {kind.__name__: kind for kind in _BY_NAME.values()}
     kind = kinds.get(type(optimizer).__name__)
@@ -114,7 +152,7 @@ def named_as_before(optimizer: Any) -> Any:
     with tf.init_scope():
         settings = optimizer.get_config()
     arguments = {name: settings[name] for name in inspect.signature(kind).parameters if name in settings}
-    others = {name: settings[name] for name in settings if name not in arguments and name not in _WITHOUT_MEANING}
+    others = {name: settings[name] for name in settings if name not in {*arguments, *ignored, *_WITHOUT_MEANING}}
     if any(value not in (None, False, _DEFAULTS.get(name)) for name, value in others.items()):
         return None
     if rate is not None:
