@@ -12,8 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from runner.batch_part import PartOfBatch, WholeBatch, model_fn_has
 from runner.inputs import Feed
 from runner.iterators import iterate
+from runner.losses import losses_over_batches
 from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.operations import needed, operations
 from runner.steps import ModelCall, ReplicaOutput, replica_inputs, step_inputs, step_signature
@@ -56,7 +58,7 @@ class EvalProgram:
             with tf.summary.record_if(False):
                 return _eval_replica(model_call, feed, replica)
 
-        with summaries_of_v1():
+        with summaries_of_v1(), losses_over_batches():
             self.trace = trace_step(store, replica_fn, step_signature(feed), training=False, on_workers=on_workers)
         self.outputs: Sequence[ReplicaOutput] = self.trace.outputs
         self._values = self._value_function()
@@ -229,7 +231,9 @@ def in_float64(sums: Any) -> Any:
 def _eval_replica(model_call: ModelCall, feed: Feed, replica: Replica) -> ReplicaOutput:
     v1.add_to_collection(v1.GraphKeys.GLOBAL_STEP, replica.global_step)
     features, labels = replica_inputs(feed, replica)
-    spec = model_call(features, labels, ModeKeys.EVAL)
+    part = PartOfBatch(replica.weights, replica.index) if feed.division.divides_batches else WholeBatch()
+    with model_fn_has(part):
+        spec = model_call(features, labels, ModeKeys.EVAL)
     count = tf.cast(replica.weights.counts[replica.index], spec.loss.dtype)
     weight = count if spec.loss_weight is None else tf.reduce_sum(tf.cast(spec.loss_weight, spec.loss.dtype))
     metrics = spec.eval_metric_ops or {}

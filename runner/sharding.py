@@ -62,6 +62,10 @@ class Division(Protocol):
     def ends_together(self) -> bool:
         """Whether the end of the data is a step of `global_count` 0 on all workers, and no end of the iterator."""
 
+    @property
+    def divides_batches(self) -> bool:
+        """Whether several replicas get examples of one batch of the input function."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
@@ -124,6 +128,10 @@ class Rows:
 
         return _map_leaves(divided, element_spec)
 
+    @property
+    def divides_batches(self) -> bool:
+        return self.total > 1
+
     def num_steps(self, cardinality: int) -> int:
         """An element a step."""
         return cardinality
@@ -155,6 +163,7 @@ class InTurn:
     total: int
     endless: bool = False
     ends_together = False
+    divides_batches = False
 
     def shares(self, element: tuple[Any, ...], iterator: Any) -> Shares:
         """`element` is that of replica 0; pulls `total - 1` more from `iterator`."""
@@ -205,6 +214,7 @@ class OwnTurn:
     sum_over_workers: Callable[[tf.Tensor], tf.Tensor]
     full_count: int | None
     ends_together: bool
+    divides_batches = False
 
     def shares(self, element: tuple[Any, ...], iterator: Any) -> Shares:
         """`element` is that of the first replica; pulls one more for each other replica from `iterator`."""

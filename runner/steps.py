@@ -13,8 +13,10 @@ import tensorflow as tf
 
 from runner import averages, compiled, refusals
 from runner.agreement import agreement_of
+from runner.batch_part import PartOfBatch, PartOfStep, WholeBatch, model_fn_has
 from runner.global_step import advance
 from runner.inputs import Feed, Share
+from runner.losses import losses_over_batches
 from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.operations import operations
 from runner.parts import Cut, PartedStep, trace_cut
@@ -22,7 +24,7 @@ from runner.precision import LossScale, ModelCall
 from runner.run_config import RunConfig
 from runner.step_loop import Loop
 from runner.traces import Replica, trace_step
-from runner.updates import apply_update, gradients_of, objective
+from runner.updates import apply_update, gradients_of, objective, sum_over_replicas
 from runner.v1_bridge import summaries_of_v1
 from runner.variables import VariableStore
 
@@ -124,10 +126,11 @@ class TrainProgram:
         num_replicas = 1 if store.strategy is None else store.strategy.num_replicas_in_sync
 
         def replica_fn(replica: Replica) -> ReplicaOutput:
-            with _summaries(summary_writer, replica), summaries_of_v1():
+            with _summaries(summary_writer, replica):
                 return _train_replica(model_call, feed, replica, num_replicas, config)
 
-        self.trace = trace_step(store, replica_fn, step_signature(feed), training=True)
+        with summaries_of_v1(), losses_over_batches():
+            self.trace = trace_step(store, replica_fn, step_signature(feed), training=True)
         self.spec: EstimatorSpec = self.trace.outputs[0].spec
         if self.trace.outputs[0].advance:
             _log.warning(
@@ -260,7 +263,7 @@ def _train_replica(
     features, labels = replica_inputs(feed, replica)
     is_cut = config.gradient_accumulation > 1 or config.precision == "mixed_float16" or config.jit
     tape = tf.GradientTape(persistent=False)
-    with tape:
+    with tape, model_fn_has(_part(replica, num_replicas, is_cut=is_cut)):
         spec = model_call(features, labels, ModeKeys.TRAIN)
         loss = spec.loss if is_cut and spec.optimizer is not None else objective(spec, replica, num_replicas)
     v1.add_to_collection(v1.GraphKeys.LOSSES, spec.loss)  # as in tf.estimator, whose hooks look here
@@ -274,6 +277,16 @@ def _train_replica(
         return ReplicaOutput(spec, loss=loss, v2_summaries=summaries)
     cut = trace_cut(tape, spec, replica, num_replicas, config)
     return ReplicaOutput(spec, loss=cut.loss, v2_summaries=summaries, cut=cut)
+
+
+def _part(replica: Replica, num_replicas: int, *, is_cut: bool) -> WholeBatch:
+    """What the replica has of the examples of a step."""
+    if num_replicas == 1:
+        return WholeBatch()
+    if is_cut:  # gradients are a program of each replica's own, perhaps of a part of its examples
+        return PartOfBatch(replica.weights, replica.index)
+    over_replicas = functools.partial(sum_over_replicas, replica, num_replicas=num_replicas)
+    return PartOfStep(replica.weights, replica.index, v1.get_default_graph(), over_replicas)
 
 
 @dataclasses.dataclass(frozen=True)

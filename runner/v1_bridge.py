@@ -1,5 +1,5 @@
-"""Private names of `tf.compat.v1.train`: what its optimizers and hooks were given. As in runner/bridge.py, each says
-since when it is there, and tests/test_bridge.py fails when it moves.
+"""Private names of `tf.compat.v1`: what its optimizers and hooks were given, and what its losses end with. As in
+runner/bridge.py, each says since when it is there, and tests/test_bridge.py fails when it moves.
 
 Tested with TensorFlow 2.21. When a hook keeps its arguments elsewhere: read them there.
 """
@@ -7,10 +7,12 @@ Tested with TensorFlow 2.21. When a hook keeps its arguments elsewhere: read the
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.ops.losses import losses_impl
 from tensorflow.python.summary import summary
 
 v1 = tf.compat.v1
@@ -114,3 +116,26 @@ def summaries_of_v1() -> Iterator[None]:
         yield
     finally:
         setattr(summary, name, own)
+
+
+@contextlib.contextmanager
+def weighted_losses_by(build: Callable[..., Any]) -> Iterator[None]:
+    """Meanwhile `tf.compat.v1.losses` take the loss of a batch from `build`, which gets TensorFlow's function first.
+
+    Private: `losses_impl.compute_weighted_loss`, which is `tf.compat.v1.losses.compute_weighted_loss` and what the
+    others of that module end with; unchanged since TF 1.0. When it moves: its users get what each replica finds alone.
+    """
+    own = losses_impl.compute_weighted_loss
+
+    @functools.wraps(own)
+    def compute_weighted_loss(*args: Any, **kwargs: Any) -> Any:
+        return build(own, *args, **kwargs)
+
+    places = (losses_impl, v1.losses)
+    for place in places:
+        place.compute_weighted_loss = compute_weighted_loss
+    try:
+        yield
+    finally:
+        for place in places:
+            place.compute_weighted_loss = own

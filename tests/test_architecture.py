@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("types", "files", "report", "journal", "user_code", "cluster", "masking", "identity", "garbage", "names"),
     ("ranking", "output", "step_range", "ending", "config_trees", "legacy_keras", "api_names"),
     ("config", "early_stopping"),  # the schema
-    ("config_nodes", "export_checks", "strategy_checks"),
+    ("config_nodes", "export_checks", "strategy_checks", "warm_start_checks"),
     ("checks", "debugging", "local_cluster", "tf_config", "slurm", "kubernetes", "tpu"),
     ("parsing", "lock", "saved", "resolvers"),  # a tree, checked against the schema
     ("mistakes", "provenance", "cluster_info", "dialect"),
@@ -34,6 +34,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("outcome", "stopping", "curves", "randomness", "retention", "divided", "snapshots"),
     ("gang", "variable_bridge", "sharding", "gradients", "nan_loss", "metrics"),
     ("shipping", "checkpoints", "predictions", "errors"),
+    ("batch_part",),
+    ("losses",),
+    ("numbered_names",),
     ("agreement", "damage", "record", "restarts", "placement", "spread"),
     ("boundary", "peers", "spares", "input_states"),
     ("tasks", "saving"),
@@ -110,7 +113,7 @@ WITHOUT_TENSORFLOW = (
     "names", "dialect", "curves", "predictions", "errors", "task", "ranking", "output", "step_range", "export_checks",
     "manifest", "retention", "local_cluster", "gang", "tf_config", "slurm", "kubernetes", "tpu", "resolvers",
     "cluster_info", "heartbeat", "loopback", "restarts", "tasks", "peers", "peer_run", "spares", "standby", "ending",
-    "legacy_keras", "api_names", "mlflow_tracker", "strategy_checks", "config_nodes",
+    "legacy_keras", "api_names", "mlflow_tracker", "strategy_checks", "config_nodes", "warm_start_checks",
     "classic", "classic.names", "classic.install", "classic.classic_bridge", "classic.installed",
     "classic.differences", "classic.source", "classic.check", "classic.__main__",
 )  # fmt: skip

@@ -34,6 +34,7 @@ PRIVATE_NAMES = [
     "tensorflow.python.ops.gen_image_ops:pywrap_tfe.TFE_Py_FastPathExecute",
     "tensorflow.python.ops.gen_nn_ops:pywrap_tfe.TFE_Py_FastPathExecute",
     "tensorflow.python.ops.gen_random_ops:pywrap_tfe.TFE_Py_FastPathExecute",
+    "tensorflow.python.ops.losses.losses_impl:compute_weighted_loss",
     "tensorflow.python.ops.resource_variable_ops:UninitializedVariable",
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable._set_save_slice_info",
     "tensorflow.python.summary.summary:_should_invoke_v2_op",

@@ -66,6 +66,13 @@ def test_what_tensorflow_1_had_is_told_from_what_nobody_has() -> None:
     assert text_of(source, "tf.nn.relux") == "TensorFlow 2.21 has no such name"
 
 
+def test_weights_of_losses_differ_only_on_several_replicas() -> None:
+    source = "import tensorflow.compat.v1 as tf\ntf.losses.log_loss(a, b, weights=w)\ntf.losses.huber_loss(a, b)"
+    name = "tf.compat.v1.losses.log_loss(weights=)"
+    assert verdicts(source) == {name: "differs", "tf.compat.v1.losses.huber_loss": "works"}
+    assert text_of(source, name).startswith("only on several replicas: a mean by weights is that of the global batch")
+
+
 def test_what_a_class_has_is_not_looked_at() -> None:
     source = "import tensorflow as tf\ntf.estimator.ModeKeys.TRAIN\ntf.float32.as_numpy_dtype\ntf.GradientTape.x"
     assert set(verdicts(source).values()) == {"works"}

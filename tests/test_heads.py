@@ -94,6 +94,41 @@ def test_numbers_do_not_depend_on_the_replicas(tmp_path: Path) -> None:
     )
 
 
+def two_heads(reduction: str) -> heads.MultiHead:
+    both = [heads.RegressionHead(1, "w", reduction, name=name) for name in ("a", "b")]
+    return heads.MultiHead(both, [1.0, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        (two_heads("sum"), lambda found: found["loss/a"] + 0.5 * found["loss/b"] + found["regularization_loss/a_b"]),
+        (heads.RegressionHead(1, "w", "weighted_mean"), lambda found: found["average_loss"]),
+    ],
+)
+def test_sums_and_weighted_means_do_not_depend_on_the_replicas(head: heads.Head, expected: Any, tmp_path: Path) -> None:
+    def fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        x, size = features["x"], head.logits_dimension
+        kernel = v1.get_variable("kernel", [4, size], tf.float64, v1.constant_initializer(0.2))
+        labels = tf.cast(labels, tf.float64)
+        both, some = isinstance(head, heads.MultiHead), {"w": features["w"]}
+        return head.create_estimator_spec(
+            some, mode, x @ kernel, {"a": labels, "b": 2 * labels} if both else labels,
+            v1.train.AdagradOptimizer(0.1), regularization_losses=[tf.reduce_sum(kernel**2)] if both else None,
+        )  # fmt: skip
+
+    found = {}
+    for name in ("default", "mirrored"):
+        estimator = Estimator(fn, tmp_path / name, RunConfig(train_distribute=strategies()[name], tensorboard=False))
+        estimator.train(weighted_input(epochs=2))
+        found[name] = estimator.evaluate(weighted_input()) | {"kernel": estimator.get_variable_value("kernel")[0, 0]}
+    assert found["mirrored"] == pytest.approx(found["default"], rel=1e-10)
+    metrics = found["default"]
+    assert metrics["loss"] == pytest.approx(expected(metrics), rel=1e-10)
+    if isinstance(head, heads.MultiHead):  # of 4 batches, whose weights (float32) add up to 19
+        assert metrics["loss/a"] == pytest.approx(metrics["average_loss/a"] * 19 / 4, rel=1e-7)
+
+
 def test_the_state_of_an_optimizer_in_train_op_fn_is_named_as_in_2_15(tmp_path: Path) -> None:
     def train_op_fn(loss: tf.Tensor) -> Any:
         return v1.train.AdamOptimizer(0.1).minimize(loss, v1.train.get_global_step())

@@ -20,13 +20,14 @@ from runner.checkpoints import list_checkpoints
 from tests.gang import DIES_AT, Gang, write_lines
 from tests.models import STYLES, eval_input, train_input
 from tests.sparse_models import classic_embedding, embedding
+from tests.weighted_models import model_of, of_two, weighted_input
 
 pytestmark = [pytest.mark.multi_process, pytest.mark.slow, pytest.mark.timeout(600)]  # the first waits for two gangs
 
 TWO = (
     "native", "classic", "uneven", "without_data", "nothing_at_all", "own_resumed", "unknown_length", "in_turn",
     "stopped_by_one", "slow_worker", "slow_evaluation", "undisturbed", "stopped_early", "not_finite", "sparse",
-    "accumulated", "half_precision", "one_file", "metrics_of_files", "pairs", "undying", "dying",
+    "weighted_losses", "accumulated", "half_precision", "one_file", "metrics_of_files", "pairs", "undying", "dying",
 )  # fmt: skip
 THREE = ("native", "classic", "uneven", "without_data", "own_resumed", "files", "read_on")
 
@@ -209,6 +210,12 @@ def test_sparse_gradients_of_uneven_batches_are_added_up(model_fn: Any, two: Gan
         np.testing.assert_allclose(
             found[model_fn.__name__], estimator.get_variable_value("table"), rtol=1e-10, atol=1e-10
         )
+
+
+def test_sums_and_weighted_means_are_those_of_the_global_batch(two: Gang, tmp_path: Path) -> None:
+    estimator = Estimator(model_of(of_two), tmp_path, RunConfig()).train(weighted_input())
+    for found in two.results("weighted_losses"):
+        np.testing.assert_allclose(found["kernel"], estimator.get_variable_value("kernel"), rtol=1e-6)
 
 
 def test_gradients_are_accumulated_over_workers(two: Gang, tmp_path: Path) -> None:

@@ -111,6 +111,31 @@ def test_wide_and_deep_does_not_depend_on_the_replicas(tmp_path: Path) -> None:
     assert np.any(shared_value != first.get_tensor("city_word_shared_embedding"))  # 2.15 left it as it was
 
 
+@pytest.mark.parametrize("kind", ["DNNClassifier", "LinearRegressor"])
+def test_sums_over_a_batch_do_not_depend_on_the_replicas(kind: str, tmp_path: Path) -> None:
+    """Those of tf.compat.v1.estimator sum. 2.15 summed over replicas, too, but only reported the first one's loss."""
+    x = [fc.numeric_column("x", shape=(2,)), fc.numeric_column("age", normalizer_fn=lambda years: years / 60.0)]
+    found = {}
+    for name in ("default", "mirrored"):
+        config = RunConfig(train_distribute=strategies()[name], tf_random_seed=5)
+        layers, optimizer = [[4]] if kind == "DNNClassifier" else [], v1.train.GradientDescentOptimizer(0.02)
+        estimator, seen = (
+            getattr(premade_v1, kind)(
+                *layers, x, model_dir=str(tmp_path / name), weight_column="w", optimizer=optimizer, config=config
+            ),
+            Losses(),
+        )
+        estimator.train(Input(of_19, params={}, batch_size=6), hooks=[seen])
+        found[name] = {one: estimator.get_variable_value(one) for one in estimator.get_variable_names()}
+        metrics = estimator.evaluate(Input(of_19, params={}, batch_size=6))
+        found[name] |= {"losses": np.array(seen.losses), **metrics}
+        weights = 2 * premade_cases.data()["w"][:19].sum()
+        assert metrics["loss"] == pytest.approx(metrics["average_loss"] * weights / 8, rel=1e-6)
+    assert len(found["default"]["losses"]) == 8
+    for one, value in found["default"].items():
+        np.testing.assert_allclose(found["mirrored"][one], value, rtol=1e-6, atol=1e-7, err_msg=one)
+
+
 def of_19(params: Any) -> tf.data.Dataset:
     """Two epochs of 19 examples: the last batch of each has one."""
     dataset = premade_cases.input_fn("two", repeat=1, batch_size=1)().unbatch().take(19)

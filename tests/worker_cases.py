@@ -28,6 +28,7 @@ from runner.types import StepResult  # noqa: E402
 from tests.gang import DIES_AT  # noqa: E402
 from tests.models import STYLES, data, eval_input, train_input  # noqa: E402
 from tests.sparse_models import classic_embedding, embedding  # noqa: E402
+from tests.weighted_models import model_of, of_two, weighted_input  # noqa: E402
 
 CLUSTER = Cluster.from_tf_config(os.environ["TF_CONFIG"])
 WORKER, NUM_WORKERS = CLUSTER.worker_index, CLUSTER.num_workers
@@ -320,6 +321,13 @@ def sparse(folder: Path) -> dict[str, Any]:
         estimator.train(train_input(8, dtype="float64"), max_steps=20)
         result[model_fn.__name__] = estimator.get_variable_value("table")
     return result
+
+
+@case
+def weighted_losses(folder: Path) -> dict[str, Any]:
+    estimator, seen = Estimator(model_of(of_two), folder, config()), Seen()
+    estimator.train(weighted_input(), hooks=[seen])
+    return {"kernel": estimator.get_variable_value("kernel"), "losses": seen.losses}
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

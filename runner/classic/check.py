@@ -73,10 +73,17 @@ def _judged(use: Use, installed: Installed) -> Iterable[tuple[str, str, str]]:
             if not use.keywords[argument]:
                 said = True
                 yield DIFFERS, RUN_CONFIG[argument], f"{use.said}({argument}=)"
+    if use.api_name.startswith("losses.") and use.keywords.get("weights") is False:
+        said = True
+        yield DIFFERS, _WEIGHTED_LOSS, f"{use.said}(weights=)"
     if not said and not use.name.startswith("."):
         yield WORKS, "", use.said
 
 
+_WEIGHTED_LOSS = (
+    "only on several replicas: a mean by weights is that of the global batch, as on one device; in tf.estimator each "
+    "replica divided by its own weights"
+)
 _OWN_HOOK = (
     "a hook of your own sees every step, since it may fetch anything and stop at any: loops of one step, which is "
     "slower; a runner.Hook with an Every(steps=) sees a loop"

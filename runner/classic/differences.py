@@ -219,8 +219,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         DIFFERS,
         (".evaluate",),
-        "'loss' is the mean over examples, which was the mean over batches; each example counts once under every "
-        "strategy; without a checkpoint it raises ValueError, and does not evaluate initial values",
+        "'loss' is the mean over examples, which was the mean over batches (and is, of heads that sum); each example "
+        "counts once under every strategy; without a checkpoint it raises ValueError, and does not evaluate initial "
+        "values",
     ),
     Rule(
         DIFFERS,

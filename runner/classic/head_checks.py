@@ -8,9 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from runner.batch_part import WholeBatch
 from runner.classic.columns_bridge import dense_tensor
 
 v1 = tf.compat.v1
+_WHOLE = WholeBatch()
 
 _REDUCTIONS = {
     "auto": "batch",
@@ -30,6 +32,16 @@ def check_reduction(loss_reduction: str) -> None:
     """Raises: ValueError: it is none of tf.keras.losses.Reduction, tf.compat.v1.losses.Reduction; or it is NONE."""
     if loss_reduction not in _REDUCTIONS:
         raise ValueError(f"loss_reduction={loss_reduction!r} is not one of: {', '.join(_REDUCTIONS)}.")
+
+
+def is_sum(loss_reduction: str) -> bool:
+    """Whether losses are added up, and divided by nothing."""
+    return _REDUCTIONS.get(loss_reduction) == "sum"
+
+
+def is_weighted_mean(loss_reduction: str) -> bool:
+    """Whether their sum is divided by something that depends on the weights."""
+    return _REDUCTIONS[loss_reduction] in ("weights", "nonzero")
 
 
 def arguments(function: Callable[..., Any]) -> list[str]:
@@ -170,17 +182,30 @@ def example_weights(
     return weights
 
 
-def reduced(losses: tf.Tensor, weights: tf.Tensor | None, loss_reduction: str) -> tf.Tensor:
-    """The losses as a scalar. As in tf.estimator, SUM_OVER_BATCH_SIZE divides by their number, not by the weights."""
-    of_each = tf.ones_like(losses) if weights is None else weights * tf.ones_like(losses)
-    total = tf.reduce_sum(losses * of_each)
-    by = _REDUCTIONS[loss_reduction]
-    if by == "sum":
-        return total
-    if by == "batch":
-        return total / tf.cast(tf.size(losses), losses.dtype)
-    divisor = tf.reduce_sum(of_each if by == "weights" else tf.cast(tf.not_equal(of_each, 0), losses.dtype))
-    return tf.math.divide_no_nan(total, divisor)
+def reduced(losses: tf.Tensor, weights: tf.Tensor | None, loss_reduction: str, part: WholeBatch = _WHOLE) -> tf.Tensor:
+    """The losses as a scalar. As in tf.estimator, SUM_OVER_BATCH_SIZE divides by their number, not by the weights.
+
+    Args:
+      part: what they are of the losses of a batch, whose sum or weighted mean is then meant.
+    """
+    total = tf.reduce_sum(losses * _of_each(losses, weights))
+    if is_sum(loss_reduction):
+        return part.of_sum(total)
+    if is_weighted_mean(loss_reduction):
+        return part.of_mean(total, divisor(losses, weights, loss_reduction))
+    return total / tf.cast(tf.size(losses), losses.dtype)
+
+
+def divisor(losses: tf.Tensor, weights: tf.Tensor | None, loss_reduction: str) -> tf.Tensor:
+    """What a weighted mean divides the sum by."""
+    of_each = _of_each(losses, weights)
+    if _REDUCTIONS[loss_reduction] == "nonzero":
+        of_each = tf.cast(tf.not_equal(of_each, 0), of_each.dtype)
+    return tf.reduce_sum(of_each)
+
+
+def _of_each(losses: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
+    return tf.ones_like(losses) if weights is None else weights * tf.ones_like(losses)
 
 
 def after(check: Any, value: tf.Tensor) -> tf.Tensor:

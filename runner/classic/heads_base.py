@@ -9,6 +9,7 @@ from typing import Any
 import keras  # before any trace: the runner watches what metrics of Keras write
 import tensorflow as tf
 
+from runner.batch_part import batch_part
 from runner.classic import head_checks as checks
 from runner.classic import summaries
 from runner.classic.optimizers import minimize, optimizer_of
@@ -72,6 +73,10 @@ class Head(abc.ABC):
     ) -> dict[str, Any]:
         """Adds a batch to the metrics that `metrics` made, and gives them back."""
 
+    def loss_weight(self, labels: Any, logits: Any, features: Any) -> Any:
+        """What `loss` of a batch counts for among those of an evaluation; None: the examples of the batch."""
+        return None
+
     def export_outputs(self, predictions: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
         """Name of a signature of the exported model -> its outputs."""
         output = PredictOutput(predictions)
@@ -110,7 +115,8 @@ class Head(abc.ABC):
             metrics = self.update_metrics(
                 metrics, features, logits, labels, mode=mode, regularization_losses=regularization_losses
             )
-            return EstimatorSpec(mode, predictions, loss, eval_metric_ops=metrics)
+            weight = self.loss_weight(labels, logits, features)
+            return EstimatorSpec(mode, predictions, loss, eval_metric_ops=metrics, loss_weight=weight)
         train_op = _train_op(loss, optimizer, trainable_variables, train_op_fn, update_ops)
         self._summarise(labels, logits, features)
         if self.name is not None:
@@ -195,9 +201,7 @@ class HeadOfOne(Head):
 
     def _summarise(self, labels: Any, logits: Any, features: Any) -> None:
         if self.loss_reduction == "weighted_sum":  # which says little: the average, too
-            logits = checks.checked_logits(logits, self.logits_dimension)
-            losses = self._all_losses(self._labels(labels, logits), logits, features)
-            average = checks.reduced(losses, self._weights(features, logits), "weighted_mean")
+            average = checks.reduced(*self._weighted(labels, logits, features), "weighted_mean")
             summaries.scalar(self._key("average_loss"), average)
 
     def loss(
@@ -208,10 +212,23 @@ class HeadOfOne(Head):
         mode: str | None = None,
         regularization_losses: Sequence[tf.Tensor] | None = None,
     ) -> tf.Tensor:
+        losses, weights = self._weighted(labels, logits, features)
+        loss = checks.reduced(losses, weights, self.loss_reduction, batch_part())
+        return with_regularization(loss, regularization_losses)
+
+    def loss_weight(self, labels: Any, logits: Any, features: Any) -> Any:
+        """Sums are averaged over batches, as in tf.estimator; weighted means by their weights."""
+        if checks.is_sum(self.loss_reduction):
+            return batch_part().share(tf.float64)
+        if checks.is_weighted_mean(self.loss_reduction):
+            return checks.divisor(*self._weighted(labels, logits, features), self.loss_reduction)
+        return None
+
+    def _weighted(self, labels: Any, logits: Any, features: Any) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """(all losses, the weights of the examples)."""
         logits = checks.checked_logits(logits, self.logits_dimension)
         losses = self._all_losses(self._labels(labels, logits), logits, features)
-        loss = checks.reduced(losses, self._weights(features, logits), self.loss_reduction)
-        return with_regularization(loss, regularization_losses)
+        return losses, self._weights(features, logits)
 
     def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[Any, tf.Tensor]:
         unknown = [key for key in keys or () if key not in self._prediction_keys]

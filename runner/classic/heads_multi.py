@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from runner.classic import head_checks as checks
 from runner.classic import heads_base as base
 from runner.export_outputs import PredictOutput
 
@@ -66,6 +67,14 @@ class MultiHead(base.Head):
             for name, head in self._heads.items()
         }
 
+    def loss_weight(self, labels: Any, logits: Any, features: Any) -> Any:
+        """That of the heads, where they all sum."""
+        labels, logits = self._of_heads("labels", labels), self._logits(logits)
+        if not all(checks.is_sum(head.loss_reduction) for head in self._heads.values()):
+            return None
+        name, head = next(iter(self._heads.items()))
+        return head.loss_weight(labels[name], logits[name], features)
+
     def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[Any, tf.Tensor]:
         parts = self._logits(logits)
         return {
@@ -93,13 +102,11 @@ class MultiHead(base.Head):
     ) -> dict[str, Any]:
         labels, logits = self._of_heads("labels", labels), self._logits(logits)
         for name, loss in self._losses(labels, logits, features, mode).items():
-            add_scalar(eval_metrics[f"loss/{name}"], loss, next(iter(logits.values())))
+            weight = self._heads[name].loss_weight(labels[name], logits[name], features)
+            add_scalar(eval_metrics[f"loss/{name}"], loss, num_examples(logits) if weight is None else weight)
         if regularization_losses is not None:
-            add_scalar(
-                eval_metrics[self._key("regularization_loss")],
-                tf.add_n(list(regularization_losses)),
-                next(iter(logits.values())),
-            )
+            name = self._key("regularization_loss")
+            add_scalar(eval_metrics[name], tf.add_n(list(regularization_losses)), num_examples(logits))
         for name, head in self._heads.items():
             head.update_metrics(eval_metrics, features, logits[name], labels[name])
         return eval_metrics
@@ -136,6 +143,10 @@ class MultiHead(base.Head):
         return values
 
 
-def add_scalar(metric: Any, value: tf.Tensor, logits: tf.Tensor) -> None:
-    """Adds the mean over a batch to a metric; it counts for the examples of the batch, whoever has them."""
-    metric.update_state(tf.cast(value, tf.float64), sample_weight=tf.cast(tf.shape(logits)[0], tf.float64))
+def num_examples(logits: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    return tf.shape(next(iter(logits.values())))[0]
+
+
+def add_scalar(metric: Any, value: tf.Tensor, weight: tf.Tensor) -> None:
+    """Adds what a batch came to to a metric; it counts for `weight`, whoever has the batch."""
+    metric.update_state(tf.cast(value, tf.float64), sample_weight=tf.cast(weight, tf.float64))

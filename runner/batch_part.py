@@ -1,0 +1,112 @@
+"""What a replica has of a batch, for losses of a model_fn that are no means over examples: sums, and weighted means.
+
+A scalar loss counts as much as its replica has examples: a step comes to the mean over the replicas, weighted so. A sum
+over a replica's examples, or a mean by their weights, becomes here the number of which that mean is the sum, or the
+weighted mean, over the whole batch. So it is the same under every strategy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+from runner.gradients import ReplicaWeights
+
+v1 = tf.compat.v1
+
+
+class WholeBatch:
+    """A replica that has all of a batch to itself."""
+
+    is_whole = True
+
+    def share(self, dtype: tf.DType) -> tf.Tensor:
+        """The replica's part of the examples of the batch."""
+        return tf.ones([], dtype)
+
+    def of_sum(self, total: tf.Tensor) -> tf.Tensor:
+        """What stands for the sum over the batch. Args: total: over the replica's examples."""
+        return total
+
+    def of_mean(self, total: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+        """What stands for the weighted mean over the batch; 0 where nothing has a weight.
+
+        Args:
+          total: of weight times value, over the replica's examples.
+          weight: the sum of their weights.
+        """
+        return tf.math.divide_no_nan(total, weight)
+
+
+@dataclasses.dataclass(frozen=True)
+class PartOfBatch(WholeBatch):
+    """Some of the examples of a batch. The replicas do not meet: `of_mean` is that of the replica's own examples.
+
+    Args:
+      replica: among those of this process.
+    """
+
+    weights: ReplicaWeights
+    replica: int
+    is_whole = False
+
+    def share(self, dtype: tf.DType) -> tf.Tensor:
+        return self.weights.share(self.replica, dtype)
+
+    def of_sum(self, total: tf.Tensor) -> tf.Tensor:
+        return tf.math.divide_no_nan(total, self.share(total.dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class PartOfStep(PartOfBatch):
+    """Some of the examples of a step in which all replicas meet.
+
+    Args:
+      graph: of the step. Inside a branch or a loop of it they cannot meet.
+      sum_over_replicas: of a scalar, as it is.
+    """
+
+    graph: tf.Graph
+    sum_over_replicas: Callable[[tf.Tensor], tf.Tensor]
+
+    def of_mean(self, total: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+        if v1.get_default_graph() is not self.graph:
+            return super().of_mean(total, weight)
+        return self.of_sum(tf.math.divide_no_nan(total, self._over_all(weight)))
+
+    def _over_all(self, weight: tf.Tensor) -> tf.Tensor:
+        """The weight of the whole batch; with a gradient for those who learn weights."""
+        share, presence = self.share(weight.dtype), self.weights.presence(self.replica, weight.dtype)
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            # What comes is of this replica's loss, which counts by its share, and so will what is returned.
+            return tf.math.divide_no_nan(self.sum_over_replicas(upstream * share), share)
+
+        @tf.custom_gradient
+        def over_all(own: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+            return self.sum_over_replicas(own * presence), gradient
+
+        return over_all(weight)
+
+
+_part: contextvars.ContextVar[WholeBatch] = contextvars.ContextVar("batch_part")
+_WHOLE = WholeBatch()
+
+
+def batch_part() -> WholeBatch:
+    """What the model_fn that is being called has of its batch; all of it where nobody says something else."""
+    return _part.get(_WHOLE)
+
+
+@contextlib.contextmanager
+def model_fn_has(part: WholeBatch) -> Iterator[None]:
+    """While model_fn is called, in this thread."""
+    token = _part.set(part)
+    try:
+        yield
+    finally:
+        _part.reset(token)
