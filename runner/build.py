@@ -40,6 +40,7 @@ from runner.run_config import KeepBest, RunConfig, WarmStart
 from runner.step_range import parse_step_range
 from runner.strategy import build_strategy, split_cpu
 from runner.training import EvalSpec, TrainSpec
+from runner.vocabularies import Vocabulary
 
 _log = logging.getLogger(__name__)
 
@@ -254,7 +255,10 @@ def _build_keep_best(settings: KeepBestConfig) -> KeepBest | None:
 
 
 def _build_warm_start(settings: WarmStartConfig) -> WarmStart | None:
-    return None if settings.checkpoint is None else WarmStart(settings.checkpoint, settings.include, settings.rename)
+    if settings.checkpoint is None:
+        return None
+    vocabularies = {name: Vocabulary(**dataclasses.asdict(one)) for name, one in settings.vocabularies.items()}
+    return WarmStart(settings.checkpoint, settings.include, settings.rename, vocabularies)
 
 
 def _training_strategy(config: Config, cluster: Cluster) -> StrategyConfig:

@@ -20,6 +20,7 @@ from runner.export_checks import check_export
 from runner.masking import masked_value
 from runner.step_range import parse_step_range
 from runner.strategy_checks import check_strategies
+from runner.warm_start_checks import check_warm_start
 
 SHOWN_RUNS = 3
 """How many of the newest runs are named to somebody who has to choose one."""
@@ -42,7 +43,7 @@ def check(config: Config) -> None:
     check_export(config)
     if config.export.best.metric is not None:
         _check_metric("export.best.metric", config.export.best.metric, config)
-    _check_warm_start(config)
+    check_warm_start(config)
     _check_early_stopping(config)
     _check_evaluator(config)
     _check_prediction(config)
@@ -144,42 +145,6 @@ def _check_keep_best(config: Config) -> None:
             raise ConfigError(
                 f"checkpoint.keep_best.{name}={getattr(best, name)} has no effect without checkpoint.keep_best.metric."
             )
-
-
-def _check_warm_start(config: Config) -> None:
-    """Refuses what is not there and what does not compile, before minutes are spent on the way to it."""
-    warm_start = config.train.warm_start
-    for index, pattern in enumerate(warm_start.include or ()):
-        _compiled(f"train.warm_start.include[{index}]", pattern)
-    for new, old in warm_start.rename.items():
-        groups = _compiled("train.warm_start.rename", new).groups
-        wanted = [int(number) for number in re.findall(r"\\(\d+)", old)]
-        if wanted and max(wanted) > groups:
-            raise ConfigError(
-                f"train.warm_start.rename: {old!r} asks for group {max(wanted)}, and {new!r} has {groups}."
-            )
-    if warm_start.checkpoint is None:
-        for name in ("include", "rename"):
-            if getattr(warm_start, name):
-                raise ConfigError(f"train.warm_start.{name} has no effect without train.warm_start.checkpoint.")
-        return
-    if warm_start.include is not None and not warm_start.include:
-        raise ConfigError("train.warm_start.include=[] takes nothing. null takes every trainable variable.")
-    path = Path(warm_start.checkpoint)
-    is_fresh = not config.model_dir or not (Path(config.model_dir) / "checkpoint").exists()
-    if is_fresh and config.command in TRAINING_COMMANDS and "://" not in warm_start.checkpoint:
-        if path.is_dir():
-            if not (path / "checkpoint").is_file() and not any(path.glob("*.index")):
-                raise ConfigError(f"train.warm_start.checkpoint={path}: there is no checkpoint in that folder.")
-        elif not Path(f"{path}.index").exists():
-            raise ConfigError(f"train.warm_start.checkpoint={path}: there is no such checkpoint, and no such folder.")
-
-
-def _compiled(key: str, pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(f"{key}: {pattern!r} is no regular expression: {error}.") from error
 
 
 def _check_early_stopping(config: Config) -> None:

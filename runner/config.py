@@ -175,12 +175,32 @@ class EarlyStoppingConfig:
 
 
 @dataclass(frozen=True)
+class VocabularyConfig:
+    """What the rows of a variable stand for, here and in the checkpoint of a warm start: a VocabInfo of tf.estimator.
+
+    Both files have to be given. A size of None: all lines of its file.
+    """
+
+    new_vocab: str | None = None
+    new_vocab_size: int | None = _setting(None, minimum=1)
+    num_oov_buckets: int = _setting(0, minimum=0)
+    old_vocab: str | None = None
+    old_vocab_size: int | None = _setting(None, minimum=1)
+    axis: int = _setting(0, choices=(0, 1))
+
+
+@dataclass(frozen=True)
 class WarmStartConfig:
-    """Values that a fresh run begins with. `checkpoint` None: initial values; `include` None: all variables."""
+    """Values that a fresh run begins with. `checkpoint` None: initial values; `include` None: all variables.
+
+    Attributes:
+      vocabularies: of variables by their names; once parsed a VocabularyConfig each.
+    """
 
     checkpoint: str | None = None
     include: list[str] | None = None
     rename: dict[str, str] = field(default_factory=dict)
+    vocabularies: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ def register_schema() -> None:
 
 
 def schema() -> Any:
-    """The schema as an OmegaConf node: `params`, `tags` and `rename` take any key, all else only what is declared."""
+    """The schema as an OmegaConf node: only what it declares; `params`, `tags` and names of variables are free."""
     node = thawed(OmegaConf.structured(Config))
     inputs = node.input
     free = [node.model.params, inputs.train.params, inputs.eval, inputs.predict.params, node.tracking.tags]
-    for mapping in (*free, node.train.warm_start.rename):
+    for mapping in (*free, node.train.warm_start.rename, node.train.warm_start.vocabularies):
         OmegaConf.set_struct(mapping, False)
     return node
 

@@ -15,10 +15,21 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from runner.checks import check
-from runner.config import Config, ConfigError, InputBlock, InputConfig, eval_key, read
+from runner.config import (
+    Config,
+    ConfigError,
+    InputBlock,
+    InputConfig,
+    VocabularyConfig,
+    WarmStartConfig,
+    eval_key,
+    read,
+)
 from runner.config_nodes import schema, thawed
 from runner.debugging import debugged
 from runner.masking import masked_override
+
+_VOCABULARIES = "train.warm_start.vocabularies"
 
 
 def parse(tree: Mapping[str, Any]) -> Config:
@@ -30,7 +41,11 @@ def parse(tree: Mapping[str, Any]) -> Config:
     """
     config: Config = _merge(Config, tree, "")
     config = dataclasses.replace(config, input=dataclasses.replace(config.input, eval=_evals(config.input.eval or {})))
+    warm_start = dataclasses.replace(config.train.warm_start, vocabularies=_vocabularies(config.train.warm_start))
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, warm_start=warm_start))
     _check_limits(config, "")
+    for name, vocabulary in warm_start.vocabularies.items():
+        _check_limits(vocabulary, f"{_VOCABULARIES}.{name}")
     for name, block in config.input.evals.items():
         _check_limits(block, eval_key(name))
     check(config)
@@ -79,7 +94,7 @@ def wrong_type(key: str, value: Any) -> ConfigError:
 def _merge(cls: type, tree: Mapping[str, Any], at: str) -> Any:
     """`tree` as an instance of the dataclass `cls`; `at` is where it sits, for the error."""
     node = schema() if cls is Config else thawed(OmegaConf.structured(cls))
-    if cls is not Config:
+    if cls is InputBlock:
         OmegaConf.set_struct(node.params, False)
     try:
         return OmegaConf.to_object(OmegaConf.merge(node, tree))
@@ -112,6 +127,17 @@ def _evals(tree: Mapping[str, Any]) -> dict[str, InputBlock]:
     return {name: _merge(InputBlock, block, eval_key(name)) for name, block in blocks.items()}  # type: ignore[arg-type]
 
 
+def _vocabularies(settings: WarmStartConfig) -> dict[str, VocabularyConfig]:
+    for name, block in settings.vocabularies.items():
+        if not isinstance(block, Mapping):
+            keys = ", ".join(_keys_of(VocabularyConfig))
+            raise ConfigError(f"{_VOCABULARIES}.{name}={block!r} is not a block of settings: {keys}.")
+    return {
+        name: _merge(VocabularyConfig, block, f"{_VOCABULARIES}.{name}")
+        for name, block in settings.vocabularies.items()
+    }
+
+
 def _translate(error: OmegaConfBaseException, tree: Mapping[str, Any], at: str) -> NoReturn:
     key = str(error.full_key or "")
     full_key = f"{at}.{key}".strip(".")
@@ -140,6 +166,8 @@ def _class_at(key: str) -> type | None:
     for part in filter(None, key.split(".")):
         if cls is InputConfig and part == "eval":
             return InputBlock
+        if cls is WarmStartConfig and part == "vocabularies":
+            return VocabularyConfig
         cls = get_type_hints(cls).get(part) if dataclasses.is_dataclass(cls) else None
     return cls if dataclasses.is_dataclass(cls) else None  # type: ignore[return-value]
 
@@ -196,7 +224,7 @@ def _check_value(key: str, found: Any, limits: Mapping[str, Any]) -> None:
         raise ConfigError(f"{key}={shown} is neither 'auto' nor a whole number.")
     for one in found if isinstance(found, list) else [found]:
         if limits["choices"] and one not in limits["choices"]:
-            choices = [str(one).lower() if isinstance(one, bool) else one for one in limits["choices"]]
+            choices = [str(one).lower() if isinstance(one, bool) else str(one) for one in limits["choices"]]
             hint = _nearest(one, choices)
             raise ConfigError(f"{key}={one} is not allowed.{hint} Allowed: {', '.join(choices)}.")
     minimum, above, below = limits["minimum"], limits["above"], limits["below"]

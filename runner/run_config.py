@@ -49,6 +49,27 @@ class KeepBest:
 
 
 @dataclasses.dataclass(frozen=True)
+class WarmStartWords:
+    """What the settings of a WarmStart are called where somebody wrote them.
+
+    Attributes:
+      settings: all of them.
+      written: expression of `include` or `rename` -> what was written for it, where that is something else.
+    """
+
+    settings: str = "train.warm_start"
+    checkpoint: str = "train.warm_start.checkpoint"
+    include: str = "train.warm_start.include"
+    rename: str = "train.warm_start.rename"
+    vocabularies: str = "train.warm_start.vocabularies"
+    written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def of(self, expression: str) -> Any:
+        """What was written for it."""
+        return self.written.get(expression, expression)
+
+
+@dataclasses.dataclass(frozen=True)
 class WarmStart:
     """Values from another checkpoint that a new model begins with.
 
@@ -64,6 +85,7 @@ class WarmStart:
       only_trainable: of what `include` matches, only trainable variables.
       optimizer_state: what optimizers keep is taken, too, where `include` matches it.
       strict: a variable that is not in the checkpoint is an error; otherwise it keeps its initial value.
+      words: for messages.
 
     Raises:
       ValueError: an expression does not compile.
@@ -76,13 +98,16 @@ class WarmStart:
     only_trainable: bool = False
     optimizer_state: bool = False
     strict: bool = False
+    words: WarmStartWords = WarmStartWords()
 
     def __post_init__(self) -> None:
-        for pattern in (*(self.include or ()), *self.rename):
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"WarmStart: {pattern!r} is no regular expression: {error}.") from error
+        for setting, patterns in ((self.words.include, self.include or ()), (self.words.rename, self.rename)):
+            for pattern in patterns:
+                try:
+                    re.compile(pattern)
+                except re.error as error:
+                    shown = self.words.of(pattern)
+                    raise ValueError(f"{setting}: {shown!r} is no regular expression: {error}.") from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,12 +12,12 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """What the rows of a variable stand for, here and in the checkpoint that it begins with.
+    """What the rows of a variable stand for, here and in the checkpoint that it begins with. Names are VocabInfo's.
 
     Attributes:
-      file: of the tokens of the variable, one a line, in the order of its rows.
-      size: so many of its lines; None: all.
-      old_file, old_size: the same of the variable in the checkpoint.
+      new_vocab: file of the tokens of the variable, one a line, in the order of its rows.
+      new_vocab_size: so many of its lines; None: all.
+      old_vocab, old_vocab_size: the same of the variable in the checkpoint.
       num_oov_buckets: rows after those of the tokens, for what is in no vocabulary. They begin anew.
       axis: 0: the rows; 1: the columns, as of a kernel whose units are classes.
       initial: makes values of that shape and dtype for what the checkpoint does not have; None: the model's own.
@@ -26,20 +26,20 @@ class Vocabulary:
       ValueError: axis is something else, or a number is negative.
     """
 
-    file: str
-    old_file: str
-    size: int | None = None
-    old_size: int | None = None
+    new_vocab: str
+    old_vocab: str
+    new_vocab_size: int | None = None
+    old_vocab_size: int | None = None
     num_oov_buckets: int = 0
     axis: int = 0
     initial: Callable[[tuple[int, ...], np.dtype[Any]], Any] | None = None
 
     def __post_init__(self) -> None:
         if self.axis not in (0, 1):
-            raise ValueError(f"Vocabulary(axis={self.axis}): it is 0 (rows) or 1 (columns).")
-        for name in ("size", "old_size", "num_oov_buckets"):
+            raise ValueError(f"axis={self.axis} of a vocabulary: it is 0 (rows) or 1 (columns).")
+        for name in ("new_vocab_size", "old_vocab_size", "num_oov_buckets"):
             if (getattr(self, name) or 0) < 0:
-                raise ValueError(f"Vocabulary({name}={getattr(self, name)}): it may not be negative.")
+                raise ValueError(f"{name}={getattr(self, name)} of a vocabulary: it may not be negative.")
 
     def remapped(self, name: str, new: np.ndarray, old: np.ndarray) -> tuple[np.ndarray, int]:
         """The value of a variable that begins with what its tokens had.
@@ -55,8 +55,8 @@ class Vocabulary:
           ValueError: a vocabulary does not fit its variable; a file is not there, has too few lines or a token twice.
         """
         axis = self.axis
-        tokens = _tokens(self.file, self.size)
-        places = {token: place for place, token in enumerate(_tokens(self.old_file, self.old_size))}
+        tokens = _tokens(self.new_vocab, self.new_vocab_size)
+        places = {token: place for place, token in enumerate(_tokens(self.old_vocab, self.old_vocab_size))}
         self._check(name, new, old, len(tokens), len(places))
         value = new.copy() if self.initial is None else np.array(self.initial(new.shape, new.dtype), new.dtype)
         here = [place for place, token in enumerate(tokens) if token in places]
@@ -68,15 +68,15 @@ class Vocabulary:
         what = f"the vocabulary of variable {name!r}"
         if new.ndim <= self.axis or new.shape[self.axis] != tokens + self.num_oov_buckets:
             raise ValueError(
-                f"{what}: {self.file} gives {tokens} tokens and {self.num_oov_buckets} buckets for others, and the "
-                f"variable is {list(new.shape)} (axis {self.axis})."
+                f"{what}: {self.new_vocab} gives {tokens} tokens and {self.num_oov_buckets} buckets for others, and "
+                f"the variable is {list(new.shape)} (axis {self.axis})."
             )
         others = [np.delete(value.shape, self.axis).tolist() for value in (new, old)]
         if old.ndim != new.ndim or others[0] != others[1]:
             raise ValueError(f"{what}: it is {list(new.shape)} here and {list(old.shape)} in the checkpoint.")
         if old.shape[self.axis] < old_tokens:
             raise ValueError(
-                f"{what}: {self.old_file} gives {old_tokens} tokens, and the variable in the checkpoint is "
+                f"{what}: {self.old_vocab} gives {old_tokens} tokens, and the variable in the checkpoint is "
                 f"{list(old.shape)} (axis {self.axis})."
             )
 

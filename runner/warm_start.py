@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from runner.checkpoints import GLOBAL_STEP, Reader
 from runner.damage import WholeCheckpoints, find_damage
-from runner.run_config import WarmStart
+from runner.run_config import WarmStart, WarmStartWords
 from runner.variable_spec import VariableSpec
 
 _SAVED_MODEL = os.path.join("variables", "variables")
@@ -78,7 +78,7 @@ def load(
       ValueError: there is no such checkpoint; a variable has another shape there; one that `include` names in full is
         not there, or any with `strict`; an expression matches no variable; nothing is loaded.
     """
-    source = _Source(_checkpoint(settings.checkpoint))
+    source = _Source(_checkpoint(settings.checkpoint, settings.words.checkpoint))
     candidates, skipped = _chosen(settings, specs)
     sources: dict[str, str] = {}
     not_found: dict[str, str] = {}
@@ -93,7 +93,12 @@ def load(
             sources[name] = found
     _check_rules(settings, specs, candidates, used)
     _check_found(settings, source, sources, not_found)
-    _check_shapes(source, {name: found for name, found in sources.items() if name not in settings.vocabularies}, specs)
+    _check_shapes(
+        source,
+        {name: found for name, found in sources.items() if name not in settings.vocabularies},
+        specs,
+        settings.words,
+    )
     read = source.read(sources.values())
     values = {name: read[found].astype(specs[name].dtype.as_numpy_dtype) for name, found in sources.items()}
     tokens = {}
@@ -128,18 +133,18 @@ class _Source:
         return {name: np.asarray(value) for name, value in self._reader.get_many(names).items()}
 
 
-def _checkpoint(where: str) -> str:
+def _checkpoint(where: str, setting: str) -> str:
     """The path of the checkpoint. Raises: ValueError: there is none, or it is damaged."""
     if not tf.io.gfile.isdir(where):
         damage = find_damage(where) if os.path.exists(f"{where}.index") else "there is no such checkpoint or folder"
         if damage is not None:
-            raise ValueError(f"train.warm_start.checkpoint={where}: {damage}.")
+            raise ValueError(f"{setting}={where}: {damage}.")
         return where
     if tf.io.gfile.exists(os.path.join(where, f"{_SAVED_MODEL}.index")):
         return os.path.join(where, _SAVED_MODEL)
     path = WholeCheckpoints(Path(where)).latest() or tf.train.latest_checkpoint(where)
     if path is None:
-        raise ValueError(f"train.warm_start.checkpoint={where}: there is no checkpoint in that folder.")
+        raise ValueError(f"{setting}={where}: there is no checkpoint in that folder.")
     return str(path)
 
 
@@ -204,41 +209,45 @@ def _renamed(name: str, rename: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _check_rules(settings: WarmStart, specs: Mapping[str, VariableSpec], candidates: list[str], used: set[str]) -> None:
-    names = [name for name, spec in specs.items() if not spec.local]
+    names, words = [name for name, spec in specs.items() if not spec.local], settings.words
     for pattern in settings.include or ():
         if not any(re.fullmatch(pattern, name) for name in names):
-            raise ValueError(f"train.warm_start.include: {pattern!r} matches no variable.{_nearest(pattern, names)}")
+            shown = words.of(pattern)
+            raise ValueError(f"{words.include}: {shown!r} matches no variable.{_nearest(str(shown), names)}")
     for name in settings.vocabularies:
         if name not in candidates:
             raise ValueError(
-                f"train.warm_start.vocabularies: {name!r} is no variable that is taken.{_nearest(name, candidates)}"
+                f"{words.vocabularies}: {name!r} is no variable that is taken.{_nearest(name, candidates)}"
             )
     for rule in settings.rename:
         if rule not in used:
             raise ValueError(
-                f"train.warm_start.rename: {rule!r} is the name of no variable that is taken, nor a prefix or "
-                f"regular expression of one.{_nearest(rule, names)}"
+                f"{words.rename}: {words.of(rule)!r} is the name of no variable that is taken, nor a prefix or "
+                f"regular expression of one.{_nearest(words.of(rule), names)}"
             )
 
 
 def _check_found(
     settings: WarmStart, source: _Source, sources: Mapping[str, str], not_found: Mapping[str, str]
 ) -> None:
+    words = settings.words
     for name, wanted in not_found.items():
         is_named = name in (settings.include or ()) or name in settings.rename or name in settings.vocabularies
         if settings.strict or is_named:
             raise ValueError(
-                f"train.warm_start: {source.path} has no variable {wanted!r} for {name!r}."
+                f"{words.settings}: {source.path} has no variable {wanted!r} for {name!r}."
                 f"{_nearest(wanted, source.names)}"
             )
     if not sources:
         raise ValueError(
-            f"train.warm_start: nothing of {source.path} was taken: it has {', '.join(source.names)}; looked for were "
-            f"{', '.join(not_found.values()) or 'none'}. train.warm_start.rename maps names here to names there."
+            f"{words.settings}: nothing of {source.path} was taken: it has {', '.join(source.names)}; looked for were "
+            f"{', '.join(not_found.values()) or 'none'}. {words.rename} maps names here to names there."
         )
 
 
-def _check_shapes(source: _Source, sources: Mapping[str, str], specs: Mapping[str, VariableSpec]) -> None:
+def _check_shapes(
+    source: _Source, sources: Mapping[str, str], specs: Mapping[str, VariableSpec], words: WarmStartWords
+) -> None:
     wrong = [
         f"{name!r} is {specs[name].shape.as_list()} here and {list(source.shape(found))} there"
         for name, found in sources.items()
@@ -246,8 +255,8 @@ def _check_shapes(source: _Source, sources: Mapping[str, str], specs: Mapping[st
     ]
     if wrong:
         raise ValueError(
-            f"train.warm_start: shapes differ from those of {source.path}: {'; '.join(wrong)}. Leave such variables "
-            "out: train.warm_start.include takes regular expressions, (?!head/).* is all but head/."
+            f"{words.settings}: shapes differ from those of {source.path}: {'; '.join(wrong)}. Leave such variables "
+            f"out: {words.include} takes regular expressions, (?!head/).* is all but head/."
         )
 
 

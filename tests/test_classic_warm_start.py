@@ -171,10 +171,12 @@ def test_a_new_model_is_exported_with_the_rows_of_its_tokens(old: Path) -> None:
 @pytest.mark.parametrize(("patterns", "vocabularies", "names", "params", "message"), [
     (["out"], {}, {}, {}, "has no variable 'out/kernel/Momentum' for 'out/kernel/Momentum'"),
     (".*", {}, {"table": "tab"}, {}, "has no variable 'tab' for 'table'. Did you mean 'table'"),
-    (".*", {}, {"tabl": "table"}, {}, r"rename: 'tabl\$' is the name of no variable that is taken"),
-    ("nothing", {}, {}, {}, "matches no variable"),
-    ("table", {}, {}, {"tokens": 5}, r"'table' is \[5, 2\] here and \[4, 2\] there"),
-    ("out", {"table": ("cxab", 4, 0, "abc")}, {}, {}, "'table' is no variable that is taken"),
+    (".*", {}, {"tabl": "table"}, {},
+     "WarmStartSettings: var_name_to_prev_var_name: 'tabl' is the name of no variable that is taken"),
+    ("nothing", {}, {}, {}, "WarmStartSettings: vars_to_warm_start: 'nothing' matches no variable"),
+    ("table", {}, {}, {"tokens": 5}, r"'table' is \[5, 2\] here and \[4, 2\] there.*: vars_to_war"),
+    ("out", {"table": ("cxab", 4, 0, "abc")}, {}, {},
+     "WarmStartSettings: var_name_to_vocab_info: 'table' is no variable that is taken"),
     ("table", {"table": ("ca", 4, 0, "abc")}, {}, {}, "ca has 2 lines, and its first 4 are asked for"),
     ("table", {"table": ("ca", 2, 1, "abc")}, {}, {},
      r"ca gives 2 tokens and 1 buckets for others, and the variable is \[4, 2\] \(axis 0\)"),
@@ -198,8 +200,15 @@ def test_what_does_not_fit_is_refused(
     (WarmStartSettings(""), "ckpt_to_initialize_from is empty"),
     (WarmStartSettings("x", cast(Any, 3)), "vars_to_warm_start=3"),
     (WarmStartSettings("x", ["a", v1.Variable(0.0, use_resource=True)]), "it is a regular expression, a list of them"),
+    (WarmStartSettings("x", "("), r"WarmStartSettings: vars_to_warm_start: '\(' is no regular expression"),
     (3, "warm_start_from=3: it is a path or a tf.estimator.WarmStartSettings"),
 ])  # fmt: skip
 def test_settings_that_say_nothing_are_refused(source: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         as_warm_start(source)
+
+
+def test_a_checkpoint_that_is_not_there_is_named_as_it_was_written(tmp_path: Path) -> None:
+    for source, written in (("nowhere", "warm_start_from"), (WarmStartSettings("nowhere"), "ckpt_to_initialize_from")):
+        with pytest.raises(ValueError, match=f"{written}=nowhere: there is no such checkpoint or folder"):
+            started(tmp_path, source)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from tests.test_config import parsed
 
 v1 = tf.compat.v1
 
+ROOT = Path(__file__).parent.parent
 RNG = np.random.RandomState(3)
 HIDDEN, BIAS, OUT = RNG.randn(4, 8), RNG.randn(8), RNG.randn(8, 1)
 
@@ -196,11 +200,60 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     (["rename={a: b}"], "train.warm_start.rename has no effect without train.warm_start.checkpoint"),
     (["checkpoint=conf", "include=[]"], "train.warm_start.include=[] takes nothing"),
     (["rename={a: 'b\\2'}"], "asks for group 2, and 'a' has 0"),
+    (["vocabularies={a/b: {axis: 1}}"], "train.warm_start.vocabularies has no effect without"),
+    (["checkpoint=conf", "vocabularies={a/b: {axis: 2}}"], "vocabularies.a/b.axis=2 is not allowed. Allowed: 0, 1"),
+    (["checkpoint=conf", "vocabularies={a/b: {old_vocab_size: 0}}"], "a/b.old_vocab_size=0 must be at least 1"),
+    (["checkpoint=conf", "vocabularies={a/b: {num_oov_buckets: few}}"], "num_oov_buckets=few is not a whole number"),
+    (["checkpoint=conf", "vocabularies={a/b: x}"], "vocabularies.a/b='x' is not a block of settings: new_vocab, new_"),
+    (["checkpoint=conf", "vocabularies={a/b: {new_vocb: x}}"], "Did you mean 'train.warm_start.vocabularies.a/b.new"),
+    (["checkpoint=conf", "vocabularies={a/b: {old_vocab: x}}"], "warm_start.vocabularies.a/b.new_vocab is not set"),
+    (["checkpoint=conf", "vocabularies={a/b: {new_vocab: /no, old_vocab: x}}"], "a/b.new_vocab=/no: there is no such"),
 ])  # fmt: skip
 def test_a_config_that_cannot_work_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parsed(*(f"train.warm_start.{override}" for override in overrides))
     assert message in str(caught.value)
+
+
+def test_rows_go_with_their_tokens_by_a_config(tmp_path: Path) -> None:
+    table = np.array([[1, 10], [2, 20], [3, 30]], np.float32)
+    CheckpointWriter(tmp_path / "old", 5).save(Snapshot(40, {"in/table": table, "global_step": np.int64(40)}))
+    (tmp_path / "abc").write_text("a\nb\nc\n")
+    (tmp_path / "cxab").write_text("c\nx\na\nb\n")
+    (tmp_path / "mine.py").write_text(MODEL_OF_TOKENS)
+    vocabulary = "{new_vocab: cxab, new_vocab_size: 3, num_oov_buckets: 1, old_vocab: abc}"
+    result = subprocess.run(
+        [
+            *(sys.executable, "-m", "runner", "command=train", "model=custom", "input=custom"),
+            *("model.fn=mine.model_fn", "input.train.fn=mine.input_fn", "input.train.batch_size=1"),
+            *("train.max_steps=1", "tracking=none"),
+            *("model_dir=new", "train.warm_start.checkpoint=old", "train.warm_start.include=[]"),
+            f"train.warm_start.vocabularies={{in/table: {vocabulary}}}",
+        ],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert Reader(tmp_path / "new" / "model.ckpt-1").get("in/table").tolist() == [[3, 30], [8, 8], [1, 10], [8, 8]]
+    assert "loaded, 2 of its tokens" in result.stdout + result.stderr
+
+
+MODEL_OF_TOKENS = """
+import tensorflow as tf
+from runner import EstimatorSpec
+
+v1 = tf.compat.v1
+
+
+def model_fn(features, labels, mode):
+    table = v1.get_variable("in/table", [4, 2], initializer=v1.constant_initializer(8.0))
+    loss = 0.0 * tf.reduce_sum(tf.gather(table, features))
+    train_op = v1.train.GradientDescentOptimizer(0.1).minimize(loss, v1.train.get_global_step())
+    return EstimatorSpec(mode, features, loss, train_op)
+
+
+def input_fn(params):
+    return tf.data.Dataset.from_tensor_slices([0, 1]).batch(params["batch_size"]).repeat()
+"""
 
 
 def test_preparing_a_run_gives_the_values_and_writes_no_checkpoint(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -9,10 +10,17 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from runner.run_config import WarmStart
+from runner.run_config import WarmStart, WarmStartWords
 from runner.vocabularies import Vocabulary
 
 VocabInfo = tf.compat.v1.train.VocabInfo
+_WORDS = WarmStartWords(
+    "WarmStartSettings",
+    checkpoint="WarmStartSettings: ckpt_to_initialize_from",
+    include="WarmStartSettings: vars_to_warm_start",
+    rename="WarmStartSettings: var_name_to_prev_var_name",
+    vocabularies="WarmStartSettings: var_name_to_vocab_info",
+)
 
 
 class WarmStartSettings(NamedTuple):
@@ -42,22 +50,26 @@ def as_warm_start(source: str | os.PathLike[str] | WarmStartSettings) -> WarmSta
     Raises:
       ValueError: it is something else; it names no checkpoint; vars_to_warm_start is a list of several kinds.
     """
+    words = _WORDS
     if isinstance(source, str | os.PathLike):
-        source = WarmStartSettings(os.fspath(source))
+        source, words = WarmStartSettings(os.fspath(source)), dataclasses.replace(words, checkpoint="warm_start_from")
     if not isinstance(source, WarmStartSettings):
         raise ValueError(f"warm_start_from={source!r}: it is a path or a tf.estimator.WarmStartSettings.")
     if not source.ckpt_to_initialize_from:
         raise ValueError("WarmStartSettings: ckpt_to_initialize_from is empty. Name a checkpoint or a folder.")
     patterns = source.vars_to_warm_start
     is_list = isinstance(patterns, list | tuple)
+    include = {_pattern(one): one for one in _listed(patterns)}
+    renamed = {f"{re.escape(name)}$": name for name in source.var_name_to_prev_var_name or {}}
     return WarmStart(
         os.fspath(source.ckpt_to_initialize_from),
-        include=tuple(_pattern(one) for one in _listed(patterns)),
-        rename={f"{re.escape(name)}$": _literal(old) for name, old in (source.var_name_to_prev_var_name or {}).items()},
+        include=tuple(include),
+        rename={rule: _literal((source.var_name_to_prev_var_name or {})[name]) for rule, name in renamed.items()},
         vocabularies={name: _vocabulary(info) for name, info in (source.var_name_to_vocab_info or {}).items()},
         only_trainable=not is_list,
         optimizer_state=is_list,
         strict=True,
+        words=dataclasses.replace(words, written={**include, **renamed}),
     )
 
 
@@ -92,10 +104,10 @@ def _literal(name: str) -> str:
 def _vocabulary(info: Any) -> Vocabulary:
     backup = info.backup_initializer or tf.compat.v1.zeros_initializer()
     return Vocabulary(
-        file=os.fspath(info.new_vocab),
-        size=info.new_vocab_size,
-        old_file=os.fspath(info.old_vocab),
-        old_size=None if info.old_vocab_size < 0 else info.old_vocab_size,
+        new_vocab=os.fspath(info.new_vocab),
+        new_vocab_size=info.new_vocab_size,
+        old_vocab=os.fspath(info.old_vocab),
+        old_vocab_size=None if info.old_vocab_size < 0 else info.old_vocab_size,
         num_oov_buckets=info.num_oov_buckets,
         axis=info.axis,
         initial=lambda shape, dtype: backup(shape, dtype=tf.as_dtype(dtype)),
