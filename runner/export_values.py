@@ -13,6 +13,7 @@ from runner import warm_start
 from runner.averages import average_name
 from runner.checkpoints import Reader
 from runner.export_graph import ExportGraph
+from runner.numbered_names import numbered
 from runner.run_config import RunConfig
 from runner.variable_spec import VariableSpec
 
@@ -39,9 +40,10 @@ def values_of(
     if checkpoint is None:
         return _new_values(graphs, config, specs)
     reader = Reader(checkpoint)
-    _check(reader, specs)
+    renamed = numbered(reader, {name: spec.shape for name, spec in specs.items()})
+    _check(reader, {name: spec for name, spec in specs.items() if name not in renamed})
     averaged = {} if config.ema_decay is None or trains else _averaged(reader, specs, config)
-    sources = {name: averaged.get(name, name) for name in names}
+    sources = {name: renamed.get(name, averaged.get(name, name)) for name in names}
     values = reader.get_many(dict.fromkeys(sources.values()))
     return {name: values[source] for name, source in sources.items()}
 

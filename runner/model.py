@@ -22,6 +22,7 @@ from runner.inference import EvalProgram, PredictProgram
 from runner.inputs import Feed, Input
 from runner.journal import Journal, NullJournal
 from runner.model_fn import ModelFn
+from runner.numbered_names import numbered
 from runner.parameter_server import is_parameter_server
 from runner.placement import Servers
 from runner.precision import LossScale, with_precision
@@ -245,7 +246,10 @@ class Model:
         return [name for name, value in self.values().items() if not all(map(_is_finite, tf.nest.flatten(value)))]
 
     def _beginnings(self, reader: Reader) -> dict[str, Any]:
-        """State that the run of the checkpoint had no option for -> its value, or the name of whose it takes."""
+        """What the checkpoint does not have under its name -> its value, or the name of whose it takes.
+
+        That is state for which its run had no option, and what tf.estimator named otherwise.
+        """
         saved = self.store.saved
         averages = {average_name(name): name for name in saved} if self._config.ema_decay else {}
         starts = {
@@ -255,7 +259,8 @@ class Model:
         new = {name: start for name, start in starts.items() if name in saved and not reader.has(name)}
         if new:
             _log.info("%s has no %s: they begin here.", reader.path, ", ".join(new))
-        return new
+        shapes = {name: variable.shape for name, variable in saved.items() if name not in new}
+        return new | {name: reader.get(key) for name, key in numbered(reader, shapes).items()}
 
     def _check(self, reader: Reader, new: Mapping[str, Any]) -> None:
         there = reader.names()
