@@ -15,6 +15,7 @@ import itertools
 import random
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
@@ -165,10 +166,14 @@ def fresh_collections() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def fresh_thread_collections() -> Iterator[None]:
-    """The collections of this thread alone, empty: one replica's call of model_fn within `fresh_collections`."""
+def fresh_thread_collections(shared: Mapping[Any, list[Any]] = MappingProxyType({})) -> Iterator[None]:
+    """The collections of this thread alone, empty: one replica's call of model_fn within `fresh_collections`.
+
+    Args:
+      shared: those that this thread has in common with others.
+    """
     local = v1.get_default_graph()._collections.local
-    saved, local.values = getattr(local, "values", {}), _no_collections()
+    saved, local.values = getattr(local, "values", {}), {**_no_collections(), **shared}
     try:
         yield
     finally:

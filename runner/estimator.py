@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from runner import checkpoints, evaluation, inference, prediction, scaffold
+from runner.event_writers import EventWriters
 from runner.exporting import Exporting
+from runner.hook_overrides import split_hooks
 from runner.hooks import Hook, PassRun
 from runner.input_states import OfEach, OfOne
 from runner.inputs import Feed, Input
@@ -28,7 +30,7 @@ from runner.profiling import Profiling
 from runner.report import format_table
 from runner.retention import Keep
 from runner.saving import SavedElsewhere, Saver, Saving
-from runner.session_hooks import SessionHooks, split_hooks
+from runner.session_hooks import SessionHooks
 from runner.stored_model import InputFn
 
 _log = logging.getLogger(__name__)
@@ -181,7 +183,9 @@ class Estimator(Exporting):
         overrides, native, session = split_hooks(hooks)
         for note in overrides.notes:
             _log.warning("%s", note)
-        session_hooks = SessionHooks(session, program.trace, stop)
+        writers = EventWriters(is_on=self._is_chief, own={self.model_dir: self._writer})
+        operators = self._model_fn.operators
+        session_hooks = SessionHooks(session, program.trace, operators, stop, writers, in_loops=True)
         if latest is not None:
             model.restore(latest)
         else:
@@ -259,10 +263,10 @@ class Estimator(Exporting):
             prefix = evaluation.prefix(name)
             one_pass = self._pass([*hooks, *program.spec.evaluation_hooks], program, step, prefix)
             results, examples = evaluation.results(model, program, feed, steps, one_pass, f"evaluate({name or ''})")
+        one_pass.end()  # first of all: of two files of events in a folder TensorBoard goes on with the newer
         if self._agreement.is_chief:
             found = evaluation.Found(name or "", step, path, results, examples, time.monotonic() - started)
             found.report(self._config, self._journal, self._progress, self.eval_dir(name))
-        one_pass.end()
         return {**results, "global_step": step}
 
     def prepare_evaluation(self, input_fn: InputFn) -> tuple[Model, Feed, inference.EvalProgram]:
@@ -328,7 +332,9 @@ class Estimator(Exporting):
 
     def _pass(self, hooks: Sequence[Any], program: Any, step: int, what: str) -> Pass:
         run = PassRun(self.model_dir, step)
-        return Pass(hooks, program.trace, run, functools.partial(self._progress.count, what))
+        writers = EventWriters(is_on=self._is_chief)
+        count = functools.partial(self._progress.count, what)
+        return Pass(hooks, program.trace, self._model_fn.operators, run, writers, count)
 
 
 def _check_end(steps: int | None, max_steps: int | None, max_epochs: int | None) -> None:

@@ -176,7 +176,7 @@ def _loops(program: EvalProgram, iterator: Any, steps: float, one_pass: Pass, co
         if session.is_empty:
             result = program.run(iterator, num_steps, counted.sums)
         else:
-            result, values = program.run_one(iterator, session.fetches(taken + 1), counted.sums)
+            result, values = program.run_one(iterator, session.request(taken + 1), counted.sums)
             if not result.data_ended:
                 session.after_run(values)
         counted.note(result)

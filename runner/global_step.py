@@ -1,4 +1,4 @@
-"""A train_op that does not count: the runner advances the global step for it."""
+"""The global step of a trace: where model_fn finds it, and who advances it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ from runner.traces import Replica
 v1 = tf.compat.v1
 
 
+def collect(replica: Replica) -> None:
+    """Puts the global step where model_fn finds it: the first of its variables, as tf.estimator made it first."""
+    for name in (v1.GraphKeys.GLOBAL_STEP, v1.GraphKeys.GLOBAL_VARIABLES):
+        v1.add_to_collection(name, replica.global_step)
+
+
 def advance(replica: Replica, train_op: Any) -> Sequence[tf.Operation]:
-    """Advances the global step by one, unless `train_op` of any replica does so itself.
+    """Advances the global step by one for a train_op that does not count: that of no replica does so itself.
 
     tf.estimator left the step of `optimizer.minimize(loss)` where it was: one checkpoint was written over another, and
     training had no other end than that of its data.

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner.batch_part import PartOfBatch, WholeBatch, model_fn_has
+from runner.global_step import collect
 from runner.inputs import Feed
 from runner.iterators import iterate
 from runner.losses import losses_over_batches
@@ -20,6 +21,7 @@ from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.operations import needed, operations
 from runner.steps import ModelCall, ReplicaOutput, replica_inputs, step_inputs, step_signature
 from runner.traces import Replica, trace_step
+from runner.types import StepRequest
 from runner.v1_bridge import summaries_of_v1
 from runner.variables import VariableStore
 
@@ -62,7 +64,6 @@ class EvalProgram:
             self.trace = trace_step(store, replica_fn, step_signature(feed), training=False, on_workers=on_workers)
         self.outputs: Sequence[ReplicaOutput] = self.trace.outputs
         self._values = self._value_function()
-        self._functions = [self._replica_function(index) for index in range(len(self.outputs))]
         self._loop = tf.function(self._run, autograph=False)
         self._fetching: dict[Any, Callable[..., Any]] = {}
 
@@ -74,6 +75,11 @@ class EvalProgram:
     def sum_names(self) -> list[str]:
         """Names of the sums of an EvalResult."""
         return ["loss", *self.outputs[0].sums]
+
+    @functools.cached_property
+    def _functions(self) -> list[Callable[..., Any]]:
+        """Of each replica, the sums of a batch. Not made before they are needed: a hook may have to feed the model."""
+        return [self._replica_function(index) for index in range(len(self.outputs))]
 
     def reset(self) -> None:
         """Before each evaluation: metrics start from nothing, random state from the seed."""
@@ -94,27 +100,30 @@ class EvalProgram:
         result = self._loop(iterator, tf.constant(max_steps), before)
         return EvalResult(on_host(result["sums"]), examples=int(result["examples"]), data_ended=bool(result["ended"]))
 
-    def run_one(self, iterator: Any, fetches: Sequence[Any], before: Sums) -> tuple[EvalResult, list[Any]]:
-        """As `run` for one batch; also the values of the tensors among `fetches`, for session hooks."""
-        key = tuple(id(fetch) for fetch in fetches)
-        if key not in self._fetching:
-            run = functools.partial(self._run_one, self._replica_function(0, fetches))
-            self._fetching[key] = tf.function(run, autograph=False)
+    def run_one(self, iterator: Any, request: StepRequest, before: Sums) -> tuple[EvalResult, list[Any]]:
+        """As `run` for one batch; also the values of the tensors among the fetches of `request`."""
+        if request.key not in self._fetching:
+            others = range(1, len(self.outputs))
+            functions = [
+                self._replica_function(0, request.fetches, feeds=request.feeds),
+                *(self._replica_function(index, feeds=request.feeds) for index in others),
+            ]
+            self._fetching[request.key] = tf.function(functools.partial(self._run_one, functions), autograph=False)
         try:
-            sums, examples, values = self._fetching[key](iterator)
+            sums, examples, values = self._fetching[request.key](iterator, tuple(request.values))
         except tf.errors.OutOfRangeError:
             return EvalResult(before, 0, data_ended=True), []
         total = added(before, on_host(sums))
         return EvalResult(total, int(examples), data_ended=False), [value.numpy() for value in values]
 
-    def _run_one(self, first: Callable[..., Any], iterator: Any) -> Any:
+    def _run_one(self, functions: Sequence[Callable[..., Any]], iterator: Any, fed: Sequence[tf.Tensor]) -> Any:
         element = next(iterator)
         shares = self._feed.shares(element, iterator)
-        inputs = step_inputs(shares, self._feed.global_count(element, shares))
-        sums, values = first(*inputs)
+        inputs = [*step_inputs(shares, self._feed.global_count(element, shares)), *fed]
+        sums, values = functions[0](*inputs)
         sums = in_float64(sums)
         zeros = tf.nest.map_structure(tf.zeros_like, sums)
-        for share, function in zip(shares[1:], self._functions[1:], strict=True):
+        for share, function in zip(shares[1:], functions[1:], strict=True):
             more = tf.cond(share.count > 0, lambda function=function: in_float64(function(*inputs)), lambda: zeros)
             sums = tf.nest.map_structure(tf.add, sums, more)
         return sums, tf.add_n([share.count for share in shares]), values
@@ -141,16 +150,18 @@ class EvalProgram:
                 )
         return self.trace.function(values, with_inputs=False) if values else dict
 
-    def _replica_function(self, index: int, extra: Sequence[Any] | None = None) -> Callable[..., Any]:
+    def _replica_function(
+        self, index: int, extra: Sequence[Any] | None = None, feeds: Sequence[tf.Tensor] = ()
+    ) -> Callable[..., Any]:
         """The sums of one replica's batch; with `extra` (tensors and operations) also the values of those tensors."""
         fetches, updates = self._fetched(index)
         if extra is None:
             self._check_no_collective([*updates, *tf.nest.flatten(fetches)])
-            return self.trace.function(fetches, updates)
+            return self.trace.function(fetches, updates, feeds=feeds)
         self._check_no_collective([*updates, *extra])
         effects = [one for one in extra if isinstance(one, tf.Operation)]
         tensors = [one for one in extra if not isinstance(one, tf.Operation)]
-        return self.trace.function([fetches, tensors], [*updates, *effects])
+        return self.trace.function([fetches, tensors], [*updates, *effects], feeds=feeds)
 
     def _fetched(self, index: int) -> tuple[dict[str, Any], list[Any]]:
         """(the sums of one replica's batch, what updates metrics with it). Tensors of the traced graph."""
@@ -229,7 +240,7 @@ def in_float64(sums: Any) -> Any:
 
 
 def _eval_replica(model_call: ModelCall, feed: Feed, replica: Replica) -> ReplicaOutput:
-    v1.add_to_collection(v1.GraphKeys.GLOBAL_STEP, replica.global_step)
+    collect(replica)
     features, labels = replica_inputs(feed, replica)
     part = PartOfBatch(replica.weights, replica.index) if feed.division.divides_batches else WholeBatch()
     with model_fn_has(part):
@@ -270,7 +281,7 @@ def _is_keras_metric(metric: Any) -> bool:
 class BatchObserver(Protocol):
     """Who looks at batches as they are computed: the session hooks of a prediction."""
 
-    def fetches(self, step: int) -> list[Any]: ...
+    def request(self, step: int) -> StepRequest: ...
 
     def after_run(self, values: Sequence[Any]) -> None: ...
 
@@ -282,7 +293,7 @@ class PredictProgram:
         self._store, self._feed = store, feed
 
         def replica_fn(replica: Replica) -> ReplicaOutput:
-            v1.add_to_collection(v1.GraphKeys.GLOBAL_STEP, replica.global_step)
+            collect(replica)
             with tf.summary.record_if(False):
                 features, labels = replica_inputs(feed, replica)
                 return ReplicaOutput(model_call(features, labels, ModeKeys.PREDICT))
@@ -306,11 +317,12 @@ class PredictProgram:
         """Yields (examples, predictions) of one replica's batch at a time, in the order of the input. NumPy values.
 
         Args:
-          observer: is asked before each batch what to fetch with it, and handed the values of the tensors.
+          observer: is asked before each batch what to do with it, and handed the values of the tensors it fetches.
         """
         for step in itertools.count(1):
             try:
-                counts, predictions, values = self._next(observer.fetches(step))(iterator)
+                request = observer.request(step)
+                counts, predictions, values = self._next(request)(iterator, tuple(request.values))
             except tf.errors.OutOfRangeError:
                 return
             observer.after_run([value.numpy() for value in values])
@@ -318,21 +330,20 @@ class PredictProgram:
                 if count:
                     yield int(count), tf.nest.map_structure(lambda tensor: tensor.numpy(), replica_predictions)
 
-    def _next(self, fetches: Sequence[Any]) -> Callable[..., Any]:
-        key = tuple(id(fetch) for fetch in fetches)
-        if key not in self._fetching:
-            tensors = [one for one in fetches if not isinstance(one, tf.Operation)]
-            effects = [one for one in fetches if isinstance(one, tf.Operation)]
+    def _next(self, request: StepRequest) -> Callable[..., Any]:
+        if request.key not in self._fetching:
+            tensors = [one for one in request.fetches if not isinstance(one, tf.Operation)]
+            effects = [one for one in request.fetches if isinstance(one, tf.Operation)]
             effects += self.trace.writes_of_keras(metrics_only=True)
-            function = self.trace.function([self._predictions, tensors], effects)
-            self._fetching[key] = tf.function(functools.partial(self._run, function), autograph=False)
-        return self._fetching[key]
+            function = self.trace.function([self._predictions, tensors], effects, feeds=request.feeds)
+            self._fetching[request.key] = tf.function(functools.partial(self._run, function), autograph=False)
+        return self._fetching[request.key]
 
-    def _run(self, function: Callable[..., Any], iterator: Any) -> Any:
+    def _run(self, function: Callable[..., Any], iterator: Any, fed: Sequence[tf.Tensor]) -> Any:
         element = next(iterator)
         shares = self._feed.shares(element, iterator)
         inputs = step_inputs(shares, self._feed.global_count(element, shares))
-        return inputs[-2], *function(*inputs)
+        return inputs[-2], *function(*inputs, *fed)
 
 
 def chosen(predictions: Any, keys: Sequence[str] | str | None) -> Any:

@@ -27,7 +27,7 @@ from runner.report import Progress
 from runner.run_checkpoints import RunCheckpoints
 from runner.saving import Saving
 from runner.step_loop import LoopResult
-from runner.types import StepResult
+from runner.types import StepRequest, StepResult
 
 _log = logging.getLogger(__name__)
 
@@ -152,6 +152,7 @@ class TrainingRun:
             raise
         finally:
             self._journal.took("train", self.secs)
+            self._session_hooks.close()
             for hook in self._hooks:
                 if hasattr(hook, "close"):
                     hook.close(self)
@@ -263,10 +264,10 @@ class TrainingRun:
     def _num_steps(self) -> int:
         """Steps of the next loop: it ends at the next boundary of any cadence."""
         boundaries = [self._checkpoints.every, *(hook.every for hook in self._hooks if hasattr(hook, "every"))]
-        boundaries += [self._session_hooks.every]
         if self._has_summaries:
             boundaries.append(self._summary_every)
-        steps = min(self._target - self._step, *(every.steps_until_due(self._step) for every in boundaries))
+        by_cadences = (every.steps_until_due(self._step) for every in boundaries)
+        steps = min(self._target - self._step, self._session_hooks.steps_until_due(self._step), *by_cadences)
         # An update may advance the global step by more than one (two optimizers that share it).
         return max(1, self._length.next(-(-steps // self._advance)))
 
@@ -276,13 +277,13 @@ class TrainingRun:
         self._model.has_new_values()
         last_step = self._step + num_steps * self._advance
         summaries = self._has_summaries and self._summaries_due(last_step)
-        fetches = self._session_hooks.fetches(last_step)
+        request = self._session_hooks.request(last_step)
         parts, recorded = [], None
-        num_plain = num_steps - 1 if summaries or fetches or self._always_splits else num_steps
+        num_plain = num_steps - 1 if summaries or request or self._always_splits else num_steps
         if num_plain:
-            parts.append(self._loop((), num_plain, summaries=False))
+            parts.append(self._loop(StepRequest(), num_plain, summaries=False))
         if num_plain < num_steps and (not parts or self._is_whole(parts[0], num_plain)):
-            parts.append(recorded := self._loop(fetches, 1, summaries=summaries))
+            parts.append(recorded := self._loop(request, 1, summaries=summaries))
         taken = sum(part.num_steps for part in parts)
         self._count(parts, taken)
         result = StepResult(
@@ -296,16 +297,16 @@ class TrainingRun:
         self.examples += result.examples
         self.secs += result.secs
         if recorded is not None and recorded.num_steps:
-            self._hand_out(recorded, result, summaries=summaries, fetched=bool(fetches))
+            self._hand_out(recorded, result, summaries=summaries, fetched=bool(request))
         if result.num_steps:
             self._record.note(result)
         self._stop_at_nan(result)
         return result
 
-    def _loop(self, fetches: Any, num_steps: int, *, summaries: bool) -> LoopResult:
-        loop = self._program.loop(fetches, summaries=summaries)
+    def _loop(self, request: StepRequest, num_steps: int, *, summaries: bool) -> LoopResult:
+        loop = self._program.loop(request, summaries=summaries)
         may_end = self._remaining is None or self._remaining < num_steps
-        result = loop(self._iterator, num_steps, may_end=may_end)
+        result = loop(self._iterator, num_steps, may_end=may_end, values=request.values)
         if self._program.has_local_losses:
             losses = np.asarray(self._agreement.sum(result.losses), result.losses.dtype)
             result = dataclasses.replace(result, losses=losses)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -118,6 +119,15 @@ class ModelFn:
         """`module.function`, for messages."""
         fn = self.fn.func if isinstance(self.fn, functools.partial) else self.fn
         return f"{fn.__module__}.{getattr(fn, '__qualname__', type(fn).__name__)}"
+
+    @property
+    def operators(self) -> Callable[[], contextlib.AbstractContextManager[None]]:
+        """What makes the context that code beside model_fn, its hooks, is called in: model_fn's `operators`, where
+        it has any."""
+        fn = self.fn
+        while isinstance(fn, functools.partial):
+            fn = fn.func
+        return getattr(fn, "operators", contextlib.nullcontext)
 
     def __call__(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
         """The spec for one batch.

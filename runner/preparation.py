@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from runner.hook_overrides import TrainingOverrides
 from runner.inputs import Feed
 from runner.model import Model
 from runner.position import Position
 from runner.run_config import RunConfig
-from runner.session_hooks import SessionHooks, TrainingOverrides
+from runner.session_hooks import SessionHooks
 from runner.steps import TrainProgram
 
 

@@ -24,15 +24,25 @@ class RangeLoop:
         self._step, self._feed, self._stop_at_nan = step, feed, stop_at_nan
         self._requests = Requests(coordinator, self._range, self._element)
 
-    def __call__(self, iterator: Ranges, num_steps: int, *, may_end: bool) -> LoopResult:
-        """Takes up to `num_steps` steps, and returns when all of them are done."""
+    def __call__(
+        self, iterator: Ranges, num_steps: int, *, may_end: bool, values: Sequence[tf.Tensor] = ()
+    ) -> LoopResult:
+        """Takes up to `num_steps` steps, and returns when all of them are done.
+
+        Raises: ValueError: they are to be fed `values`.
+        """
         del may_end  # each range tells
+        if values:
+            raise ValueError(
+                "SessionRunArgs(feed_dict=...) of a hook: with parameter servers steps are taken by other processes, "
+                "which no hook can feed. Give the values through input_fn."
+            )
         results, ended = self._requests.take(iterator, num_steps)
-        losses, *values = _joined(results, self._step.specs)
+        losses, *fetched = _joined(results, self._step.specs)
         if self._stop_at_nan:
             losses = _finite_first(losses)
         examples = sum(int(result["examples"]) for result in results)
-        return LoopResult(len(losses), losses, examples, values, ended, self._requests.repeated_steps)
+        return LoopResult(len(losses), losses, examples, fetched, ended, self._requests.repeated_steps)
 
     def trace(self, iterator: Ranges) -> None:
         """Builds the loop, without a step."""

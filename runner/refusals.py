@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
@@ -47,6 +47,16 @@ def check_training(spec: EstimatorSpec, config: RunConfig, num_replicas: int, gr
         raise ValueError(
             f"EstimatorSpec(train_op=..., loss_weight=...) on {num_replicas} replicas: the gradient is summed "
             "inside train_op, before loss_weight is known. Return optimizer= instead of train_op=."
+        )
+
+
+def check_feeds(feeds: Sequence[tf.Tensor]) -> None:
+    """Checks what hooks feed a step that is several programs. Raises: ValueError: they do."""
+    if feeds:
+        raise ValueError(
+            f"SessionRunArgs(feed_dict={{{feeds[0].name!r}: ...}}) of a hook: with train.gradient_accumulation, "
+            "train.jit or train.precision=mixed_float16 a step is several programs, and no hook can feed them. Leave "
+            "these out, or give the value through input_fn."
         )
 
 

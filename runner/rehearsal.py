@@ -184,9 +184,9 @@ def _evaluation_cadence(spec: EvalSpec) -> str:
 
 
 def _loop_length(training: Preparation) -> str:
-    every = training.session_hooks.every.steps
-    if every:
-        return f"at most {every}: session hooks look at them"
+    longest = training.session_hooks.max_steps_per_loop
+    if longest:
+        return f"at most {longest}: session hooks look at them"
     return str(training.config.steps_per_loop or "auto: until a loop takes about a second")
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from runner.session_hooks import TraceSession
+from runner.trace_session import TraceSession
 
 _log = logging.getLogger(__name__)
 
-_WITHOUT_EFFECT = ("ready_op", "ready_for_local_init_op", "saver", "summary_op")
+_WITHOUT_EFFECT = ("ready_op", "ready_for_local_init_op", "saver")
 
 
 def initialise(scaffold: Any, session: TraceSession, *, is_new: bool) -> None:
@@ -25,13 +25,13 @@ def initialise(scaffold: Any, session: TraceSession, *, is_new: bool) -> None:
     without_effect = [name for name in _WITHOUT_EFFECT if getattr(scaffold, name) is not None]
     if without_effect:
         _log.warning(
-            "EstimatorSpec.scaffold: its %s has no effect: the runner restores, saves and writes summaries by itself.",
+            "EstimatorSpec.scaffold: its %s has no effect: the runner makes variables, restores and saves by itself.",
             ", ".join(without_effect),
         )
-    with session.graph.as_default():
+    with session.entered():
         if is_new and scaffold.init_op is not None:
             session.run(scaffold.init_op, feed_dict=scaffold.init_feed_dict)
         if is_new and scaffold.init_fn is not None:
             scaffold.init_fn(session)
         if scaffold.local_init_op is not None:
-            session.run(scaffold.local_init_op)
+            session.run(scaffold.local_init_op, feed_dict=scaffold.local_init_feed_dict)

@@ -22,7 +22,10 @@ class Step(Protocol):
     def specs(self) -> Sequence[tf.TensorSpec]:
         """Of what a call returns."""
 
-    def __call__(self, shares: Sequence[Share], global_count: tf.Tensor) -> list[tf.Tensor]: ...
+    def __call__(
+        self, shares: Sequence[Share], global_count: tf.Tensor, values: Sequence[tf.Tensor] = ()
+    ) -> list[tf.Tensor]:
+        """Args: values: of the placeholders that the step is fed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,16 +64,17 @@ class Loop:
         self._bounded = tf.function(functools.partial(self._run, ends=False), autograph=False)
         self._ending = tf.function(functools.partial(self._run, ends=True), autograph=False)
 
-    def __call__(self, iterator: Any, num_steps: int, *, may_end: bool) -> LoopResult:
+    def __call__(self, iterator: Any, num_steps: int, *, may_end: bool, values: Sequence[tf.Tensor] = ()) -> LoopResult:
         """Takes up to `num_steps` steps.
 
         Args:
           may_end: the input may have fewer elements than that; costs a little more for each step.
+          values: of the placeholders that its steps are fed.
         """
         run = self._ending if may_end else self._bounded
         try:
             with bridge.optimised_once(), compiled.explained():
-                result = run(iterator, tf.constant(num_steps))
+                result = run(iterator, tf.constant(num_steps), tuple(values))
         except tf.errors.OutOfRangeError:
             if not self._feed.ends_together:
                 raise
@@ -87,9 +91,9 @@ class Loop:
 
     def trace(self, iterator: Any) -> None:
         """Builds the loop over an iterator like this one, without a step."""
-        self._bounded.get_concrete_function(iterator, tf.TensorSpec([], tf.int32))
+        self._bounded.get_concrete_function(iterator, tf.TensorSpec([], tf.int32), ())
 
-    def _run(self, iterator: Any, num_steps: tf.Tensor, *, ends: bool) -> dict[str, Any]:
+    def _run(self, iterator: Any, num_steps: tf.Tensor, values: Sequence[tf.Tensor], *, ends: bool) -> dict[str, Any]:
         arrays = tuple(tf.TensorArray(spec.dtype, num_steps, element_shape=spec.shape) for spec in self._step.specs)
 
         def running(taken: tf.Tensor, examples: tf.Tensor, ended: tf.Tensor, fine: tf.Tensor, *_: Any) -> tf.Tensor:
@@ -102,7 +106,7 @@ class Loop:
         def step(
             shares: Shares, global_count: tf.Tensor, taken: tf.Tensor, examples: tf.Tensor, arrays: Sequence[Any]
         ) -> Any:
-            outputs = self._step(shares, global_count)
+            outputs = self._step(shares, global_count, values)
             fine = tf.math.is_finite(outputs[0]) if self._stop_at_nan else tf.constant(True)
             examples += global_count
             arrays = [array.write(taken, value) for array, value in zip(arrays, outputs, strict=True)]

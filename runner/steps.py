@@ -14,7 +14,7 @@ import tensorflow as tf
 from runner import averages, compiled, refusals
 from runner.agreement import agreement_of
 from runner.batch_part import PartOfBatch, PartOfStep, WholeBatch, model_fn_has
-from runner.global_step import advance
+from runner.global_step import advance, collect
 from runner.inputs import Feed, Share
 from runner.losses import losses_over_batches
 from runner.model_fn import EstimatorSpec, ModeKeys
@@ -24,12 +24,14 @@ from runner.precision import LossScale, ModelCall
 from runner.run_config import RunConfig
 from runner.step_loop import Loop
 from runner.traces import Replica, trace_step
+from runner.types import StepRequest
 from runner.updates import apply_update, gradients_of, objective, sum_over_replicas
 from runner.v1_bridge import summaries_of_v1
 from runner.variables import VariableStore
 
 v1 = tf.compat.v1
 _log = logging.getLogger(__name__)
+_NOTHING = StepRequest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,31 +178,37 @@ class TrainProgram:
 
     @property
     def _protos(self) -> list[tf.Tensor]:
-        return list(self.trace.collections.get(v1.GraphKeys.SUMMARIES, []))
+        own = getattr(self.spec.scaffold, "summary_op", None)
+        return [own] if own is not None else list(self.trace.collections.get(v1.GraphKeys.SUMMARIES, []))
 
-    def loop(self, fetches: Sequence[Any] = (), *, summaries: bool = False) -> Loop:
-        """The loop over steps that also return `fetches` and write summaries.
+    def loop(self, request: StepRequest = _NOTHING, *, summaries: bool = False) -> Loop:
+        """The loop over steps that also do what is asked for, and write summaries.
 
         Args:
-          fetches: tensors and operations of the trace; the values of the tensors are returned, in order.
+          request: the values of the tensors among its fetches are returned, in order; the loop is called with its
+            values.
           summaries: write those of `tf.summary`, return the serialised v1 ones before the fetches.
+
+        Raises: ValueError: a placeholder is fed by nobody, or the step is several programs, and cannot be fed.
         """
-        key = (summaries, tuple(id(fetch) for fetch in fetches))
+        key = (summaries, request.key)
         if key not in self._loops:
-            step = self._step(fetches, summaries=summaries)
+            step = self._step(request, summaries=summaries)
             self._loops[key] = self._loop_type(step, self._feed, stop_at_nan=self._stop_at_nan)
         return self._loops[key]
 
-    def _step(self, fetches: Sequence[Any], *, summaries: bool) -> _Step | _Parts:
+    def _step(self, request: StepRequest, *, summaries: bool) -> _Step | _Parts:
         outputs: Sequence[ReplicaOutput] = self.trace.outputs
-        tensors = [fetch for fetch in fetches if not isinstance(fetch, tf.Operation)]
+        tensors = [fetch for fetch in request.fetches if not isinstance(fetch, tf.Operation)]
         extra = [*(self._protos if summaries else []), *tensors]
         specs = [tf.TensorSpec([], outputs[0].loss.dtype), *(tf.TensorSpec(one.shape, one.dtype) for one in extra)]
         effects = self._effects(summaries=summaries)
-        effects += [fetch for fetch in fetches if isinstance(fetch, tf.Operation)]
+        effects += [fetch for fetch in request.fetches if isinstance(fetch, tf.Operation)]
         if outputs[0].cut is not None:
+            refusals.check_feeds(request.feeds)
             return _Parts(self._parted(effects, extra), specs)
-        return _Step(self.trace.function([[output.loss for output in outputs], extra], effects), specs)
+        losses = [output.loss for output in outputs]
+        return _Step(self.trace.function([losses, extra], effects, feeds=request.feeds), specs)
 
     def _effects(self, *, summaries: bool) -> list[Any]:
         outputs: Sequence[ReplicaOutput] = self.trace.outputs
@@ -218,7 +226,7 @@ class TrainProgram:
         """The step as programs of gradients (those of the last part with `extra`) and of the update."""
         cuts: list[Cut] = [output.cut for output in self.trace.outputs]
         scales = [cut.scale for cut in cuts if cut.scale is not None]
-        updates = set(self.trace.graph.get_operations()[cuts[0].first_of_update :])
+        updates = set(self.trace.operations[cuts[0].first_of_update :])
         sums = [list(cut.sums) for cut in cuts]
         plain = [op for op in self._effects(summaries=False) if op not in updates]
         numbers = [part for part in self.trace.parts if part is not None]
@@ -259,7 +267,7 @@ class TrainProgram:
 def _train_replica(
     model_call: ModelCall, feed: Feed, replica: Replica, num_replicas: int, config: RunConfig
 ) -> ReplicaOutput:
-    v1.add_to_collection(v1.GraphKeys.GLOBAL_STEP, replica.global_step)
+    collect(replica)
     features, labels = replica_inputs(feed, replica)
     is_cut = config.gradient_accumulation > 1 or config.precision == "mixed_float16" or config.jit
     tape = tf.GradientTape(persistent=False)
@@ -300,8 +308,10 @@ class _Step:
     function: Callable[..., Any]
     specs: Sequence[tf.TensorSpec]
 
-    def __call__(self, shares: Sequence[Share], global_count: tf.Tensor) -> list[tf.Tensor]:
-        losses, extra = self.function(*step_inputs(shares, global_count))
+    def __call__(
+        self, shares: Sequence[Share], global_count: tf.Tensor, values: Sequence[tf.Tensor] = ()
+    ) -> list[tf.Tensor]:
+        losses, extra = self.function(*step_inputs(shares, global_count), *values)
         loss = tf.add_n(losses) if len(losses) > 1 else losses[0]
         loss.set_shape([])  # the mean of a tensor of unknown rank does not know that it is a scalar
         return [loss, *extra]
@@ -314,7 +324,10 @@ class _Parts:
     function: PartedStep
     specs: Sequence[tf.TensorSpec]
 
-    def __call__(self, shares: Sequence[Share], global_count: tf.Tensor) -> list[tf.Tensor]:
+    def __call__(
+        self, shares: Sequence[Share], global_count: tf.Tensor, values: Sequence[tf.Tensor] = ()
+    ) -> list[tf.Tensor]:
+        assert not values  # refused
         loss, *extra = self.function(shares, global_count)
         loss.set_shape([])
         return [loss, *extra]

@@ -39,6 +39,7 @@ class Trace:
       parts: by local replica, the int64 placeholder for the number of the part of an update that is being computed, for
         random operations of TRAIN, if any; 0 where it is not fed.
       table_initializers: fill the lookup tables that model_fn made; run at once.
+      operations: of the step, in program order. What hooks add to its graph later is none of them.
     """
 
     wrapped: Any
@@ -51,8 +52,10 @@ class Trace:
     batch_counts: Sequence[tf.Operation | None] = ()
     parts: Sequence[tf.Tensor | None] = ()
     table_initializers: Sequence[Any] = ()
+    operations: Sequence[tf.Operation] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "operations", self.graph.get_operations())
         for key, members in self.collections.items():  # hooks look here in begin()
             self.graph.get_collection_ref(key)[:] = members
         if self.table_initializers:
@@ -92,13 +95,13 @@ class Trace:
         names = self._captured(variables)
         return [
             operation
-            for operation in self.graph.get_operations()
+            for operation in self.operations
             if operation.type in CALLS and any(tensor.name in names for tensor in operation.inputs)
         ]
 
     def all_effects(self) -> list[tf.Operation]:
         """Everything that a tf.function would run: each operation with an effect, in program order."""
-        return [operation for operation in self.graph.get_operations() if has_effect(operation)]
+        return [operation for operation in self.operations if has_effect(operation)]
 
     def writes_of_keras(self, *, metrics_only: bool = False, replica: int | None = None) -> list[tf.Operation]:
         """Assignments that Keras layers and metrics issue on their own, and hand to nobody to fetch.
@@ -112,7 +115,7 @@ class Trace:
         names = self._captured(variables, replica)
         writes = [
             operation
-            for operation in self.graph.get_operations()
+            for operation in self.operations
             if is_assignment(operation) and any(tensor.name in names for tensor in operation.inputs)
         ]
         if metrics_only:
@@ -153,6 +156,8 @@ class Trace:
           with_inputs: False makes a function without arguments; `fetches` must then not depend on the inputs.
           feeds: placeholders of the trace that are further arguments, after the inputs.
           build: makes the function, as `bridge.function_of_part` does.
+
+        Raises: ValueError: it needs a placeholder that model_fn made, and that is not among `feeds`.
         """
         run = operations(effects)
         flat = tf.nest.flatten(fetches, expand_composites=True)
@@ -163,7 +168,8 @@ class Trace:
         # evaluates in loops of its own length) would count keys differently, and wait for each other for ever.
         late = [value for value in self.call_time_values if value.placeholder.op in running]
         arguments += [value.placeholder for value in late]
-        with bridge.control_inputs(program_order(self.graph, running) if run else {}):
+        self._check_fed(running, arguments)
+        with bridge.control_inputs(program_order(self.graph, self._as_in_a_session(running)) if run else {}):
             part = build(self.graph, running, arguments, tensors, run)
 
         def call(*inputs: tf.Tensor) -> Any:
@@ -172,6 +178,28 @@ class Trace:
             return tf.nest.pack_sequence_as(fetches, full, expand_composites=True)
 
         return call
+
+    def _as_in_a_session(self, running: Sequence[tf.Operation]) -> Sequence[tf.Operation]:
+        """`running` with what hooks read of variables before everything else.
+
+        Such a read waits for nothing in a session, and sees the value before the step; TensorFlow's own hooks count on
+        that for the global step.
+        """
+        added = set(self.graph.get_operations()[len(self.operations) :])
+        first = {one for one in added.intersection(running) if one.type == "ReadVariableOp" and not one.control_inputs}
+        return sorted(running, key=lambda one: one not in first) if first else running
+
+    def _check_fed(self, running: Iterable[tf.Operation], arguments: Iterable[tf.Tensor]) -> None:
+        given = {tensor.op for tensor in (*arguments, *self.inputs)} | {inner.op for _, inner in self.graph.captures}
+        for one in running:
+            if one.type == "Placeholder" and one not in given:
+                tensor = one.outputs[0]
+                raise ValueError(
+                    f"You must feed a value for placeholder tensor {one.name!r} with dtype {tensor.dtype.name} and "
+                    f"shape {tensor.shape}: model_fn made it, and nobody feeds it. A hook does so with "
+                    f"SessionRunArgs(feed_dict={{{tensor.name!r}: value}}) in before_run, at each step; "
+                    "tf.compat.v1.placeholder_with_default has a value without that."
+                )
 
     def needs_inputs(self, fetches: Any) -> bool:
         """Whether a value depends on the step's inputs (and so belongs to a batch, not to the accumulators)."""

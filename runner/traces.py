@@ -166,6 +166,8 @@ def _serve(
     served = Served()
     outputs: list[Any] = []
     found: dict[str, Any] = {}
+    # Only the first replica makes summaries, and the model_fn of each merges them.
+    shared: dict[Any, list[Any]] = {v1.GraphKeys.SUMMARIES: []}
 
     def traced(*inputs: tf.Tensor) -> None:
         weights = ReplicaWeights(inputs[-2], inputs[-1])
@@ -182,7 +184,7 @@ def _serve(
             serving = store.serving(keras, served, training=training)
 
             def run() -> _Box:
-                with bridge.fresh_thread_collections(), serving():
+                with bridge.fresh_thread_collections(shared), serving():
                     step = store[GLOBAL_STEP]
                     replica = Replica(
                         local_replica(), inputs[:-2], weights, reductions, served, step, store.initial_value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,3 +89,26 @@ class StepResult:
     @property
     def num_steps(self) -> int:
         return len(self.losses)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepRequest:
+    """What is asked of one step beside the step itself. False: nothing.
+
+    Attributes:
+      fetches: tensors and operations of its trace.
+      feeds: placeholders of its trace.
+      values: of `feeds`, tensors.
+    """
+
+    fetches: Sequence[type_of_tensor] = ()
+    feeds: Sequence[type_of_tensor] = ()
+    values: Sequence[type_of_tensor] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.fetches)
+
+    @property
+    def key(self) -> tuple[tuple[int, ...], ...]:
+        """The same for requests that differ in nothing but `values`."""
+        return tuple(map(id, self.fetches)), tuple(map(id, self.feeds))

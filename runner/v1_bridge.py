@@ -33,23 +33,81 @@ def scale_rate_of_v1(optimizer: Any, factor: tf.Tensor) -> bool:
     return True
 
 
-def logging_cadence(hook: Any) -> int | None:
-    """Steps between the lines of a LoggingTensorHook; None when it goes by the clock or logs only at the end.
+def cadence_of_timer(hook: Any) -> tuple[int | None, float | None]:
+    """(steps, seconds) between two turns of a LoggingTensorHook or SummarySaverHook; both None: it has none.
 
-    Private: `LoggingTensorHook._timer` and `SecondOrStepTimer._every_steps`, both unchanged since TF 1.4.
+    Private: `_timer`, and `_every_steps` and `_every_secs` of it, all unchanged since TF 1.4.
     """
-    steps: int | None = getattr(hook._timer, "_every_steps", None)
-    return steps
+    timer = hook._timer
+    return getattr(timer, "_every_steps", None), getattr(timer, "_every_secs", None)
+
+
+def last_turn(hook: Any) -> int | None:
+    """What `count_of` the hook was at its last turn; None: there was none."""
+    last: int | None = hook._timer.last_triggered_step()
+    return last
+
+
+def is_turn(hook: Any) -> bool:
+    """Whether it is the hook's turn at what `count_of` it is, which is not None."""
+    turn: bool = hook._timer.should_trigger_for_step(count_of(hook))
+    return turn
+
+
+_COUNTS = {v1.train.LoggingTensorHook: "_iter_count", v1.train.SummarySaverHook: "_next_step"}
+
+
+def count_of(hook: Any) -> int | None:
+    """How many steps a LoggingTensorHook has seen; the step that a SummarySaverHook sees next (None: the first one).
+
+    Private: `_iter_count` and `_next_step`, which they count up by one at each call.
+    """
+    count: int | None = getattr(hook, _count_name(hook), None)
+    return count
+
+
+def set_count(hook: Any, count: int) -> None:
+    """Tells such a hook of steps that ran without it."""
+    setattr(hook, _count_name(hook), count)
+
+
+def _count_name(hook: Any) -> str:
+    return next(name for kind, name in _COUNTS.items() if isinstance(hook, kind))
 
 
 def tensors_logged_at_end(hook: Any) -> Any:
     """The tensors of a LoggingTensorHook(at_end=True); None for others. Private: `_log_at_end`, `_current_tensors`."""
-    return hook._current_tensors if hook._log_at_end else None
+    logs = isinstance(hook, v1.train.LoggingTensorHook) and hook._log_at_end
+    return hook._current_tensors if logs else None
 
 
-def skip_iterations(hook: Any, num_iterations: int) -> None:
-    """Tells a LoggingTensorHook of iterations that ran in one loop. Private: its counter, `_iter_count`."""
-    hook._iter_count += num_iterations
+@contextlib.contextmanager
+def tensors_resolved(hook: Any, resolve: Callable[[Any], Any]) -> Iterator[None]:
+    """Meanwhile a LoggingTensorHook has tensors of the graph where it was given names and variables.
+
+    Private: `_tensors`, which `begin` looks up, and where it refuses variables that are none of the graph.
+    """
+    given, hook._tensors = hook._tensors, {tag: resolve(tensor) for tag, tensor in hook._tensors.items()}
+    try:
+        yield
+    finally:
+        hook._tensors = given
+
+
+@contextlib.contextmanager
+def writer_given(hook: Any, writer_of: Callable[[str], Any]) -> Iterator[None]:
+    """Meanwhile a SummarySaverHook that has a folder and no writer has the one of that folder.
+
+    Private: `_summary_writer` and `_output_dir`. Its own is for the session's graph, which it writes as well.
+    """
+    has_none = hook._summary_writer is None and hook._output_dir
+    if has_none:
+        hook._summary_writer = writer_of(hook._output_dir)
+    try:
+        yield
+    finally:
+        if has_none:
+            hook._summary_writer = None
 
 
 def settings_of_hook(hook: Any) -> dict[str, Any] | None:
@@ -67,9 +125,6 @@ def settings_of_hook(hook: Any) -> dict[str, Any] | None:
         return {"notes": ("GlobalStepWaiterHook has no effect: workers take their steps together.",)}
     if kind is v1.train.NanTensorHook:
         return {"stop_at_nan": hook._fail_on_nan_loss}
-    if kind is v1.train.SummarySaverHook:
-        note = f"SummarySaverHook(output_dir={hook._output_dir!r}): all summaries of model_fn are written to model_dir."
-        return {"summary_steps": hook._timer._every_steps, "notes": (note,) if hook._output_dir else ()}
     if kind is v1.train.CheckpointSaverHook:
         timer = hook._timer
         return {

@@ -154,7 +154,22 @@ def test_arguments_of_tensorflows_own_hooks_are_found() -> None:
     saver = v1.train.CheckpointSaverHook("x", save_steps=7, saver=object())
     assert v1_bridge.settings_of_hook(saver) == {"save_steps": 7, "save_secs": None, "listeners": ()}
     assert v1_bridge.settings_of_hook(v1.train.SessionRunHook()) is None
-    assert v1_bridge.logging_cadence(v1.train.LoggingTensorHook(["a"], every_n_iter=5)) == 5
+
+
+def test_hooks_that_count_their_calls_are_told_of_others(tmp_path: Path) -> None:
+    logs = v1.train.LoggingTensorHook(["a"], every_n_iter=5)
+    saves = v1.train.SummarySaverHook(save_secs=7, output_dir=str(tmp_path), summary_op="b")
+    ends = v1.train.LoggingTensorHook(["a"], at_end=True)
+    assert [v1_bridge.cadence_of_timer(one) for one in (logs, saves, ends)] == [(5, None), (None, 7), (None, None)]
+    with tf.Graph().as_default(), v1_bridge.tensors_resolved(logs, lambda name: tf.constant(1)):
+        logs.begin()
+    assert v1_bridge.count_of(logs) == 0 and v1_bridge.count_of(saves) is None and v1_bridge.is_turn(logs)
+    logs._timer.update_last_triggered_step(0)
+    v1_bridge.set_count(logs, 4)
+    assert not v1_bridge.is_turn(logs) and v1_bridge.last_turn(logs) == 0 and logs._iter_count == 4
+    with v1_bridge.writer_given(saves, lambda folder: folder):
+        assert saves._summary_writer == str(tmp_path)
+    assert saves._summary_writer is None
 
 
 def test_only_the_bridges_import_private_names() -> None:

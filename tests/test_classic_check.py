@@ -96,7 +96,7 @@ def serving():
 
 def test_a_model_fn_has_rules_of_its_own() -> None:
     lines = {(one.line, one.verdict) for one in found(MODEL_FN) if one.verdict != "works"}
-    assert lines == {(5, "cannot"), (6, "differs"), (7, "differs"), (8, "cannot")}
+    assert lines == {(5, "differs"), (6, "differs"), (7, "differs"), (8, "cannot")}
     assert "multiply the learning rate by the number of replicas" in text_of(
         MODEL_FN, "tf.compat.v1.keras.optimizers.SGD"
     )
@@ -363,7 +363,7 @@ def test_it_agrees_with_the_names_that_are_put_on_tensorflow() -> None:
     for module, table in check._ESTIMATOR_MODULES.items():
         said = found("import tensorflow\n" + "".join(f"{module}.{name}\n" for name in table))
         assert len({one.line for one in said}) == len(table)
-        assert {one.name.rpartition(".")[2] for one in said if one.verdict == "cannot"} <= {"FeedFnHook"}
+        assert not [one.name for one in said if one.verdict == "cannot"]
     for name, text in names.GONE.items():
         assert text_of(f"import tensorflow as tf\ntf.estimator.{name}", f"tf.estimator.{name}") == text
 

@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, Every, Hook, RunConfig, StepResult
+from runner.hook_overrides import split_hooks
 from runner.hooks import Interrupted
-from runner.session_hooks import split_hooks
 from tests.line import LINES, line, mirrored, native_line, points, steps_of
 
 v1 = tf.compat.v1
@@ -307,13 +307,13 @@ def graph_tensor() -> Any:
 
 
 def three_steps() -> tuple[list[float], list[float]]:
-    """(losses, weights after them) of the first three steps of `line` on points(8, 2)."""
+    """(losses, weights before and after them) of the first three steps of `line` on points(8, 2)."""
     losses, weights = [], [0.0]
     for x in (np.array([1.0, 2.0]), np.array([3.0, 4.0]), np.array([5.0, 6.0])):
         error = x * (weights[-1] - 2)
         losses.append(float(np.mean(error**2)))
         weights.append(weights[-1] - 0.01 * float(np.mean(2 * error * x)))
-    return losses, weights[1:]
+    return losses, weights
 
 
 LOSSES, WEIGHTS = three_steps()
@@ -324,14 +324,22 @@ LOSSES, WEIGHTS = three_steps()
     [
         (lambda: "my_loss:0", LOSSES),
         (graph_tensor, LOSSES),
-        (v1.train.get_global_step, [1, 2, 3]),
-        (v1.train.get_or_create_global_step, [1, 2, 3]),
-        (weight_variable, WEIGHTS),
-        (lambda: weight_variable() * 2, [2 * weight for weight in WEIGHTS]),
+        (v1.train.get_global_step, [0, 1, 2]),
+        (v1.train.get_or_create_global_step, [0, 1, 2]),
+        (weight_variable, WEIGHTS[:3]),
+        (lambda: weight_variable() * 2, [2 * weight for weight in WEIGHTS[:3]]),
+        (lambda: "weight:0", WEIGHTS[:3]),
+        (lambda: "weight", WEIGHTS[:3]),
+        (lambda: "global_step:0", [0, 1, 2]),
     ],
-    ids=["name", "tensor", "global step", "global step or new", "variable", "new tensor"],
+    ids=[
+        *("name", "tensor", "global step", "global step or new", "variable", "new tensor", "name of a variable"),
+        *("its name alone", "name of the global step"),
+    ],
 )
-def test_session_run_args_get_the_values_after_the_step(ask: Any, expected: list[float], tmp_path: Path) -> None:
+def test_session_run_args_get_values_of_the_step_and_variables_before_it(
+    ask: Any, expected: list[float], tmp_path: Path
+) -> None:
     hook = Session(ask)
     train(tmp_path, [hook], 3)
     assert hook.values == pytest.approx(expected, rel=1e-5)
@@ -349,7 +357,7 @@ def test_session_run_args_may_be_nested(tmp_path: Path) -> None:
 
     hook = Session(ask)
     train(tmp_path, [hook], 2)
-    assert [value["b"][1] for value in hook.values] == [1, 2]
+    assert [value["b"][1] for value in hook.values] == [0, 1]
     assert [value["b"][0] for value in hook.values] == [value["g"] for value in hook.values]
     assert hook.values[0]["a"] == {"none": None} and hook.values[0]["op"] is None
 
@@ -358,7 +366,7 @@ def test_two_hooks_get_their_own_values(tmp_path: Path) -> None:
     hooks = [Session(lambda: "my_loss:0"), Session(), Session(lambda: [v1.train.get_global_step()])]
     train(tmp_path, hooks, 2)
     assert hooks[0].values[0] == pytest.approx(10.0)
-    assert hooks[1].values == [None, None] and hooks[2].values == [[1], [2]]
+    assert hooks[1].values == [None, None] and hooks[2].values == [[0], [1]]
 
 
 def test_operations_that_hooks_fetch_run_once_a_step(tmp_path: Path) -> None:
@@ -376,15 +384,26 @@ def test_fetching_by_name_does_not_trace_each_step_anew(tmp_path: Path) -> None:
     assert len(program._loops) <= 2
 
 
-def test_feeding_a_step_is_refused(tmp_path: Path) -> None:
-    class Feeds(Session):
-        def before_run(self, run_context: Any) -> Any:
-            return v1.train.SessionRunArgs("my_loss:0", feed_dict={"x:0": 1.0})
+def test_session_run_gives_the_values_after_the_step(tmp_path: Path) -> None:
+    class Looks(Session):
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            step, weight = run_context.session.run([v1.train.get_global_step(), weight_variable()])
+            self.values.append((*run_values.results, step, weight))
 
+    hook = Looks(lambda: [v1.train.get_global_step(), weight_variable()])
+    train(tmp_path, [hook], 3)
+    assert hook.values == [(n, pytest.approx(WEIGHTS[n]), n + 1, pytest.approx(WEIGHTS[n + 1])) for n in range(3)]
+
+
+def test_a_name_that_is_not_there_is_shown_with_those_that_are_near(tmp_path: Path) -> None:
+    hooks = [Session(lambda: "my_los:0"), v1.train.LoggingTensorHook(["wieght"], every_n_iter=1)]
     with pytest.raises(
-        ValueError, match=r"Feeds: SessionRunArgs\(feed_dict=...\): the step's input comes from input_fn"
-    ):
-        train(tmp_path, [Feeds()], 1)
+        ValueError, match=r"a hook asks for 'my_los:0', and model_fn made no tensor or variable of that name. Did "
+        r"you mean 'my_loss:0'"
+    ):  # fmt: skip
+        train(tmp_path, hooks[:1], 1)
+    with pytest.raises(ValueError, match=r"a hook asks for 'wieght', .* Did you mean 'weight'"):
+        train(tmp_path, hooks[1:], 1)
 
 
 def test_session_in_a_hook_reads_and_writes_variables(tmp_path: Path) -> None:
@@ -404,6 +423,16 @@ def test_session_in_a_hook_reads_and_writes_variables(tmp_path: Path) -> None:
     trainer.train(points(), hooks=[hook], steps=1)
     assert hook.seen == 100.0 and hook.last == 1
     assert trainer.get_variable_value("weight") == pytest.approx(100 - 0.01 * 2 * 98 * (1 + 4) / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("style", LINES)
+def test_what_a_hook_adds_to_the_graph_runs_when_it_is_asked_for(style: str, tmp_path: Path) -> None:
+    class Adds(Session):
+        def begin(self) -> None:
+            weight_variable().assign(100.0)
+
+    trainer = estimator(tmp_path, LINES[style]).train(points(), hooks=[Adds()], steps=3)
+    assert trainer.evaluate(points())["mae"] < 50
 
 
 def test_session_run_of_what_needs_a_batch_is_refused(tmp_path: Path) -> None:
@@ -506,12 +535,6 @@ def test_step_counter_hook_is_the_runners_own_speed(tmp_path: Path) -> None:
     assert recorder.ends == [6] and steps_of(tmp_path, "global_step/sec")[-1] == 6
 
 
-def test_summary_saver_hook_sets_the_cadence_of_summaries(tmp_path: Path) -> None:
-    hook = v1.train.SummarySaverHook(save_steps=2, output_dir=str(tmp_path), summary_op=tf.constant(b""))
-    train(tmp_path, [hook], 5, steps_per_loop=5)
-    assert steps_of(tmp_path, "loss") == [1, 2, 4]
-
-
 def test_checkpoint_saver_hook_sets_the_cadence_and_its_listeners_are_told(tmp_path: Path) -> None:
     class Listener(tf.compat.v1.train.CheckpointSaverListener):
         def __init__(self) -> None:
@@ -582,9 +605,9 @@ def test_logging_tensor_hook_logs_on_its_cadence_and_keeps_the_loop(said: list[s
         return line(features, labels, mode, params)
 
     train(tmp_path, [v1.train.LoggingTensorHook(tensors, every_n_iter=10), recorder], 35, model_fn)
-    assert {10, 20, 30, 35} <= set(recorder.ends) and len(recorder.ends) < 12
+    assert {1, 11, 21, 31, 35} <= set(recorder.ends) and len(recorder.ends) < 14
     steps = [int(text.split("step = ")[1].split()[0].rstrip(",")) + 1 for text in said]
-    assert steps[0] in (1, 10) and steps[-3:] == [10, 20, 30]
+    assert steps == [1, 11, 21, 31]
 
 
 def test_logging_tensor_hook_gets_values_of_the_step_and_formats_them(said: list[str], tmp_path: Path) -> None:
@@ -594,13 +617,13 @@ def test_logging_tensor_hook_gets_values_of_the_step_and_formats_them(said: list
     recorder = Recorder()
     train(tmp_path, [hook, recorder], 4, steps_per_loop=2)
     losses = np.concatenate([result.losses for result in recorder.results])
-    assert said == [f"<{losses[1]:.4f}>", f"<{losses[3]:.4f}>"]
+    assert said == [f"<{losses[0]:.4f}>", f"<{losses[2]:.4f}>"]
 
 
 @pytest.mark.parametrize("ends", ["data", "nan"])
 def test_logging_tensor_hook_is_left_out_of_a_loop_that_ends_early(ends: str, said: list[str], tmp_path: Path) -> None:
     recorder = Recorder()
-    hooks = [v1.train.LoggingTensorHook(["my_loss"], every_n_iter=3), recorder]
+    hooks = [v1.train.LoggingTensorHook(["my_loss"], every_n_iter=5), recorder]
     if ends == "nan":
         with pytest.raises(v1.train.NanLossDuringTrainingError, match="at step 5"):
             estimator(tmp_path, failing, steps_per_loop=3).train(points(16, 2), hooks=hooks)
@@ -610,7 +633,7 @@ def test_logging_tensor_hook_is_left_out_of_a_loop_that_ends_early(ends: str, sa
             lambda: points(8, 2)().filter(lambda *_: True), hooks=hooks
         )
         assert run is not None and run.global_step == 4
-    assert recorder.ends[0] == 3 and len(said) == 1
+    assert recorder.ends[:2] == [1, 4] and len(said) == 1
 
 
 def test_logging_tensor_hook_at_the_end_logs_the_last_values(said: list[str], tmp_path: Path) -> None:
@@ -624,7 +647,22 @@ def test_logging_tensor_hook_by_the_clock(said: list[str], tmp_path: Path) -> No
     recorder = Recorder()
     hooks = [v1.train.LoggingTensorHook(["my_loss"], every_n_secs=1e6), recorder]
     train(tmp_path, hooks, 6, steps_per_loop=3)
-    assert recorder.ends == [3, 6] and len(said) == 1
+    assert recorder.ends == [1, 4, 6] and len(said) == 1
+
+
+def test_logging_tensor_hook_takes_variables_and_their_names(said: list[str], tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        spec = line(features, labels, mode, params)
+        tensors = {"step": v1.train.get_global_step(), "named": "weight", "w": weight_variable()}
+        hook = v1.train.LoggingTensorHook(tensors, every_n_iter=2, formatter=lambda values: seen.append(values))
+        return spec._replace(training_hooks=[hook])
+
+    seen: list[Any] = []
+    trainer = estimator(tmp_path, model_fn).train(points(repeat=True), steps=2)
+    trainer.train(points(repeat=True), steps=3)
+    assert [values["step"] for values in seen] == [0, 2, 4]
+    assert [values["w"] for values in seen[:2]] == [values["named"] for values in seen[:2]]
+    assert [values["w"] for values in seen[:2]] == pytest.approx([WEIGHTS[0], WEIGHTS[2]])
 
 
 def test_subclass_of_one_of_tensorflows_own_runs_as_it_is(tmp_path: Path) -> None:
@@ -637,7 +675,7 @@ def test_subclass_of_one_of_tensorflows_own_runs_as_it_is(tmp_path: Path) -> Non
     _, native, session = split_hooks([hook := Stops(num_steps=3)])
     assert (native, session) == ([], [hook])
     run = train(tmp_path, [hook], 10)
-    assert run.global_step == 3 and seen == [1, 2, 3]
+    assert run.global_step == 3 and seen == [0, 1, 2]
 
 
 # --- hooks in an EstimatorSpec ------------------------------------------------------------------------------------
@@ -665,8 +703,8 @@ def test_hooks_of_a_spec_run_once_whatever_the_strategy(style: str, strategy: st
     # The first replica's values: its batches are every second one where there are two.
     firsts = [1.0, 3.0, 5.0] if strategy == "default" else [1.0, 5.0, 1.0]
     assert [value[0] for value in asked.values] == firsts
-    assert [value[2] for value in asked.values] == [1, 2, 3]
-    assert asked.values[-1][1] == trainer.get_variable_value("weight" if style == "classic" else "line/weight")
+    assert [value[2] for value in asked.values] == [0, 1, 2]
+    assert asked.values[0][1] == 0 and asked.values[2][1] != asked.values[1][1] != 0
 
 
 def test_chief_hooks_do_not_run_on_others(tmp_path: Path) -> None:
@@ -690,7 +728,7 @@ def test_parts_of_a_scaffold_without_effect_are_named(tmp_path: Path, caplog: py
 
     with caplog.at_level(logging.WARNING, logger="runner"):
         train(tmp_path, [], 1, model_fn)
-    assert "EstimatorSpec.scaffold: its ready_op, saver has no effect: the runner restores, saves and" in caplog.text
+    assert "EstimatorSpec.scaffold: its ready_op, saver has no effect: the runner makes variables," in caplog.text
 
 
 def test_scaffolds_operations_run_and_may_be_fed_as_in_a_session(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_evaluating_a_model_with_summaries_gives_no_advice_on_writers(
     assert not [one for one in recwarn if "default summary writer not found" in str(one.message)]
 
 
-def test_summaries_of_v1_can_be_merged_for_a_hook(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_summaries_of_v1_can_be_merged_for_a_hook(tmp_path: Path) -> None:
     def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
         v1.summary.scalar("rate", features[0])
         merged = v1.summary.merge_all()
@@ -132,8 +132,5 @@ def test_summaries_of_v1_can_be_merged_for_a_hook(tmp_path: Path, caplog: pytest
         hook = v1.train.SummarySaverHook(save_steps=2, output_dir=str(tmp_path / "own"), summary_op=merged)
         return LINES["classic"](features, labels, mode, params)._replace(training_hooks=[hook])
 
-    with caplog.at_level("INFO", "runner"):
-        Estimator(model_fn, tmp_path).train(points(16, 2, repeat=True), steps=6)
-    assert steps_of(tmp_path, "rate") == [1, 2, 4, 6]
-    said = f"SummarySaverHook(output_dir='{tmp_path / 'own'}'): all summaries of model_fn are written to model_dir."
-    assert said in caplog.text
+    Estimator(model_fn, tmp_path).train(points(16, 2, repeat=True), steps=6)
+    assert steps_of(tmp_path, "rate") == [1] and steps_of(tmp_path / "own", "rate") == [1, 3, 5]

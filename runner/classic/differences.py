@@ -49,7 +49,7 @@ _OWN_LOOP = (
 RULES: tuple[Rule, ...] = (
     # --- cannot, though TensorFlow has it
     Rule(CANNOT, ("Session", "InteractiveSession"), _GIVEN, only_in=MODEL_FN),
-    Rule(CANNOT, ("placeholder", "sparse_placeholder"), _GIVEN, only_in=MODEL_FN),
+    Rule(CANNOT, ("sparse_placeholder",), _GIVEN, only_in=MODEL_FN),
     Rule(
         CANNOT,
         (
@@ -62,7 +62,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(CANNOT, (".make_initializable_iterator",), _EAGER, only_in=SCRIPT),
     Rule(CANNOT, ("train.Saver",), _EAGER, only_in=SCRIPT, without="var_list", num_arguments=1),
-    Rule(CANNOT, ("train.FeedFnHook", "estimator.FeedFnHook"), _GIVEN),
     Rule(
         CANNOT,
         (
@@ -93,6 +92,17 @@ RULES: tuple[Rule, ...] = (
         "up the gradients of all workers in each step",
     ),
     # --- differs
+    Rule(
+        DIFFERS,
+        ("placeholder",),
+        "hooks alone can feed it, at each step: SessionRunArgs(feed_dict=), FeedFnHook; data comes through input_fn",
+        only_in=MODEL_FN,
+    ),
+    Rule(
+        DIFFERS,
+        ("train.FeedFnHook", "estimator.FeedFnHook"),
+        "it feeds placeholders of model_fn, and no other tensors; training then runs one step per loop",
+    ),
     Rule(
         DIFFERS,
         ("train.replica_device_setter",),
@@ -149,7 +159,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         DIFFERS,
         ("train.Scaffold",),
-        "init_op, init_fn and local_init_op run; saver, ready_op and summary_op have no effect, and the log says so",
+        "init_op, init_fn, local_init_op and summary_op have an effect in training; saver, ready_op and "
+        "ready_for_local_init_op have none, and the log says so",
     ),
     Rule(
         DIFFERS,

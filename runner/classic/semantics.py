@@ -1,7 +1,8 @@
-"""What Python operators meant in the graph of TF 1, for as long as a model_fn that was written for it is called."""
+"""What Python operators meant in the graph of TF 1, for as long as code that was written for it is called."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from runner.classic import classic_bridge, install
 
 def as_classic(model_fn: Callable[..., Any]) -> Callable[..., Any]:
     """`model_fn`, which is called with tensors and variables that can be keys of a dict, and are equal to themselves
-    only, as they were in the graph of an Estimator.
+    only, as they were in the graph of an Estimator. Its hooks are called so, too.
 
     After `tf.disable_v2_behavior()` the dimensions of shapes have a `value`, too.
     """
@@ -20,7 +21,12 @@ def as_classic(model_fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(model_fn)
     def called(*args: Any, **kwargs: Any) -> Any:
-        with classic_bridge.operators_of_tf1(dimensions=bool(install.SHAPES & install.called)):
+        with _operators():
             return model_fn(*args, **kwargs)
 
+    called.operators = _operators  # type: ignore[attr-defined]
     return called
+
+
+def _operators() -> contextlib.AbstractContextManager[None]:
+    return classic_bridge.operators_of_tf1(dimensions=bool(install.SHAPES & install.called))
