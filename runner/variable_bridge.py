@@ -23,7 +23,7 @@ from tensorflow.python.training import checkpoint_utils
 from runner import bundles
 from runner.divided import Part
 
-__all__ = ["initial_of", "initial_values_from_checkpoints", "named", "slices_of", "uninitialized_variable"]
+__all__ = ["constrain", "initial_of", "initial_values_from_checkpoints", "named", "slices_of", "uninitialized_variable"]
 
 v1 = tf.compat.v1
 
@@ -91,6 +91,17 @@ def named(variable: tf.Variable, initial: Callable[[], Any]) -> tf.Variable:
     kind = type(variable)
     variable.__class__ = type(kind.__name__, (_Named, kind), {"initial": staticmethod(initial)})
     return variable
+
+
+def constrain(variable: Any, constraint: Callable[[tf.Variable], Any] | None) -> None:
+    """Has optimizers keep the variable, and each of its copies, to what `constraint` gives of it, as a v1 graph did.
+
+    Private: `BaseResourceVariable._constraint`, which `constraint` reads, since TF 1. When it moves: give it to the
+    constructor; it is then that of the first call of model_fn.
+    """
+    copies = getattr(variable, "values", None) or getattr(variable, "variables", None) or [variable]
+    for copy in copies:
+        getattr(copy, "_v", copy)._constraint = constraint
 
 
 def slices_of(variables: Mapping[str, tf.Variable]) -> dict[str, Part]:

@@ -332,6 +332,8 @@ class VariableStore:
                 variable = make(name, kwargs, owner)
             _check_shape(name, variable, kwargs.get("shape") if owner is None else owner.shape)
             _collect(variable, self.specs[name], kwargs.get("collections"))
+            if "constraint" in kwargs:  # those of Keras 3 are its optimizers' affair
+                variable_bridge.constrain(variable, kwargs["constraint"])
             served.requests.setdefault(name, (variable, owner if owner is not None else owner_by_request(kwargs)))
             return variable
 

@@ -37,6 +37,7 @@ PRIVATE_NAMES = [
     "tensorflow.python.ops.losses.losses_impl:compute_weighted_loss",
     "tensorflow.python.ops.resource_variable_ops:UninitializedVariable",
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable._set_save_slice_info",
+    "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable.constraint",
     "tensorflow.python.summary.summary:_should_invoke_v2_op",
     "tensorflow.python.training.checkpoint_utils:_set_checkpoint_initializer",
     "tensorflow.python.distribute.coordinator.cluster_coordinator:_CoordinatedClosureQueue.put_back",

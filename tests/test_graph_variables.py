@@ -97,6 +97,26 @@ def test_a_new_model_begins_with_what_init_from_checkpoint_names(strategy: str, 
     np.testing.assert_array_equal(new.get_variable_value("new/rows"), old.get_variable_value("old/rows"))
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_optimizers_keep_variables_to_their_constraints(strategy: str, tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        arguments = {"constraint": lambda value: tf.minimum(value, params["most"])}
+        weight = v1.get_variable("weight", [], initializer=v1.zeros_initializer(), **arguments)
+        loss = tf.reduce_mean(tf.square(features * weight - labels))
+        optimizer = v1.train.AdamOptimizer(0.3)
+        if params["native"]:
+            return EstimatorSpec(mode, loss=loss, optimizer=optimizer)
+        return EstimatorSpec(mode, loss=loss, train_op=optimizer.minimize(loss, v1.train.get_global_step()))
+
+    config = RunConfig(train_distribute=STRATEGIES[strategy], tensorboard=False)
+    for native in (False, True):
+        for most in (0.5, 9.0):
+            params = {"most": most, "native": native}
+            trainer = Estimator(model_fn, tmp_path / f"{native}-{most}", config, params)
+            weight = trainer.train(points(repeat=True), steps=4).get_variable_value("weight")
+            assert weight == 0.5 if most == 0.5 else weight > 1.0
+
+
 def test_hooks_find_the_loss_in_the_collection_of_losses(tmp_path: Path) -> None:
     class Look(tf.compat.v1.train.SessionRunHook):
         def begin(self) -> None:

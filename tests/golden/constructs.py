@@ -16,6 +16,7 @@ CONSTRUCTS: dict[str, tuple[str, ...]] = {
         "tf.layers.dense(",
         "tf.layers.Dense(",
         "kernel_regularizer=",
+        "kernel_constraint=",
         "tf.GraphKeys.UPDATE_OPS",
         "tf.control_dependencies(",
         "tf.losses.get_total_loss(",
@@ -135,6 +136,7 @@ CONSTRUCTS: dict[str, tuple[str, ...]] = {
 
 # Families of which every member is to be there: (where they are, which, the model, the text before the name).
 FAMILIES: tuple[tuple[str, str, str, str], ...] = (
+    ("tf.layers", r"[a-z]\w+", "layers", "tf.layers."),
     ("tf.metrics", r"\w+", "measures", "m."),
     ("tf.losses", r"(?!Reduction|get_total_loss)\w+", "measures", "tf.losses."),
     ("tf.train", r"(?!Sync)\w+Optimizer", "optimizers", "tf.train."),

@@ -13,6 +13,16 @@ def input_fn(mode):
     return data.dataset(images, labels, mode)
 
 
+def in_other_dimensions(images):
+    """The layers of sequences and of volumes."""
+    net = tf.layers.conv1d(images[:, :, :, 0], 3, 2, activation=tf.nn.tanh)
+    net = tf.layers.max_pooling1d(tf.layers.separable_conv1d(net, 3, 2), 2, 1)
+    rows = tf.layers.flatten(tf.layers.average_pooling1d(net, 2, 2))
+    net = tf.layers.conv3d(tf.reshape(images, [-1, 4, 4, 4, 1]), 2, 2, activation=tf.nn.tanh)
+    net = tf.layers.conv3d_transpose(tf.layers.max_pooling3d(net, 2, 1), 2, 2, activation=tf.nn.tanh)
+    return tf.concat([rows, tf.layers.flatten(tf.layers.average_pooling3d(net, 2, 1))], 1)
+
+
 def model_fn(features, labels, mode):
     training = mode == tf.estimator.ModeKeys.TRAIN
 
@@ -28,10 +38,10 @@ def model_fn(features, labels, mode):
     net = tf.layers.average_pooling2d(net, 2, 1)
     net = tf.layers.separable_conv2d(net, 3, 2, padding="same", activation=tf.nn.tanh)
     net = tf.layers.conv2d_transpose(net, 3, 2, strides=2, activation=tf.nn.tanh)
-    net = tf.layers.flatten(net)
+    net = tf.concat([tf.layers.flatten(net), in_other_dimensions(features)], 1)
     net = tf.layers.dropout(net, 0.0, training=training)
     net = tf.layers.dense(net, 6, activation=tf.nn.tanh, kernel_regularizer=regularizer)
-    logits = tf.layers.Dense(3, name="logits")(net)
+    logits = tf.layers.Dense(3, name="logits", kernel_constraint=lambda weights: weights * 0.9)(net)
     predictions = {"classes": tf.argmax(logits, 1), "probabilities": tf.nn.softmax(logits)}
     if mode == tf.estimator.ModeKeys.PREDICT:
         return tf.estimator.EstimatorSpec(mode, predictions)

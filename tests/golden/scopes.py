@@ -20,6 +20,11 @@ def tower(inputs, reuse=None, getter=None):
         return tf.layers.dense(hidden, 1, name="out")
 
 
+def within(value):
+    """It would leave this range within a few steps."""
+    return tf.clip_by_value(value, 0.2, 0.3)
+
+
 def halved(getter, name, *args, **kwargs):
     """What model_fn sees of these variables is half of what is trained."""
     return getter(name, *args, **kwargs) * 0.5
@@ -41,7 +46,7 @@ def model_fn(features, labels, mode):
             shared.append(tf.matmul(value, tf.get_variable("kernel", [2, 1])))
     with tf.variable_scope("halved", custom_getter=halved):
         scale = tf.get_variable("scale", [1], initializer=tf.constant_initializer(1.5))
-    base = tf.get_variable("base", initializer=tf.constant([0.25]), constraint=lambda value: tf.minimum(value, 0.4))
+    base = tf.get_variable("base", initializer=tf.constant([0.25]), constraint=within)
     follower = tf.Variable(base.initial_value * 2.0, name="follower")
     lazy = tf.Variable(lambda: tf.fill([1], 0.125), name="lazy")
     count = tf.Variable(0, name="counted", trainable=False)
