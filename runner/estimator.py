@@ -43,7 +43,7 @@ class Estimator(Exporting):
       model_fn: called with those of features, labels, mode, params, config that it declares; see `EstimatorSpec`.
       model_dir: folder of checkpoints and events; None: config's, or a temporary one.
       config: None: `RunConfig()`.
-      params: for model_fn, and for input functions that bring none of their own; copied.
+      params: for model_fn, and for input functions that bring none of their own: a dict, or an object; copied.
       journal: where what happens is noted for the supervisor; by default nowhere.
       progress: what a person watches; by default nothing.
 

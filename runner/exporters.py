@@ -7,6 +7,7 @@ and a checkpoint that has been exported is not exported again.
 from __future__ import annotations
 
 import abc
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -133,11 +134,12 @@ class BestExporter(LatestExporter):
       serving_input_receiver_fn: what receives requests.
       event_file_pattern: has no effect: the best value is kept beside the exports. (tf.estimator read it from the event
         files, and forgot it when there were none.)
-      compare_fn: (best result so far, result) -> whether the second is better. None: the smaller `loss` is.
+      compare_fn: (best result so far, result) -> whether the second is better; one that declares best_eval_result and
+        current_eval_result is given them by name. None: the smaller `loss` is.
       exports_to_keep: so many, the best; None: all.
 
     Raises:
-      ValueError: there is no receiver, or exports_to_keep is not positive.
+      ValueError: there is no receiver, exports_to_keep is not positive, or compare_fn takes other arguments than two.
     """
 
     def __init__(
@@ -148,11 +150,31 @@ class BestExporter(LatestExporter):
         if serving_input_receiver_fn is None:
             raise ValueError("BestExporter(serving_input_receiver_fn=None): give a function that receives requests.")
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
-        self._is_better = compare_fn or smaller("loss")
+        self._is_better = smaller("loss") if compare_fn is None else _by_name(compare_fn)
 
     def _is_due(self, notes: _Notes, eval_result: Mapping[str, Any], is_the_final_export: bool) -> bool:
         best = notes.best
         return best is None or bool(self._is_better(best, eval_result))
+
+
+def _by_name(compare_fn: Callable[..., bool]) -> CompareFn:
+    """`compare_fn`, to be called with the best result so far and the result: by the names that tf.estimator used, if it
+    has them, in whatever order.
+
+    Raises: ValueError: it cannot be called with two results.
+    """
+    names = ("best_eval_result", "current_eval_result")
+    try:
+        signature = inspect.signature(compare_fn)
+        if set(names) <= set(signature.parameters):
+            signature.bind(**dict.fromkeys(names))
+            return lambda best, found: compare_fn(**dict(zip(names, (best, found), strict=True)))
+        signature.bind(None, None)
+    except TypeError:
+        raise ValueError(
+            f"BestExporter(compare_fn={compare_fn!r}): it takes two results of evaluations, {' and '.join(names)}."
+        ) from None
+    return compare_fn
 
 
 def smaller(metric: str) -> CompareFn:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -16,7 +16,7 @@ from runner.agreement import ALONE, Agreement
 from runner.elements import as_dataset, check_batches, none_spec
 from runner.pipelines import InputContext, Place, Plan
 from runner.sharding import Division, InTurn, Share, Shares, any_rows, part_spec
-from runner.types import Params
+from runner.types import copied_params
 
 __all__ = ["Feed", "Input", "InputContext", "Share", "build_feed"]
 
@@ -50,7 +50,7 @@ class Input:
     """
 
     fn: Callable[..., Any]
-    params: Mapping[str, Any] | None = None
+    params: Any = None
     batch_size: int | None = None
     shard: str = "auto"
     shuffle_seed: int | None = None
@@ -155,7 +155,7 @@ def build_feed(
     input: Input | Callable[..., Any],
     *,
     mode: str,
-    params: Mapping[str, Any],
+    params: Any,
     config: Any,
     num_replicas: int,
     worker_index: int = 0,
@@ -243,14 +243,14 @@ def _takes_epochs(fn: Callable[..., Any]) -> bool:
     return "num_epochs" in _declared(fn)
 
 
-def _call(source: Input, plan: Plan, mode: str, params: Mapping[str, Any], config: Any, num_epochs: int | None) -> Any:
+def _call(source: Input, plan: Plan, mode: str, params: Any, config: Any, num_epochs: int | None) -> Any:
     """Calls the function with those of ARGUMENTS that it declares."""
     given: dict[str, Any] = {}
     if plan.batch_size is not None:
         given["batch_size"] = plan.batch_size
     if source.shuffle_seed is not None:
         given["shuffle_seed"] = source.shuffle_seed
-    values = Params(params if source.params is None else source.params).merged(**given)
+    values = copied_params(params if source.params is None else source.params, **given)
     offered = {"mode": mode, "params": values, "config": config, "input_context": plan.context}
     if num_epochs is not None or _must_be_given(source.fn, "num_epochs"):  # else its own default holds
         offered["num_epochs"] = num_epochs
@@ -260,6 +260,8 @@ def _call(source: Input, plan: Plan, mode: str, params: Mapping[str, Any], confi
     except Exception as error:
         with_what = ", ".join(arguments) or "nothing"
         error.add_note(f"in {_describe(source.fn)}, called for {_BLOCKS[mode]} with {with_what}")
+        if "placeholder" in str(error).lower():
+            error.add_note("nobody feeds an input function: make the dataset of the arrays, not of placeholders")
         raise
 
 

@@ -57,5 +57,5 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _write_bytes(name: str, value: bytes) -> None:
     try:
         tf.summary.experimental.write_raw_pb(value)
-    except tf.errors.InvalidArgumentError:  # a string, not a serialised summary
+    except (tf.errors.InvalidArgumentError, tf.errors.DataLossError):  # a string, not a serialised summary
         tf.summary.text(name, value)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner.types import Params
+from runner.types import copied_params
 
 _ACCEPTED = ("features", "labels", "mode", "params", "config")
 _RESERVED_METRICS = ("loss", "global_step")
@@ -75,6 +75,10 @@ class EstimatorSpec:
         for name in ("training_chief_hooks", "training_hooks", "evaluation_hooks", "prediction_hooks"):
             object.__setattr__(self, name, tuple(getattr(self, name) or ()))
 
+    def _asdict(self) -> dict[str, Any]:
+        """Field -> value, in order, as tf.estimator's namedtuple offered."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
     def _replace(self, **changes: Any) -> EstimatorSpec:
         """A copy with `changes`, as tf.estimator's namedtuple offered. `mode` may not change."""
         if changes.get("mode", self.mode) != self.mode:
@@ -88,14 +92,14 @@ class ModelFn:
 
     Args:
       fn: a function, partial or callable object; takes `features` and any of labels, mode, params, config.
-      params: handed to it as a `Params`; must be empty where it declares no `params`.
+      params: handed to it as a copy, a dict as `Params`; must be empty where it declares no `params`.
 
     Raises:
       ValueError: it takes arguments that nobody fills, or no `features`.
     """
 
     fn: Callable[..., Any]
-    params: Params
+    params: Any
     config: Any
 
     def __post_init__(self) -> None:
@@ -109,9 +113,9 @@ class ModelFn:
                 f"Allowed are {', '.join(_ACCEPTED)}; give others a default, or put them into params."
             )
         if self.params and "params" not in declared:
+            given = ", ".join(map(str, self.params)) if isinstance(self.params, Mapping) else repr(self.params)
             raise ValueError(
-                f"{self.name} does not take 'params', and params were given: {', '.join(self.params)}. "
-                "Add the argument 'params' to it."
+                f"{self.name} does not take 'params', and params were given: {given}. Add the argument 'params' to it."
             )
 
     @property
@@ -146,7 +150,7 @@ class ModelFn:
             "features": features,
             "labels": labels,
             "mode": mode,
-            "params": self.params,
+            "params": copied_params(self.params),
             "config": self.config,
         }
         result = self.fn(**{name: available[name] for name in declared})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import tensorflow as tf
 
@@ -15,7 +15,13 @@ _SINGLE_FEATURE = "feature"
 _SINGLE_LABEL = "label"
 
 
-class ServingInputReceiver:
+class _ServingInputReceiver(NamedTuple):
+    features: Any
+    receiver_tensors: Any
+    receiver_tensors_alternatives: Any
+
+
+class ServingInputReceiver(_ServingInputReceiver):
     """What a `serving_input_receiver_fn` returns: where requests come in, and what model_fn gets of them.
 
     Args:
@@ -27,26 +33,27 @@ class ServingInputReceiver:
       ValueError: one of them is missing, a key is no string, or a value no tensor.
     """
 
-    def __init__(
-        self, features: Any, receiver_tensors: Any, receiver_tensors_alternatives: Mapping[str, Any] | None = None
-    ) -> None:
-        self.features = self._checked_features(features)
-        self.receiver_tensors = _checked_receivers(receiver_tensors, "receiver_tensors")
+    def __new__(
+        cls, features: Any, receiver_tensors: Any, receiver_tensors_alternatives: Mapping[str, Any] | None = None
+    ) -> Self:
         if receiver_tensors_alternatives is not None and not isinstance(receiver_tensors_alternatives, Mapping):
             raise ValueError(
                 f"receiver_tensors_alternatives is a {type(receiver_tensors_alternatives).__name__}. It is a dict: "
                 "name -> tensors."
             )
-        self.receiver_tensors_alternatives = {
+        alternatives = {
             name: _checked_receivers(tensors, f"receiver_tensors_alternatives[{name!r}]")
             for name, tensors in (receiver_tensors_alternatives or {}).items()
         }
+        receivers = _checked_receivers(receiver_tensors, "receiver_tensors")
+        return super().__new__(cls, cls._checked_features(features), receivers, alternatives)
 
     labels: Any = None
     asks_for_all = True
     """Whether a signature asks for inputs that its outputs do not depend on, as those of tf.estimator did."""
 
-    def _checked_features(self, features: Any) -> Any:
+    @classmethod
+    def _checked_features(cls, features: Any) -> Any:
         return _checked(features, _SINGLE_FEATURE, "features")
 
 
@@ -63,7 +70,8 @@ class TensorServingInputReceiver(ServingInputReceiver):
       ValueError: as ServingInputReceiver; features is no tensor.
     """
 
-    def _checked_features(self, features: Any) -> Any:
+    @classmethod
+    def _checked_features(cls, features: Any) -> Any:
         if not _is_tensor(features):
             raise ValueError(
                 f"TensorServingInputReceiver(features) is a {type(features).__name__}, and must be one tensor. "
@@ -72,7 +80,13 @@ class TensorServingInputReceiver(ServingInputReceiver):
         return features
 
 
-class SupervisedInputReceiver:
+class _SupervisedInputReceiver(NamedTuple):
+    features: Any
+    labels: Any
+    receiver_tensors: Any
+
+
+class SupervisedInputReceiver(_SupervisedInputReceiver):
     """What a receiver function returns for TRAIN and EVAL: features and labels.
 
     Args:
@@ -86,10 +100,10 @@ class SupervisedInputReceiver:
     receiver_tensors_alternatives: Mapping[str, Any] = {}
     asks_for_all = True
 
-    def __init__(self, features: Any, labels: Any, receiver_tensors: Any) -> None:
-        self.features = features if _is_tensor(features) else _checked(features, _SINGLE_FEATURE, "features")
-        self.labels = labels if _is_tensor(labels) else _checked(labels, _SINGLE_LABEL, "labels")
-        self.receiver_tensors = _checked_receivers(receiver_tensors, "receiver_tensors")
+    def __new__(cls, features: Any, labels: Any, receiver_tensors: Any) -> Self:
+        features = features if _is_tensor(features) else _checked(features, _SINGLE_FEATURE, "features")
+        labels = labels if _is_tensor(labels) else _checked(labels, _SINGLE_LABEL, "labels")
+        return super().__new__(cls, features, labels, _checked_receivers(receiver_tensors, "receiver_tensors"))
 
 
 def build_parsing_serving_input_receiver_fn(

@@ -348,5 +348,7 @@ def _summaries(writer: Any, replica: Replica) -> Iterator[None]:
         with tf.summary.record_if(False):
             yield
     else:
-        with writer.as_default(step=replica.global_step + 1):
+        with tf.name_scope("runner/"):  # an `add` of model_fn's is the first of that name, for hooks that ask for it
+            step = replica.global_step + 1
+        with writer.as_default(step=step):
             yield

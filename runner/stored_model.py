@@ -6,7 +6,7 @@ import copy
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ from runner.model_fn import ModeKeys, ModelFn
 from runner.report import NullProgress, Progress
 from runner.run_config import RunConfig, config_in
 from runner.seeds import seeded
-from runner.types import Params
 
 _log = logging.getLogger(__name__)
 
@@ -37,14 +36,14 @@ class StoredModel:
         model_fn: Callable[..., Any],
         model_dir: str | os.PathLike[str] | None = None,
         config: RunConfig | None = None,
-        params: Mapping[str, Any] | None = None,
+        params: Any = None,
         *,
         journal: Journal | NullJournal | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._config = config_in(model_dir, config)
-        self._params = copy.deepcopy(dict(params or {}))
-        self._model_fn = ModelFn(model_fn, Params(self._params), self._config)
+        self._params = copy.deepcopy({} if params is None else params)
+        self._model_fn = ModelFn(model_fn, self._params, self._config)
         self._journal = journal or NullJournal()
         self._progress = progress or NullProgress()
         check_evaluation(self._config.train_distribute, self._config.eval_distribute)
@@ -63,7 +62,7 @@ class StoredModel:
         return self._config
 
     @property
-    def params(self) -> dict[str, Any]:
+    def params(self) -> Any:
         """A copy of the parameters."""
         return copy.deepcopy(self._params)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,48 +22,63 @@ Scalars = Mapping[str, float]
 """Name -> Python float."""
 
 
-class Params(Mapping[str, Any]):
-    """A read-only view of a model's or an input's parameters, by item and by attribute.
+class Params(dict[str, Any]):
+    """A model's or an input's parameters: a dict whose items are attributes, too.
 
-    `params["width"]` and `params.width` are the same value; nested mappings are Params too.
-    The values are copied, so a model_fn cannot change its caller's.
+    `params["width"]` and `params.width` are the same value; nested mappings are Params too. The values are copied, so
+    what a model_fn changes in its own does not reach its caller. What has the name of a method of dict (`items`) is an
+    item only.
 
     Raises:
       KeyError, AttributeError: a name that is not there; the message lists those that are.
     """
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        self._values = {
-            key: Params(value) if isinstance(value, Mapping) else copy.deepcopy(value)
-            for key, value in (values or {}).items()
-        }
+        super().__init__(
+            {
+                key: Params(value) if isinstance(value, Mapping) else copy.deepcopy(value)
+                for key, value in (values or {}).items()
+            }
+        )
 
-    def __getitem__(self, key: str) -> Any:
-        try:
-            return self._values[key]
-        except KeyError:
-            raise KeyError(f"no parameter {key!r}; there are: {', '.join(self._values) or 'none'}") from None
+    def __missing__(self, key: Any) -> Any:
+        raise KeyError(self._said(key))
 
     def __getattr__(self, key: str) -> Any:
         if key.startswith("_"):
             raise AttributeError(key)
-        try:
-            return self._values[key]
-        except KeyError:
-            raise AttributeError(f"no parameter {key!r}; there are: {', '.join(self._values) or 'none'}") from None
+        if key not in self:
+            raise AttributeError(self._said(key))
+        return self[key]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+    def __setattr__(self, key: str, value: Any) -> None:
+        self[key] = value
 
     def __repr__(self) -> str:
-        return f"Params({self._values!r})"
+        return f"Params({super().__repr__()})"
 
     def merged(self, **values: Any) -> Params:
         """These parameters with `values` set over them."""
-        return Params({**self._values, **values})
+        return Params({**self, **values})
+
+    def _said(self, key: Any) -> str:
+        return f"no parameter {key!r}; there are: {', '.join(map(str, self)) or 'none'}"
+
+
+def copied_params(values: Any, **more: Any) -> Any:
+    """What a function gets as params: Params of a dict, a copy of any other object, with the items `more` in it.
+
+    tf.estimator's took any object; one of argparse or of a class of the user's own has attributes in place of items.
+    """
+    if values is None or type(values) in (dict, Params):
+        return Params(values).merged(**more)
+    values = copy.deepcopy(values)
+    for name, value in more.items():
+        if hasattr(values, "__setitem__"):
+            values[name] = value
+        else:
+            setattr(values, name, value)
+    return values
 
 
 @dataclasses.dataclass(frozen=True)

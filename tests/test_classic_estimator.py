@@ -196,6 +196,49 @@ def test_a_partial_keeps_what_it_has_bound(tmp_path: Path) -> None:
     Estimator(functools.partial(model_fn, params={"mine": 3}), str(tmp_path)).train(batches(), steps=1)
 
 
+def test_an_optimizer_of_ones_own_finds_its_state_in_the_graph(tmp_path: Path) -> None:
+    """As published ones do: with the graph as key, since nothing is executed eagerly in model_fn."""
+
+    class Fading(tf.train.Optimizer):
+        def __init__(self) -> None:
+            super().__init__(use_locking=False, name="Fading")
+
+        def _create_slots(self, var_list: Any) -> None:
+            self._create_non_slot_variable(0.1, "rate", var_list[0])
+
+        def _rate(self) -> Any:
+            graph = None if tf.executing_eagerly() else tf.get_default_graph()
+            return self._get_non_slot_variable("rate", graph)
+
+        def _resource_apply_dense(self, grad: Any, handle: Any) -> Any:
+            return handle.assign_sub(grad * self._rate())
+
+        def _finish(self, update_ops: Any, name_scope: str) -> Any:
+            with tf.control_dependencies(update_ops):
+                return tf.group(*update_ops, self._rate().assign(self._rate() / 2), name=name_scope)
+
+    def model_fn(features: Any, labels: Any, mode: str) -> Any:
+        spec = dense(features, labels, mode)
+        return spec._replace(train_op=Fading().minimize(spec.loss, tf.train.get_global_step()))
+
+    for name, strategy in {"alone": None, "mirrored": mirrored()}.items():
+        estimator = Estimator(model_fn, str(tmp_path / name), RunConfig(train_distribute=strategy))
+        assert estimator.train(batches(), steps=3).get_variable_value("rate") == pytest.approx(0.0125)
+
+
+def test_operations_without_a_name_have_those_of_a_graph_of_tf1(tmp_path: Path) -> None:
+    names = []
+
+    def model_fn(features: Any, labels: Any, mode: str) -> Any:
+        names.append([(features["x"] + 1.0).name, tf.zeros([2]).name, (features["x"] * 2.0).name])
+        return dense(features, labels, mode)
+
+    estimator = Estimator(model_fn, str(tmp_path)).train(batches(), steps=1)
+    estimator.evaluate(batches(1))
+    list(estimator.predict(batches(1)))
+    assert names == [["add:0", "zeros:0", "mul:0"]] * 3
+
+
 # --- hooks ------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,22 @@ def test_columns_of_a_frame_are_features() -> None:
 def test_arguments_that_cannot_be_are_refused(make: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make()
+
+
+def test_input_functions_get_nothing_but_what_they_name(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def decorated(*args: Any, **kwargs: Any) -> Any:
+        seen.append(kwargs)
+        return batches(1)()
+
+    def named(mode: str, **kwargs: Any) -> Any:
+        return decorated(mode=mode, **kwargs)
+
+    estimator = Estimator(dense, str(tmp_path), params={"a": 1})
+    for input_fn in (decorated, named, functools.partial(decorated, size=3)):
+        estimator.train(input_fn)
+    assert seen == [{}, {"mode": "train"}, {"size": 3}]
 
 
 # --- iterators --------------------------------------------------------------------------------------------------
@@ -213,4 +230,4 @@ def test_tpu_estimators_that_cannot_be_are_refused(arguments: dict[str, Any], me
 @pytest.mark.parametrize("name", ["eval_metrics", "host_call"])
 def test_a_call_is_a_function_and_its_tensors(name: str) -> None:
     with pytest.raises(ValueError, match="it must be a pair of a function and the tensors"):
-        TPUEstimatorSpec("train", **{name: "no"})  # type: ignore[arg-type]
+        TPUEstimatorSpec("train", **{name: "no"})

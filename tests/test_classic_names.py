@@ -109,6 +109,22 @@ def test_switches_of_tf1_leave_the_engine_as_it_is_and_say_so_once(
     assert warning.startswith("tf.disable_v2_behavior() has no effect outside of model_fn, which is traced as")
 
 
+def test_placeholders_can_be_made_outside_of_a_graph_after_a_switch_of_tf1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As scripts do for what `build_raw_serving_input_receiver_fn` is given."""
+    monkeypatch.setattr(install, "called", set())
+    with pytest.raises(RuntimeError, match="not compatible with eager execution"):
+        v1.placeholder(tf.float32, [None, 2])
+    v1.disable_eager_execution()
+    features = {"x": v1.placeholder(tf.float32, [None, 2]), "s": v1.sparse_placeholder(tf.int64, [8, 3])}
+    with tf.Graph().as_default() as graph:
+        assert v1.placeholder(tf.float32).graph is graph
+        receiver = v1.estimator.export.build_raw_serving_input_receiver_fn(features)()
+        assert {name: one.shape.as_list() for name, one in receiver.features.items()} == {
+            "x": [None, 2],
+            "s": [None, 3],
+        }
+
+
 SCRIPT = """
 import sys
 import runner.classic

@@ -170,6 +170,22 @@ def test_replace_keeps_the_rest_and_refuses_what_is_no_argument() -> None:
         before.replace(no_such=1, master="x")
 
 
+def test_what_somebody_has_set_on_a_config_stays_and_so_does_its_class() -> None:
+    class Mine(RunConfig):
+        def __init__(self, more: int, **arguments: Any) -> None:
+            super().__init__(**arguments)
+            self.more = more
+
+    given = Mine(3, tf_random_seed=1)
+    given.hparams = {"a": 1}  # type: ignore[attr-defined]
+    after = given.replace(model_dir="x")
+    assert (type(after), after.more, after.hparams, after.model_dir) == (Mine, 3, {"a": 1}, "x")  # type: ignore[attr-defined]
+    tpu = tf.compat.v1.estimator.tpu
+    config = tpu.RunConfig(tpu_config=tpu.TPUConfig(7), cluster=tf.distribute.cluster_resolver.SimpleClusterResolver)
+    assert config.replace(model_dir="x").tpu_config.iterations_per_loop == 7
+    assert config.replace(tpu_config=tpu.TPUConfig(8)).tpu_config.iterations_per_loop == 8
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

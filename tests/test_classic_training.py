@@ -84,6 +84,20 @@ def test_specs_that_cannot_be_are_refused(make: Any, error: type[Exception], mes
         make()
 
 
+def test_specs_are_tuples_that_can_be_changed_in_a_copy(tmp_path: Path) -> None:
+    train = TrainSpec(batches(), max_steps=3)._replace(max_steps=2)
+    _, steps, name, hooks, exporters, delay, throttle = EvalSpec(batches(), 5, "dev")
+    assert (steps, name, hooks, exporters, delay, throttle) == (5, "dev", (), (), 120, 600)
+    evaluation = EvalSpec(batches(2))._replace(steps=1, exporters=Exporter())
+    found, exported = tf.estimator.train_and_evaluate(Estimator(dense, str(tmp_path)), train, evaluation)
+    assert found["global_step"] == train.max_steps == 2 and exported == ["mine-2"]
+    spec = tf.estimator.EstimatorSpec("infer", predictions=tf.zeros([1]))
+    assert tf.estimator.EstimatorSpec(**spec._asdict()).predictions is spec.predictions
+    tpu = tf.estimator.tpu
+    assert tpu.TPUConfig(iterations_per_loop=7)._replace(num_shards=3).iterations_per_loop == 7
+    assert tpu.TPUEstimatorSpec("infer", {"y": 1})._replace(loss=2)[:3] == ("infer", {"y": 1}, 2)
+
+
 def test_arguments_of_another_kind_are_refused(tmp_path: Path) -> None:
     estimator = Estimator(dense, str(tmp_path))
     for wrong in ((None, TrainSpec(batches()), EvalSpec(batches())), (estimator, None, EvalSpec(batches()))):
@@ -238,7 +252,8 @@ def test_early_stopping_hooks_that_cannot_be_are_refused(
 
 
 def test_early_stopping_works_under_a_strategy_and_leaves_nothing_in_the_checkpoint(tmp_path: Path) -> None:
-    """tf.estimator's: a ValueError under any strategy, a variable STOP in the checkpoint, one step more in a re-run."""
+    """tf.estimator's: a ValueError under any strategy, a variable STOP in the checkpoint, one step more in a re-run, a
+    NotFoundError where the model had been trained without the hook (tensorflow issue 51525)."""
     asked: list[int] = []
 
     def should_stop() -> bool:
@@ -252,6 +267,7 @@ def test_early_stopping_works_under_a_strategy_and_leaves_nothing_in_the_checkpo
         )
         return estimator.train(batches(), hooks=[hook], steps=steps)  # type: ignore[return-value]
 
+    Estimator(dense, str(tmp_path)).train(batches(), steps=1)
     assert train().get_variable_value("global_step") == 6
     assert [name for name in train().get_variable_names() if "STOP" in name] == []
     assert train().get_variable_value("global_step") == 6

@@ -419,6 +419,17 @@ def test_metric_that_is_a_serialised_summary_is_written_as_it_is(trained: Estima
     assert (event.step, event.value) == (10, 9.0)
 
 
+def test_metric_that_is_a_text_is_written_as_one(trained: Estimator) -> None:
+    """Texts that can be taken for the beginning of a summary, and that cannot."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        metrics = {name: (tf.constant(name), tf.no_op()) for name in ("a", "version 3", "")}
+        return line(features, labels, mode, params)._replace(eval_metric_ops={f"<{m}>": v for m, v in metrics.items()})
+
+    found = estimator(Path(trained.model_dir), model_fn).evaluate(points(), name="texts")
+    assert (found["<a>"], found["<version 3>"], found["<>"]) == (b"a", b"version 3", b"")
+
+
 # --- predict ------------------------------------------------------------------------------------------------------
 
 
@@ -479,6 +490,7 @@ def test_predict_takes_features_without_labels(halves: Estimator) -> None:
 
 
 def test_predictions_can_be_interleaved(halves: Estimator) -> None:
+    """tf.estimator's graphs were on one stack, which this broke (tensorflow issue 20506)."""
     pairs = zip(halves.predict(points(8, 3)), halves.predict(points(8, 2)), strict=True)
     assert [(one["x"], other["x"]) for one, other in pairs] == [(x, x) for x in X]
 

@@ -83,6 +83,19 @@ def test_the_best_by_another_metric_and_nan() -> None:
         smaller("loss")({"accuracy": 1.0}, {"accuracy": 1.0})
 
 
+def test_a_comparison_gets_its_results_by_name_in_whatever_order(tmp_path: Path) -> None:
+    def more_accurate(current_eval_result: Any, best_eval_result: Any) -> bool:
+        return bool(current_eval_result["accuracy"] > best_eval_result["accuracy"])
+
+    estimator = FakeEstimator()
+    exporter = BestExporter(serving_input_receiver_fn=RECEIVER, compare_fn=more_accurate)
+    for step, accuracy in enumerate((0.5, 0.4, 0.6)):
+        exporter.export(estimator, str(tmp_path), f"model.ckpt-{step}", {"accuracy": accuracy}, False)
+    assert estimator.exported == ["model.ckpt-0", "model.ckpt-2"]
+    with pytest.raises(ValueError, match="it takes two results of evaluations, best_eval_result and current_eval_res"):
+        BestExporter(serving_input_receiver_fn=RECEIVER, compare_fn=lambda result: True)  # type: ignore[arg-type, misc]
+
+
 def test_the_latest_keeps_so_many_and_exports_a_checkpoint_once(tmp_path: Path) -> None:
     estimator, exporter = FakeEstimator(), LatestExporter("latest", RECEIVER, exports_to_keep=2)
     for step in (1, 2, 2, 3):

@@ -14,6 +14,7 @@ import tensorflow as tf
 from runner import Estimator, EstimatorSpec, Input, RunConfig
 from runner.classic import heads
 from tests import head_cases
+from tests.line import read_events
 from tests.models import data, strategies
 
 v1 = tf.compat.v1
@@ -138,6 +139,23 @@ def test_the_state_of_an_optimizer_in_train_op_fn_is_named_as_in_2_15(tmp_path: 
     assert estimator.get_variable_names() == [
         "global_step", "kernel", "kernel/Adam", "kernel/Adam_1", "training/beta1_power", "training/beta2_power",
     ]  # fmt: skip
+
+
+def test_of_several_heads_each_has_its_loss_in_the_events(tmp_path: Path) -> None:
+    def fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        kernel = v1.get_variable("kernel", [4, 2], tf.float64, v1.constant_initializer(0.2))
+        head = heads.MultiHead([heads.BinaryClassHead(name="a"), heads.RegressionHead(name="b")], [1.0, 0.5])
+        regularization = [1e-3 * tf.reduce_sum(tf.square(kernel))]
+        return head.create_estimator_spec(
+            features, mode, features["x"] @ kernel, {"a": labels, "b": features["w"][:, None]},
+            v1.train.AdagradOptimizer(0.1), regularization_losses=regularization,
+        )  # fmt: skip
+
+    Estimator(fn, tmp_path, RunConfig(save_summary_steps=1)).train(weighted_input(), steps=1)
+    found = {event.tag: event.value for event in read_events(tmp_path)}
+    assert set(found) - {"global_step/sec"} == {"loss", "loss/a", "loss/b", "regularization_loss"}
+    parts = found["loss/a"] + 0.5 * found["loss/b"] + found["regularization_loss"]
+    assert found["loss"] == pytest.approx(parts, rel=1e-6)
 
 
 # --- what does not fit ----------------------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
+import json
 from typing import Any
 
 import keras
@@ -96,6 +98,39 @@ def test_callable_object_is_called() -> None:
 
     assert called(Model(3.0), labels=None).predictions.numpy().tolist() == [[3.0], [6.0]]
     assert called(Model(3.0).method, labels=None).predictions.numpy().tolist() == [[4.0], [5.0]]
+
+
+def test_params_are_a_dict_that_it_may_change_for_itself() -> None:
+    def model_fn(features: Any, mode: str, params: Any) -> EstimatorSpec:
+        assert issubclass(type(params), dict) and json.dumps(params.deep) == '{"rate": 0.1}'
+        assert params.copy().pop("width") == 3 and params.setdefault("depth", 2) == 2
+        params.width = params["width"] + 1
+        params.deep.rate = 0.2
+        assert (params["width"], params["deep"]) == (4, {"rate": 0.2})
+        with pytest.raises(KeyError, match="no parameter 'widht'; there are: width, deep, depth"):
+            params["widht"]
+        return EstimatorSpec(mode, predictions=features)
+
+    given = {"width": 3, "deep": {"rate": 0.1}}
+    model = ModelFn(model_fn, given, RunConfig(model_dir="m"))
+    for _ in range(2):
+        model(X, None, PREDICT)
+    assert given == {"width": 3, "deep": {"rate": 0.1}}
+
+
+def test_params_of_another_type_are_copied_as_they_are() -> None:
+    seen = []
+
+    def model_fn(features: Any, mode: str, params: Any) -> EstimatorSpec:
+        params.width += 1
+        seen.append(params)
+        return EstimatorSpec(mode, predictions=features)
+
+    given = argparse.Namespace(width=3)
+    ModelFn(model_fn, given, RunConfig(model_dir="m"))(X, None, PREDICT)
+    assert seen == [argparse.Namespace(width=4)] and given.width == 3
+    with pytest.raises(ValueError, match=r"does not take 'params', and params were given: Namespace\(width=3\)"):
+        ModelFn(lambda features, mode: None, given, None)
 
 
 def test_without_features_it_is_refused() -> None:

@@ -116,6 +116,13 @@ def test_receivers_name_what_has_no_name() -> None:
     assert tf.is_tensor(SupervisedInputReceiver(floats("f"), floats("l"), floats("q")).labels)
 
 
+def test_receivers_are_tuples_as_they_were() -> None:
+    features, receivers, alternatives = ServingInputReceiver({"a": floats()}, {"b": floats("b")})
+    assert (set(features), set(receivers), alternatives) == ({"a"}, {"b"}, {})
+    receiver = TensorServingInputReceiver(floats("t"), floats("u"))._replace(features=features)
+    assert receiver.features is features and set(receiver.receiver_tensors) == {"input"}
+
+
 def test_built_receivers_ask_for_any_number_of_examples() -> None:
     parsing = build_parsing_serving_input_receiver_fn({"x": tf.io.FixedLenFeature([3], tf.float32)})()
     (name,) = parsing.receiver_tensors

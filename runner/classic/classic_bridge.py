@@ -58,6 +58,22 @@ class _Depth:
     before: tuple[Any, Any] = (None, None)
 
 
+def state_without_a_graph(optimizer: Any) -> None:
+    """Has `_get_non_slot_variable(name, graph)` of an optimizer of the user's own find what it made, as in a session.
+
+    Private: `Optimizer._get_non_slot_variable` and `_non_slot_dict`, whose keys have no graph where TensorFlow is
+    eager outside of functions; such optimizers ask with the graph of model_fn, since `tf.executing_eagerly()` is False
+    in it. Unchanged since 1.7. When it moves: an optimizer with `graph = None` works.
+    """
+    find = optimizer._get_non_slot_variable
+
+    def found(self: Any, name: str, graph: Any = None) -> Any:
+        variable = find(self, name, graph)
+        return find(self, name) if variable is None else variable
+
+    optimizer._get_non_slot_variable = found
+
+
 @contextlib.contextmanager
 def operators_of_tf1(*, dimensions: bool) -> Iterator[None]:
     """Meanwhile `==` compares tensors and variables by identity, so that they can be keys; with `dimensions` the

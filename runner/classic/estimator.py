@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from runner import estimator, run_config
+from runner.classic.inputs import named_only
 from runner.classic.logged import LoggedJournal, LoggedProgress
 from runner.classic.run_config import RunConfig
 from runner.classic.semantics import as_classic
 from runner.classic.warm_start import as_warm_start
+from runner.inputs import Feed, Input
 from runner.loop import TrainingRun
 
 
@@ -21,7 +23,7 @@ class Estimator(estimator.Estimator):
       model_fn: called with those of features, labels, mode, params, config that it declares.
       model_dir: folder of checkpoints and events; None: config's, or a temporary one.
       config: of this module's kind or of the runner's; None: `tf.estimator.RunConfig()`, which reads TF_CONFIG.
-      params: for model_fn and input functions; copied.
+      params: for model_fn and input functions, a dict or any object; each call gets a copy.
       warm_start_from: path of a checkpoint or of a SavedModel, of which all trainable variables are taken, or
         `WarmStartSettings`. Only a model without a checkpoint begins with them.
 
@@ -34,7 +36,7 @@ class Estimator(estimator.Estimator):
         model_fn: Callable[..., Any],
         model_dir: str | os.PathLike[str] | None = None,
         config: run_config.RunConfig | None = None,
-        params: Mapping[str, Any] | None = None,
+        params: Any = None,
         warm_start_from: Any = None,
         **engine: Any,
     ) -> None:
@@ -60,6 +62,10 @@ class Estimator(estimator.Estimator):
         if isinstance(self.config, RunConfig):
             self.config.check_strategy()
         return super().train_run(input_fn, hooks, *args, **kwargs)
+
+    def _feed(self, input_fn: Any, mode: str, *args: Any, **kwargs: Any) -> Feed:
+        given = input_fn if isinstance(input_fn, Input) else named_only(input_fn)
+        return super()._feed(given, mode, *args, **kwargs)
 
     @property
     def model_fn(self) -> Callable[..., Any]:

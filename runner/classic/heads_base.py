@@ -119,14 +119,17 @@ class Head(abc.ABC):
             return EstimatorSpec(mode, predictions, loss, eval_metric_ops=metrics, loss_weight=weight)
         train_op = _train_op(loss, optimizer, trainable_variables, train_op_fn, update_ops)
         self._summarise(labels, logits, features)
-        if self.name is not None:
-            summaries.scalar(self._key("loss"), loss)
+        if self._summary_key("loss") != "loss":  # which the runner writes
+            summaries.scalar(self._summary_key("loss"), loss)
         if regularization_losses is not None:
-            summaries.scalar(self._key("regularization_loss"), tf.add_n(list(regularization_losses)))
+            summaries.scalar(self._summary_key("regularization_loss"), tf.add_n(list(regularization_losses)))
         return EstimatorSpec(mode, predictions, loss, train_op=train_op)
 
     def _summarise(self, labels: Any, logits: Any, features: Any) -> None:  # noqa: B027
         """Summaries of a batch of training."""
+
+    def _summary_key(self, metric: str) -> str:
+        return self._key(metric)
 
     def _key(self, metric: str) -> str:
         return f"{metric}/{self.name}" if self.name else metric

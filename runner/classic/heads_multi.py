@@ -9,7 +9,9 @@ import tensorflow as tf
 
 from runner.classic import head_checks as checks
 from runner.classic import heads_base as base
+from runner.classic import summaries
 from runner.export_outputs import PredictOutput
+from runner.model_fn import ModeKeys
 
 
 class MultiHead(base.Head):
@@ -122,6 +124,14 @@ class MultiHead(base.Head):
                 exported[name if key == base.DEFAULT_SIGNATURE else f"{name}/{key}"] = output
             merged |= {f"{name}/{key}": value for key, value in own.items()}
         return {**exported, "predict": PredictOutput(merged)}
+
+    def _summarise(self, labels: Any, logits: Any, features: Any) -> None:
+        losses = self._losses(self._of_heads("labels", labels), self._logits(logits), features, ModeKeys.TRAIN)
+        for name, loss in losses.items():
+            summaries.scalar(f"loss/{name}", loss)
+
+    def _summary_key(self, metric: str) -> str:
+        return metric
 
     def _logits(self, logits: Any) -> Mapping[str, tf.Tensor]:
         if isinstance(logits, Mapping):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -83,6 +85,27 @@ def pandas_input_fn(
     if y is not None:
         labels = _columns(y) if hasattr(y, "columns") else _array(y)
     return _input_fn(features, labels, batch_size, num_epochs, bool(shuffle))
+
+
+def named_only(input_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`input_fn`, which is given nothing but what it names: `**kwargs`, as of a decorator, were left alone by
+    tf.estimator."""
+    try:
+        signature = inspect.signature(input_fn)
+    except (TypeError, ValueError):  # some builtins have none
+        return input_fn
+    bound = input_fn.keywords if isinstance(input_fn, functools.partial) else {}
+    parameters = list(signature.parameters.values())
+    named = [one for one in parameters if one.kind is not one.VAR_KEYWORD and one.name not in bound]
+    if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return input_fn
+
+    @functools.wraps(getattr(input_fn, "func", input_fn))
+    def called(**arguments: Any) -> Any:
+        return input_fn(**arguments)
+
+    called.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
+    return called
 
 
 def _input_fn(

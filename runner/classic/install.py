@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
@@ -17,6 +18,9 @@ from runner import legacy_keras
 from runner.classic import classic_bridge, names
 
 _log = logging.getLogger(__name__)
+
+_OUT_OF_EAGER = frozenset({"disable_v2_behavior", "disable_eager_execution"})
+"""Switches after which a script builds a graph in TF 1."""
 
 SHAPES = frozenset({"disable_v2_behavior", "disable_v2_tensorshape"})
 """Switches after which the dimensions of a shape have a `value`."""
@@ -35,6 +39,9 @@ _INITIALIZERS = (
     "local_variables_initializer", "variables_initializer",
 )  # fmt: skip
 """What a Scaffold may be made of: the variables of the engine have values before model_fn is called."""
+
+_PLACEHOLDERS = ("placeholder", "sparse_placeholder")
+"""What `build_raw_serving_input_receiver_fn` was given, made where the script is."""
 
 
 def install() -> None:
@@ -71,9 +78,12 @@ def _put_on_v1(v1: Any) -> None:
     v1.nn.rnn_cell = LegacyKeras("rnn_cell", "tf.nn.rnn_cell")
     v1.tpu.CrossShardOptimizer = cross_shard_optimizer
     v1.train.ProfilerHook = profiler_hook
+    classic_bridge.state_without_a_graph(v1.train.Optimizer)
     _put_strategies(v1.distribute, sys.modules["tensorflow"].distribute)
     for name in _INITIALIZERS:
         setattr(v1, name, _where_sessions_are(getattr(v1, name)))
+    for name in _PLACEHOLDERS:
+        setattr(v1, name, _as_in_a_graph(getattr(v1, name)))
     for name in _SWITCHES:
         setattr(v1, name, _without_effect(name))
 
@@ -104,6 +114,20 @@ def _where_sessions_are(initializer: Callable[..., Any]) -> Callable[..., Any]:
 
         traced = getattr(tf.compat.v1.get_default_graph(), "building_function", False)
         return tf.no_op() if traced else initializer(*args, **kwargs)
+
+    return made
+
+
+def _as_in_a_graph(placeholder: Callable[..., Any]) -> Callable[..., Any]:
+    """`placeholder`, which after a switch of TF 1 can be called outside of graphs: it is then in one of its own."""
+
+    @functools.wraps(placeholder)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        import tensorflow as tf
+
+        outside = tf.executing_eagerly() and not called.isdisjoint(_OUT_OF_EAGER)
+        with tf.Graph().as_default() if outside else contextlib.nullcontext():
+            return placeholder(*args, **kwargs)
 
     return made
 

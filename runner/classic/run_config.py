@@ -111,7 +111,9 @@ class RunConfig(run_config.RunConfig):
         )
 
     def replace(self, **changes: Any) -> RunConfig:
-        """A copy with `changes`. Setting one cadence of checkpoints turns the other off.
+        """A copy with `changes`: of the same class, with what somebody has set on this one beside the arguments.
+
+        Setting one cadence of checkpoints turns the other off.
 
         Raises: ValueError: a name that the constructor does not take.
         """
@@ -126,7 +128,9 @@ class RunConfig(run_config.RunConfig):
         if len(given) == 1:
             other = {"save_checkpoints_steps": "save_checkpoints_secs"}.get(given[0], "save_checkpoints_steps")
             changes.setdefault(other, None)
-        return type(self)(**{**fields, **extra, **changes})
+        copied = object.__new__(type(self))  # its constructor may have other arguments
+        copied.__dict__.update({**self.__dict__, **RunConfig(**{**fields, **extra, **changes}).__dict__})
+        return copied
 
     def __repr__(self) -> str:
         shown = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -5,21 +5,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from runner.classic import run_config
 from runner.classic.estimator import Estimator
+from runner.classic.inputs import named_only
 from runner.inputs import Feed, Input
 from runner.model_fn import EstimatorSpec, ModeKeys
-from runner.types import Params
+from runner.types import copied_params
 
 
-@dataclasses.dataclass(frozen=True)
-class TPUConfig:
-    """Settings of infeed and sharding, which the engine makes by itself; kept for those who read them."""
-
+class _TPUConfig(NamedTuple):
     iterations_per_loop: int = 2
     num_shards: int | None = None
     num_cores_per_replica: int | None = None
@@ -32,9 +30,17 @@ class TPUConfig:
     experimental_allow_per_host_v2_parallel_get_next: bool = False
     experimental_feed_hook: Any = None
 
-    def __post_init__(self) -> None:
-        if self.iterations_per_loop < 1:
-            raise ValueError(f"TPUConfig(iterations_per_loop={self.iterations_per_loop}): it must be positive.")
+
+class TPUConfig(_TPUConfig):
+    """Settings of infeed and sharding, which the engine makes by itself; kept for those who read them."""
+
+    __slots__ = ()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> TPUConfig:
+        config = super().__new__(cls, *args, **kwargs)
+        if config.iterations_per_loop < 1:
+            raise ValueError(f"TPUConfig(iterations_per_loop={config.iterations_per_loop}): it must be positive.")
+        return config
 
 
 class InputPipelineConfig:
@@ -59,10 +65,9 @@ class RunConfig(run_config.RunConfig):
         cluster: Any = None,
         **kwargs: Any,
     ) -> None:
-        del evaluation_master, master
+        del evaluation_master, master, cluster
         object.__setattr__(self, "tpu_config", tpu_config or TPUConfig())
-        is_place = cluster is not None and not hasattr(cluster, "cluster_spec")  # of `replace`, not a resolver
-        super().__init__(**kwargs, **({"cluster": cluster} if is_place else {}))
+        super().__init__(**kwargs)
 
     def replace(self, **changes: Any) -> RunConfig:
         tpu_config = changes.pop("tpu_config", self.tpu_config)  # type: ignore[attr-defined]
@@ -71,8 +76,21 @@ class RunConfig(run_config.RunConfig):
         return config  # type: ignore[return-value]
 
 
-@dataclasses.dataclass(frozen=True)
-class TPUEstimatorSpec:
+class _TPUEstimatorSpec(NamedTuple):
+    mode: str
+    predictions: Any = None
+    loss: Any = None
+    train_op: Any = None
+    eval_metrics: Any = None
+    export_outputs: Mapping[str, Any] | None = None
+    scaffold_fn: Callable[[], Any] | None = None
+    host_call: Any = None
+    training_hooks: Sequence[Any] | None = None
+    evaluation_hooks: Sequence[Any] | None = None
+    prediction_hooks: Sequence[Any] | None = None
+
+
+class TPUEstimatorSpec(_TPUEstimatorSpec):
     """What a model_fn of TPUEstimator returns; any Estimator of the runner takes it.
 
     Attributes:
@@ -86,26 +104,18 @@ class TPUEstimatorSpec:
       ValueError: eval_metrics or host_call is no such pair.
     """
 
-    mode: str
-    predictions: Any = None
-    loss: Any = None
-    train_op: Any = None
-    eval_metrics: Any = None
-    export_outputs: Mapping[str, Any] | None = None
-    scaffold_fn: Callable[[], Any] | None = None
-    host_call: Any = None
-    training_hooks: Sequence[Any] = ()
-    evaluation_hooks: Sequence[Any] = ()
-    prediction_hooks: Sequence[Any] = ()
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
+    def __new__(cls, *args: Any, **kwargs: Any) -> TPUEstimatorSpec:
+        spec = super().__new__(cls, *args, **kwargs)
         for name in ("eval_metrics", "host_call"):
-            pair = getattr(self, name)
+            pair = getattr(spec, name)
             if pair is not None and not (isinstance(pair, tuple | list) and len(pair) == 2 and callable(pair[0])):
                 raise ValueError(
                     f"TPUEstimatorSpec({name}={pair!r}): it must be a pair of a function and the tensors it is called "
                     "with, a list or a dict."
                 )
+        return spec
 
     def as_estimator_spec(self) -> EstimatorSpec:
         """The EstimatorSpec that says the same. Called by the runner, while model_fn is traced."""
@@ -119,9 +129,9 @@ class TPUEstimatorSpec:
             train_op=train_op,
             eval_metric_ops=None if self.eval_metrics is None else _called(self.eval_metrics),
             export_outputs=self.export_outputs,
-            training_hooks=self.training_hooks,
-            evaluation_hooks=self.evaluation_hooks,
-            prediction_hooks=self.prediction_hooks,
+            training_hooks=self.training_hooks or (),
+            evaluation_hooks=self.evaluation_hooks or (),
+            prediction_hooks=self.prediction_hooks or (),
             scaffold=None if self.scaffold_fn is None else self.scaffold_fn(),
         )
 
@@ -145,7 +155,7 @@ class TPUEstimator(Estimator):
         model_fn: Callable[..., Any],
         model_dir: str | None = None,
         config: Any = None,
-        params: Mapping[str, Any] | None = None,
+        params: Any = None,
         use_tpu: bool = True,
         train_batch_size: int | None = None,
         eval_batch_size: int | None = None,
@@ -165,7 +175,7 @@ class TPUEstimator(Estimator):
                 "TPUEstimator(use_tpu=True): give RunConfig(train_distribute=tf.distribute.TPUStrategy(resolver)), or "
                 "use_tpu=False to run without one."
             )
-        if params is not None and "batch_size" in params:
+        if isinstance(params, Mapping) and "batch_size" in params:
             raise ValueError("TPUEstimator(params=...): batch_size is what train_batch_size and the others set in it.")
         self._batch_sizes = {
             ModeKeys.TRAIN: train_batch_size,
@@ -177,9 +187,9 @@ class TPUEstimator(Estimator):
     def _feed(self, input_fn: Any, mode: str, *args: Any, **kwargs: Any) -> Feed:
         size = self._batch_sizes[mode]
         if size is not None:
-            source = input_fn if isinstance(input_fn, Input) else Input(input_fn)
+            source = input_fn if isinstance(input_fn, Input) else Input(named_only(input_fn))
             given = self.params if source.params is None else source.params
-            input_fn = dataclasses.replace(source, params={**given, "batch_size": size})
+            input_fn = dataclasses.replace(source, params=copied_params(given, batch_size=size))
         return super()._feed(input_fn, mode, *args, **kwargs)
 
 
@@ -192,8 +202,7 @@ def _with_batch_size(model_fn: Callable[..., Any], sizes: Mapping[str, int | Non
     def called(**arguments: Any) -> Any:
         size = sizes.get(arguments.get("mode", ""))
         if size is not None and "params" in arguments:
-            params = arguments["params"]
-            arguments["params"] = (params if isinstance(params, Params) else Params(params)).merged(batch_size=size)
+            arguments["params"] = copied_params(arguments["params"], batch_size=size)
         return model_fn(**arguments)
 
     return called

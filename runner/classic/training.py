@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -13,8 +12,14 @@ from runner import training
 from runner.exporters import Exporter
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainSpec:
+class _TrainSpec(NamedTuple):
+    input_fn: Callable[..., Any]
+    max_steps: int | None
+    hooks: Sequence[Any]
+    saving_listeners: Sequence[Any]
+
+
+class TrainSpec(_TrainSpec):
     """What to train on.
 
     Attributes:
@@ -27,21 +32,34 @@ class TrainSpec:
       ValueError: max_steps is not positive. TypeError: a hook or listener is none.
     """
 
-    input_fn: Callable[..., Any]
-    max_steps: int | None = None
-    hooks: Sequence[Any] = ()
-    saving_listeners: Sequence[Any] = ()
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        _check("TrainSpec", self, max_steps=self.max_steps)
-        object.__setattr__(self, "saving_listeners", tuple(self.saving_listeners or ()))
-        for listener in self.saving_listeners:
+    def __new__(
+        cls,
+        input_fn: Callable[..., Any],
+        max_steps: int | None = None,
+        hooks: Sequence[Any] | None = None,
+        saving_listeners: Sequence[Any] | None = None,
+    ) -> TrainSpec:
+        _check("TrainSpec", input_fn, max_steps=max_steps)
+        listeners = tuple(saving_listeners or ())
+        for listener in listeners:
             if not isinstance(listener, tf.compat.v1.train.CheckpointSaverListener):
                 raise TypeError(f"TrainSpec(saving_listeners=...): {listener!r} is no CheckpointSaverListener.")
+        return super().__new__(cls, input_fn, max_steps, _hooks("TrainSpec", hooks), listeners)
 
 
-@dataclasses.dataclass(frozen=True)
-class EvalSpec:
+class _EvalSpec(NamedTuple):
+    input_fn: Callable[..., Any]
+    steps: int | None
+    name: str | None
+    hooks: Sequence[Any]
+    exporters: Sequence[Any]
+    start_delay_secs: float
+    throttle_secs: float
+
+
+class EvalSpec(_EvalSpec):
     """What to evaluate on, with the defaults of tf.estimator.
 
     Attributes:
@@ -59,22 +77,26 @@ class EvalSpec:
       ValueError: a number that cannot be; two exporters of one name. TypeError: a name, hook or exporter is none.
     """
 
-    input_fn: Callable[..., Any]
-    steps: int | None = 100
-    name: str | None = None
-    hooks: Sequence[Any] = ()
-    exporters: Any = ()
-    start_delay_secs: float = 120
-    throttle_secs: float = 600
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        _check("EvalSpec", self, steps=self.steps)
-        if self.name is not None and not isinstance(self.name, str):
-            raise TypeError(f"EvalSpec(name={self.name!r}): it must be a str.")
-        for key in ("start_delay_secs", "throttle_secs"):
-            if getattr(self, key) < 0:
-                raise ValueError(f"EvalSpec({key}={getattr(self, key)}): it may not be negative.")
-        object.__setattr__(self, "exporters", _exporters(self.exporters))
+    def __new__(
+        cls,
+        input_fn: Callable[..., Any],
+        steps: int | None = 100,
+        name: str | None = None,
+        hooks: Sequence[Any] | None = None,
+        exporters: Any = None,
+        start_delay_secs: float = 120,
+        throttle_secs: float = 600,
+    ) -> EvalSpec:
+        _check("EvalSpec", input_fn, steps=steps)
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"EvalSpec(name={name!r}): it must be a str.")
+        for key, value in {"start_delay_secs": start_delay_secs, "throttle_secs": throttle_secs}.items():
+            if value < 0:
+                raise ValueError(f"EvalSpec({key}={value}): it may not be negative.")
+        given = _hooks("EvalSpec", hooks), _exporters(exporters)
+        return super().__new__(cls, input_fn, steps, name, *given, start_delay_secs, throttle_secs)
 
 
 def train_and_evaluate(
@@ -94,6 +116,7 @@ def train_and_evaluate(
     for value, kind in ((estimator, engine.Estimator), (train_spec, TrainSpec), (eval_spec, EvalSpec)):
         if not isinstance(value, kind):
             raise TypeError(f"train_and_evaluate: {value!r} is no {kind.__name__}.")
+    train_spec, eval_spec = TrainSpec(*train_spec), EvalSpec(*eval_spec)  # `_replace` has checked nothing
     exporters = [_Recorded(exporter) for exporter in eval_spec.exporters]
     is_evaluator = estimator.config.cluster.is_evaluator
     result = training.train_and_evaluate(
@@ -134,17 +157,20 @@ def _eval_spec(spec: EvalSpec, exporters: Sequence[Exporter], *, is_evaluator: b
     )
 
 
-def _check(what: str, spec: Any, **steps: int | None) -> None:
-    if not callable(getattr(spec.input_fn, "fn", spec.input_fn)):
-        raise TypeError(f"{what}(input_fn={spec.input_fn!r}): it must be callable.")
+def _check(what: str, input_fn: Any, **steps: int | None) -> None:
+    if not callable(getattr(input_fn, "fn", input_fn)):
+        raise TypeError(f"{what}(input_fn={input_fn!r}): it must be callable.")
     for name, value in steps.items():
         if value is not None and value <= 0:
             raise ValueError(f"{what}({name}={value}): it must be positive; None sets no limit.")
-    object.__setattr__(spec, "hooks", tuple(spec.hooks or ()))
-    for hook in spec.hooks:
+
+
+def _hooks(what: str, given: Sequence[Any] | None) -> tuple[Any, ...]:
+    for hook in given or ():
         is_native = callable(getattr(hook, "after_step", None)) or callable(getattr(hook, "after_batches", None))
         if not isinstance(hook, tf.compat.v1.train.SessionRunHook) and not is_native:
             raise TypeError(f"{what}(hooks=...): {hook!r} is no SessionRunHook.")
+    return tuple(given or ())
 
 
 def _exporters(given: Any) -> tuple[Any, ...]:
