@@ -84,6 +84,16 @@ def cases(v2: Any, v1: Any) -> Mapping[str, tuple[Callable[..., Any], str]]:
             ),
             "number",
         ),
+        "dnn_regressor": (lambda **kw: v2.DNNRegressor([4], deep, optimizer="Adam", **kw), "number"),
+        "linear_estimator": (lambda **kw: v2.LinearEstimator(v2.RegressionHead(), wide, **kw), "number"),
+        "dnn_estimator": (lambda **kw: v2.DNNEstimator(v2.BinaryClassHead("w"), [4], deep, **kw), "two"),
+        "combined_estimator": (
+            lambda **kw: v2.DNNLinearCombinedEstimator(
+                v2.MultiClassHead(3), linear_feature_columns=wide, dnn_feature_columns=deep, dnn_hidden_units=[4], **kw
+            ),
+            "three",
+        ),
+        "v1_baseline": (lambda **kw: v1.BaselineClassifier(n_classes=3, **kw), "three"),
         "v1_linear": (lambda **kw: v1.LinearClassifier(wide, optimizer="Adam", **kw), "two"),
         "v1_dnn": (lambda **kw: v1.DNNClassifier([4, 3], deep, n_classes=3, **kw), "three"),
     }  # fmt: skip

@@ -355,6 +355,7 @@ def test_a_plain_saver_reads_the_checkpoint_of_mirrored(style: str, tmp_path: Pa
 
 @pytest.mark.parametrize("strategy", ["default", "mirrored"])
 def test_fifty_evaluations_and_predictions_trace_nothing_and_leak_nothing(strategy: str, tmp_path: Path) -> None:
+    """tf.estimator built each anew and lost up to 500 MB by it (tensorflow issues 13895, 31021, 32052)."""
     trainer = Estimator(native, tmp_path, config(strategy)).train(train_input(8), steps=3)
 
     def both() -> None:

@@ -54,7 +54,7 @@ def start(model_dir: Path, reference: dict[str, Any]) -> None:
     def value(name: str, shape: list[int], dtype: str) -> np.ndarray:
         if name in reference["start"]:
             return np.asarray(reference["start"][name], dtype)
-        full = 0.1 if name.endswith(("accumulator", "Adagrad")) else float(name.endswith("moving_variance"))
+        full = 0.1 if name.endswith(("accumulator", "Adagrad", "Ftrl")) else float(name.endswith("moving_variance"))
         return premade_cases.first_value(name, np.full(shape, full, dtype))
 
     variables = reference["variables"]
@@ -147,6 +147,21 @@ def test_a_baseline_comes_to_the_mean_of_the_labels(tmp_path: Path) -> None:
     estimator.train(premade_cases.input_fn("number", batch_size=24), steps=60)
     mean = float(premade_cases.data()["number"].mean())
     assert estimator.get_variable_value("baseline/bias") == pytest.approx([mean], rel=1e-5)
+
+
+def test_baselines_of_classes_and_of_a_head_come_to_the_frequencies_of_the_labels(tmp_path: Path) -> None:
+    labels = premade_cases.data()["three"]
+    expected = np.bincount(labels, minlength=3) / labels.size
+    make = {
+        "classifier": lambda **kw: V2.BaselineClassifier(n_classes=3, **kw),
+        "estimator": lambda **kw: V2.BaselineEstimator(V2.MultiClassHead(3), **kw),
+    }
+    for name, of in make.items():
+        optimizer = keras.optimizers.SGD(1.0)
+        estimator = of(model_dir=str(tmp_path / name), optimizer=optimizer, config=RunConfig(tensorboard=False))
+        estimator.train(premade_cases.input_fn("three", batch_size=24), steps=150)
+        prediction = next(estimator.predict(premade_cases.input_fn("three", repeat=1)))
+        np.testing.assert_allclose(prediction["probabilities"], expected, atol=1e-3)
 
 
 @pytest.fixture(scope="module")
