@@ -72,9 +72,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # 6
     ("training",),
     # The classic API: a package that the core never imports. `task` loads it by name.
-    ("classic.classic_bridge", "classic.names", "classic.installed", "classic.source"),
+    ("classic.classic_bridge", "classic.names", "classic.installed", "classic.source", "classic.keys"),
+    ("classic.module_paths",),
     ("classic.keras_models_bridge",),
     ("classic.install", "classic.differences"),
+    ("classic.tensorflow1",),
     ("classic",),  # its __init__
     (
         "classic.semantics",
@@ -117,7 +119,8 @@ WITHOUT_TENSORFLOW = (
     "cluster_info", "heartbeat", "loopback", "restarts", "tasks", "peers", "peer_run", "spares", "standby", "ending",
     "legacy_keras", "api_names", "mlflow_tracker", "strategy_checks", "config_nodes", "warm_start_checks",
     "classic", "classic.names", "classic.install", "classic.classic_bridge", "classic.installed",
-    "classic.differences", "classic.source", "classic.check", "classic.__main__",
+    "classic.differences", "classic.source", "classic.tensorflow1", "classic.check",
+    "classic.keys", "classic.module_paths", "classic.__main__",
 )  # fmt: skip
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 FILES = {

@@ -55,14 +55,24 @@ def test_names_are_followed_from_their_import(source: str) -> None:
     assert "cannot" not in verdicts(source).values()
 
 
-def test_what_tensorflow_1_had_is_told_from_what_nobody_has() -> None:
+def test_a_file_of_tensorflow_1_is_judged_as_such() -> None:
     source = "import tensorflow as tf\ntf.layers.dense(x, 2)\ntf.contrib.slim.fully_connected(x, 2)\ntf.nn.relux(x)"
-    assert [one.line for one in found(source)] == [2, 3, 4]
+    assert [(one.line, one.verdict) for one in found(source)] == [
+        (2, "differs"), (2, "works"), (3, "cannot"), (4, "cannot"),
+    ]  # fmt: skip
+    assert text_of(source, "tf.layers.dense").startswith("TensorFlow 1: `python -m runner.classic` gives this file")
+    assert verdicts(source)["tf.compat.v1.layers.dense"] == "works"
+    assert text_of(source, "tf.compat.v1.contrib.slim.fully_connected").endswith("the package tf_slim has it")
+    assert text_of(source, "tf.compat.v1.nn.relux") == "TensorFlow 2.21 has no such name"
+
+
+def test_what_tensorflow_1_had_is_told_from_what_nobody_has() -> None:
+    source = "import tensorflow as tf\ntf.layers.dense(x, 2)\ntf.optimizers.Adam()\ntf.nn.relux(x)"
+    assert [one.line for one in found(source) if one.verdict == "cannot"] == [2, 4]
     assert text_of(source, "tf.layers.dense") == (
         "TensorFlow 2.21 has no such name: TensorFlow 1's is tf.compat.v1.layers.dense; "
         "`import tensorflow.compat.v1 as tf` brings all of them"
     )
-    assert text_of(source, "tf.contrib.slim.fully_connected").endswith("the package tf_slim has it")
     assert text_of(source, "tf.nn.relux") == "TensorFlow 2.21 has no such name"
 
 
@@ -71,6 +81,19 @@ def test_weights_of_losses_differ_only_on_several_replicas() -> None:
     name = "tf.compat.v1.losses.log_loss(weights=)"
     assert verdicts(source) == {name: "differs", "tf.compat.v1.losses.huber_loss": "works"}
     assert text_of(source, name).startswith("only on several replicas: a mean by weights is that of the global batch")
+
+
+def test_modules_of_tf_estimator_that_were_not_public_are_known() -> None:
+    source = """
+        from tensorflow.python.estimator.model_fn import ModeKeys
+        from tensorflow_estimator.python.estimator import estimator as lib
+        from tensorflow_estimator.python.estimator import gc
+        lib.Estimator(model_fn)
+        lib.maybe_overwrite_model_dir
+    """
+    assert [(one.line, one.verdict) for one in found(source)] == [
+        (2, "differs"), (3, "differs"), (4, "cannot"), (5, "differs"), (6, "cannot"),
+    ]  # fmt: skip
 
 
 def test_what_a_class_has_is_not_looked_at() -> None:
@@ -130,9 +153,10 @@ def input_fn():
 def test_what_is_made_outside_of_functions_and_graphs_is_eager() -> None:
     lines = [(one.line, one.verdict) for one in found(OUTSIDE) if one.verdict != "works"]
     assert lines == [
-        (3, "cannot"), (6, "cannot"), (7, "cannot"), (9, "differs"), (10, "differs"), (15, "cannot"), (19, "cannot")
+        (3, "differs"), (6, "cannot"), (7, "cannot"), (9, "differs"), (10, "differs"), (11, "differs"), (15, "cannot"),
+        (19, "cannot"),
     ]  # fmt: skip
-    assert text_of(OUTSIDE, "tf.compat.v1.placeholder").endswith("or under `with tf.Graph().as_default():`")
+    assert text_of(OUTSIDE, "tf.compat.v1.gradients").endswith("or under `with tf.Graph().as_default():`")
 
 
 def test_a_session_of_a_hook_feeds_what_model_fn_made() -> None:
@@ -315,7 +339,6 @@ def test_what_a_rule_is_about_is_there(rule: Any) -> None:
 
 
 EAGER: dict[str, Callable[[Any], Any]] = {
-    "placeholder": lambda v1: v1.placeholder("float32"),
     "sparse_placeholder": lambda v1: v1.sparse_placeholder("float32"),
     "gradients": lambda v1: v1.gradients(v1.ones([]), v1.ones([])),
     "hessians": lambda v1: v1.hessians(v1.ones([]), v1.ones([])),
@@ -334,7 +357,7 @@ EAGER: dict[str, Callable[[Any], Any]] = {
 
 def test_what_cannot_be_made_outside_of_graphs_raises_there() -> None:
     named = {name for rule in RULES if rule.only_in == SCRIPT for name in rule.names}
-    assert named == {*EAGER, "InteractiveSession"}
+    assert named == {*EAGER, "InteractiveSession", "placeholder"}
     for name, call in EAGER.items():
         with pytest.raises(RuntimeError):
             raise AssertionError(f"{name} gives {call(tensorflow().compat.v1)}")

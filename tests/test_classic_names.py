@@ -186,3 +186,46 @@ def test_example_of_the_distribution_strategy_guide_runs_as_a_script(tmp_path: P
     assert keras.startswith("tf_keras.src.layers") and keras.endswith("tf.keras.estimator")
     for line in ("loss = ", "step = 1", "Saving checkpoints for 50 into", "Loss for final step: ", "Saving dict for"):
         assert line in ran.stderr
+
+
+def test_modules_that_were_not_public_give_what_was_public_elsewhere() -> None:
+    from tensorflow.python.estimator.canned.head import _Head
+    from tensorflow.python.estimator.model_fn import ModeKeys
+    from tensorflow_estimator.python.estimator import estimator, estimator_lib, run_config
+    from tensorflow_estimator.python.estimator.canned import metric_keys, optimizers, prediction_keys
+    from tensorflow_estimator.python.estimator.head import binary_class_head
+    from tensorflow_estimator.python.estimator.inputs.numpy_io import numpy_input_fn
+    from tensorflow_estimator.python.estimator.tpu import tpu_config
+
+    assert ModeKeys is tf.estimator.ModeKeys and type("Own", (_Head,), {})()
+    assert estimator.Estimator is estimator.EstimatorV2 is estimator_lib.Estimator is tf.estimator.Estimator
+    assert binary_class_head.BinaryClassHead is tf.estimator.BinaryClassHead
+    assert numpy_input_fn is v1.estimator.inputs.numpy_input_fn
+    assert run_config.RunConfig is tf.estimator.RunConfig
+    assert tpu_config.RunConfig is v1.estimator.tpu.RunConfig
+    assert estimator_lib.LinearClassifier is v1.estimator.LinearClassifier
+    assert estimator_lib.LinearClassifierV2 is tf.estimator.LinearClassifier
+    assert isinstance(optimizers.get_optimizer_instance("Adam", learning_rate=0.1), v1.train.AdamOptimizer)
+    assert metric_keys.MetricKeys.AUC_PR == "auc_precision_recall"
+    assert prediction_keys.PredictionKeys.CLASS_IDS == "class_ids"
+
+
+def test_what_such_a_module_had_of_its_own_is_gone() -> None:
+    from tensorflow_estimator.python.estimator import estimator
+
+    with pytest.raises(AttributeError, match=r"there is no tensorflow_estimator.*estimator\.maybe_overwrite_model_dir"):
+        estimator.maybe_overwrite_model_dir_and_session_config  # noqa: B018
+    with pytest.raises(ModuleNotFoundError):
+        import tensorflow_estimator.python.estimator.gc  # noqa: F401
+
+
+def test_names_are_there_where_somebody_asked_before_where_tensorflow_is() -> None:
+    source = """
+import importlib.util
+import runner.classic
+assert importlib.util.find_spec("tensorflow") is not None
+import tensorflow as tf
+tf.estimator.RunConfig, tf.compat.v1.estimator.inputs
+"""
+    ran = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr

@@ -17,7 +17,7 @@ from runner.classic.differences import RUN_CONFIG
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "migrating.md").read_text()
-SCRIPT, *SNIPPETS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+SCRIPT, OLD_SCRIPT, *SNIPPETS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 SHOWN = re.findall(r"^```\n(python -m runner\.classic[^`]*)```\n\n```text\n(.*?)```$", TEXT, re.DOTALL | re.MULTILINE)
 
 
@@ -37,6 +37,7 @@ def quoted(cell: str) -> list[str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("migrating")
     (path / "train.py").write_text(SCRIPT)
+    (path / "old.py").write_text(OLD_SCRIPT)
     return path
 
 
@@ -49,12 +50,12 @@ def printed(command: str, folder: Path) -> str:
 
 
 def test_the_script_is_checked_as_shown(folder: Path) -> None:
-    (command, shown), _ = SHOWN
+    (command, shown), *_ = SHOWN
     assert printed(command, folder) == shown
 
 
 def test_the_script_runs_as_it_stands_and_the_snippets_after_it(folder: Path, monkeypatch: Any) -> None:
-    _, (command, shown) = SHOWN
+    _, (command, shown), _ = SHOWN
     assert printed(command, folder).endswith(shown)
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
@@ -62,6 +63,11 @@ def test_the_script_runs_as_it_stands_and_the_snippets_after_it(folder: Path, mo
     for snippet in SNIPPETS:
         exec(compile(snippet, "docs/migrating.md", "exec"), space)
     monkeypatch.delitem(sys.modules, "train")
+
+
+def test_a_script_of_tensorflow_1_runs_as_it_stands(folder: Path) -> None:
+    *_, (command, shown) = SHOWN
+    assert printed(command, folder) == shown
 
 
 def test_the_table_of_run_config_names_every_argument() -> None:

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from runner.api_names import V1
-from runner.classic import names
+from runner.classic import module_paths, names
 from runner.classic.differences import CANNOT, DIFFERS, RULES, RUN_CONFIG, instead_of
 from runner.classic.installed import Installed
 from runner.classic.source import Use, uses
+from runner.classic.tensorflow1 import Version1, signs
 
 WORKS = "works"
 VERSION = "2.21"
@@ -45,7 +46,13 @@ def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
     Raises: SyntaxError: it is no Python 3.
     """
     found: dict[tuple[int, str, str], Finding] = {}
-    for use in uses(ast.parse(text, file)):
+    tree = ast.parse(text, file)
+    sign = signs(tree, installed)
+    if sign.are_of_1 and sign.of_1 is not None:
+        use = sign.of_1
+        found[0, "", ""] = Finding(file, use.line, use.column, DIFFERS, use.said, _OF_1)
+        tree = Version1().visit(tree)
+    for use in uses(tree):
         for verdict, said, name in _judged(use, installed):
             found.setdefault((use.line, name, said), Finding(file, use.line, use.column, verdict, name, said))
     return list(found.values())
@@ -58,7 +65,9 @@ def _judged(use: Use, installed: Installed) -> Iterable[tuple[str, str, str]]:
         yield CANNOT, gone, use.said
         return
     said = use.is_private
-    if use.is_private:
+    if module_paths.leads_to(use.name):
+        yield DIFFERS, "it was private: the runner has what of this module is public under tf.estimator", use.said
+    elif use.is_private:
         yield DIFFERS, f"it is private: TensorFlow {VERSION} has it, and may move it in any release", use.said
     for rule in RULES:
         skipped = rule.only_in not in ("", use.place) or _gives(use, rule.without, rule.num_arguments)
@@ -84,6 +93,10 @@ _WEIGHTED_LOSS = (
     "only on several replicas: a mean by weights is that of the global batch, as on one device; in tf.estimator each "
     "replica divided by its own weights"
 )
+_OF_1 = (
+    "TensorFlow 1: `python -m runner.classic` gives this file tensorflow.compat.v1 for tensorflow; started otherwise "
+    "it has to say `import tensorflow.compat.v1 as tf`"
+)
 _OWN_HOOK = (
     "a hook of your own sees every step, since it may fetch anything and stop at any: loops of one step, which is "
     "slower; a runner.Hook with an Every(steps=) sees a loop"
@@ -99,6 +112,8 @@ def _gone(use: Use, installed: Installed) -> str | None:
     """Why there is no such name; None where there is."""
     name = use.name
     top, _, rest = name.partition(".")
+    if module_paths.leads_to(name):
+        return None
     if top == "tensorflow_estimator":
         return "the package is not part of TensorFlow any more: its public names are tf.estimator.*"
     if top != "tensorflow" or not rest:

@@ -53,7 +53,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         CANNOT,
         (
-            *("placeholder", "sparse_placeholder", "gradients", "hessians", "compat.v1.metrics.*"),
+            *("sparse_placeholder", "gradients", "hessians", "compat.v1.metrics.*"),
             *("summary.merge", "summary.merge_all", "summary.FileWriter"),
             *("train.import_meta_graph", "train.export_meta_graph", "data.make_initializable_iterator"),
         ),
@@ -120,6 +120,14 @@ RULES: tuple[Rule, ...] = (
         ),
         "it has no effect outside of model_fn, and says so: a model_fn is traced as a TensorFlow 1 graph anyway, and "
         "everything else is eager; what needs a graph there, write it under `with tf.Graph().as_default():`",
+    ),
+    Rule(
+        DIFFERS,
+        ("placeholder",),
+        "outside of model_fn everything is eager: after disable_v2_behavior() and in files of TensorFlow 1 it says what "
+        "requests look like, for build_raw_serving_input_receiver_fn, else it raises RuntimeError; what is to be fed, "
+        "make it under `with tf.Graph().as_default():`",
+        only_in=SCRIPT,
     ),
     Rule(
         DIFFERS,
@@ -260,7 +268,7 @@ REMOVED: tuple[tuple[str, str], ...] = (
     ("contrib.cluster_resolver", "use tf.distribute.cluster_resolver.TPUClusterResolver and the like"),
     ("contrib.estimator", "tf.estimator has most of it: add_metrics, the heads, the early stopping hooks"),
     ("contrib.learn", "use tf.estimator: Estimator, TrainSpec, EvalSpec, train_and_evaluate"),
-    ("contrib.layers", "use tf.compat.v1.layers, tf.compat.v1.nn, tf.feature_column"),
+    ("contrib.layers", "the package tf_slim has it: tf_slim.layers; or use tf.compat.v1.layers, tf.feature_column"),
     ("contrib.slim", "the package tf_slim has it"),
     ("contrib.lookup", "use tf.lookup.StaticVocabularyTable"),
     ("contrib.metrics", "use tf.compat.v1.metrics, or Keras metrics"),
@@ -278,6 +286,7 @@ REMOVED: tuple[tuple[str, str], ...] = (
     ("contrib.crf", "the package tensorflow_addons had it; take its source into your own"),
     ("contrib", "TensorFlow 2 has no contrib"),
     ("data.experimental.CheckpointInputPipelineHook", "remove it: every checkpoint holds the position in the input"),
+    ("examples.tutorials.mnist", "tf.keras.datasets.mnist.load_data() gives the data"),
     ("train.SummaryWriter", "use tf.compat.v1.summary.FileWriter"),
 )
 """Beginning of a name that TensorFlow has no more -> what to use instead; the first that fits."""

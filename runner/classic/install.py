@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from runner import legacy_keras
-from runner.classic import classic_bridge, names
+from runner.classic import classic_bridge, module_paths, names
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +54,8 @@ def install() -> None:
             put(sys.modules[name])
         else:
             later[name] = put
+    if not any(isinstance(finder, module_paths.ModulePaths) for finder in sys.meta_path):
+        sys.meta_path.insert(0, module_paths.ModulePaths())
     if later and not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AfterImport(later))
 
@@ -206,7 +208,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     """Has the names put on modules by whoever imports them.
 
     Args:
-      puts: name of a module -> what to call with it, once.
+      puts: name of a module -> what to call with it when it has been imported.
     """
 
     def __init__(self, puts: Mapping[str, Callable[[Any], None]]) -> None:
@@ -215,7 +217,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        put = self._puts.pop(fullname, None)
+        put = self._puts.get(fullname)  # asking where a module is does not import it
         if put is None:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
