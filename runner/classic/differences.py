@@ -124,9 +124,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         DIFFERS,
         ("placeholder",),
-        "outside of model_fn everything is eager: after disable_v2_behavior() and in files of TensorFlow 1 it says what "
-        "requests look like, for build_raw_serving_input_receiver_fn, else it raises RuntimeError; what is to be fed, "
-        "make it under `with tf.Graph().as_default():`",
+        "outside of model_fn everything is eager: after disable_v2_behavior() and in files of TensorFlow 1 it says "
+        "what requests look like, for build_raw_serving_input_receiver_fn, else it raises RuntimeError; what is to be "
+        "fed, make it under `with tf.Graph().as_default():`",
         only_in=SCRIPT,
     ),
     Rule(
