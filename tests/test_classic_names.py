@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -188,35 +190,43 @@ def test_example_of_the_distribution_strategy_guide_runs_as_a_script(tmp_path: P
         assert line in ran.stderr
 
 
-def test_modules_that_were_not_public_give_what_was_public_elsewhere() -> None:
-    from tensorflow.python.estimator.canned.head import _Head
-    from tensorflow.python.estimator.model_fn import ModeKeys
-    from tensorflow_estimator.python.estimator import estimator, estimator_lib, run_config
-    from tensorflow_estimator.python.estimator.canned import metric_keys, optimizers, prediction_keys
-    from tensorflow_estimator.python.estimator.head import binary_class_head
-    from tensorflow_estimator.python.estimator.inputs.numpy_io import numpy_input_fn
-    from tensorflow_estimator.python.estimator.tpu import tpu_config
+def found_at(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
 
-    assert ModeKeys is tf.estimator.ModeKeys and type("Own", (_Head,), {})()
-    assert estimator.Estimator is estimator.EstimatorV2 is estimator_lib.Estimator is tf.estimator.Estimator
-    assert binary_class_head.BinaryClassHead is tf.estimator.BinaryClassHead
-    assert numpy_input_fn is v1.estimator.inputs.numpy_input_fn
-    assert run_config.RunConfig is tf.estimator.RunConfig
-    assert tpu_config.RunConfig is v1.estimator.tpu.RunConfig
-    assert estimator_lib.LinearClassifier is v1.estimator.LinearClassifier
-    assert estimator_lib.LinearClassifierV2 is tf.estimator.LinearClassifier
-    assert isinstance(optimizers.get_optimizer_instance("Adam", learning_rate=0.1), v1.train.AdamOptimizer)
-    assert metric_keys.MetricKeys.AUC_PR == "auc_precision_recall"
-    assert prediction_keys.PredictionKeys.CLASS_IDS == "class_ids"
+
+@pytest.mark.parametrize(("name", "public"), [
+    ("tensorflow.python.estimator.model_fn.ModeKeys", "estimator.ModeKeys"),
+    ("tensorflow_estimator.python.estimator.estimator.Estimator", "estimator.Estimator"),
+    ("tensorflow_estimator.python.estimator.estimator.EstimatorV2", "estimator.Estimator"),
+    ("tensorflow_estimator.python.estimator.estimator_lib.LinearClassifier", "compat.v1.estimator.LinearClassifier"),
+    ("tensorflow_estimator.python.estimator.estimator_lib.LinearClassifierV2", "estimator.LinearClassifier"),
+    ("tensorflow_estimator.python.estimator.head.binary_class_head.BinaryClassHead", "estimator.BinaryClassHead"),
+    ("tensorflow.python.estimator.inputs.numpy_io.numpy_input_fn", "compat.v1.estimator.inputs.numpy_input_fn"),
+    ("tensorflow_estimator.python.estimator.run_config.RunConfig", "estimator.RunConfig"),
+    ("tensorflow_estimator.python.estimator.tpu.tpu_config.RunConfig", "compat.v1.estimator.tpu.RunConfig"),
+])  # fmt: skip
+def test_modules_that_were_not_public_give_what_was_public_elsewhere(name: str, public: str) -> None:
+    found: Any = tf
+    for part in public.split("."):
+        found = getattr(found, part)
+    assert found_at(name) is found
+
+
+def test_keys_optimizers_and_the_base_of_heads_are_where_they_were() -> None:
+    canned = "tensorflow.python.estimator.canned"
+    assert found_at(f"{canned}.metric_keys.MetricKeys").AUC_PR == "auc_precision_recall"
+    assert found_at(f"{canned}.prediction_keys.PredictionKeys").CLASS_IDS == "class_ids"
+    optimizer = found_at(f"{canned}.optimizers.get_optimizer_instance")("Adam", learning_rate=0.1)
+    assert isinstance(optimizer, v1.train.AdamOptimizer)
+    assert type("Own", (found_at(f"{canned}.head._Head"),), {})()
 
 
 def test_what_such_a_module_had_of_its_own_is_gone() -> None:
-    from tensorflow_estimator.python.estimator import estimator
-
     with pytest.raises(AttributeError, match=r"there is no tensorflow_estimator.*estimator\.maybe_overwrite_model_dir"):
-        estimator.maybe_overwrite_model_dir_and_session_config  # noqa: B018
-    with pytest.raises(ModuleNotFoundError):
-        import tensorflow_estimator.python.estimator.gc  # noqa: F401
+        found_at("tensorflow_estimator.python.estimator.estimator.maybe_overwrite_model_dir_and_session_config")
+    with pytest.raises(ModuleNotFoundError, match=r"tensorflow_estimator\.python\.estimator\.gc"):
+        found_at("tensorflow_estimator.python.estimator.gc.negation")
 
 
 def test_names_are_there_where_somebody_asked_before_where_tensorflow_is() -> None:

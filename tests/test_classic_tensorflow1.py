@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runner.classic.installed import Installed
-from runner.classic.tensorflow1 import Signs, Version1, signs
+from runner.classic.tensorflow1 import Signs, as_version_1, signs
 
 INSTALLED = Installed()
 
@@ -68,7 +68,9 @@ def test_values_of_dimensions_are_seen() -> None:
     ("from . import tensorflow", "from . import tensorflow"),
 ])  # fmt: skip
 def test_imports_mean_tensorflow_1(written: str, meant: str) -> None:
-    assert ast.unparse(Version1().visit(ast.parse(written))) == meant
+    tree = ast.parse(f"if True:\n  {written}")
+    as_version_1(tree)
+    assert ast.unparse(tree) == "if True:\n" + textwrap.indent(meant, "    ")
 
 
 TASK = """
@@ -79,7 +81,7 @@ import trainer.modern
 
 def model_fn(features, labels, mode, params):
   net = tf.layers.dense(features, 4, kernel_initializer=tf.zeros_initializer())
-  logits = tf.reshape(tf.layers.dense(net, net.shape[-1].value)[:, :1], [-1])
+  logits = tf.reshape(tf.layers.dense(net, net.shape[-1].value, kernel_initializer=tf.zeros_initializer())[:, 0], [-1])
   loss = tf.losses.mean_squared_error(labels, logits)
   train_op = tf.train.GradientDescentOptimizer(0.5).minimize(loss, tf.train.get_global_step())
   return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)

@@ -17,7 +17,7 @@ from runner.classic import module_paths, names
 from runner.classic.differences import CANNOT, DIFFERS, RULES, RUN_CONFIG, instead_of
 from runner.classic.installed import Installed
 from runner.classic.source import Use, uses
-from runner.classic.tensorflow1 import Version1, signs
+from runner.classic.tensorflow1 import as_version_1, signs
 
 WORKS = "works"
 VERSION = "2.21"
@@ -51,7 +51,7 @@ def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
     if sign.are_of_1 and sign.of_1 is not None:
         use = sign.of_1
         found[0, "", ""] = Finding(file, use.line, use.column, DIFFERS, use.said, _OF_1)
-        tree = Version1().visit(tree)
+        as_version_1(tree)
     for use in uses(tree):
         for verdict, said, name in _judged(use, installed):
             found.setdefault((use.line, name, said), Finding(file, use.line, use.column, verdict, name, said))
@@ -64,8 +64,9 @@ def _judged(use: Use, installed: Installed) -> Iterable[tuple[str, str, str]]:
     if gone is not None:
         yield CANNOT, gone, use.said
         return
-    said = use.is_private
-    if module_paths.leads_to(use.name):
+    was_private = module_paths.leads_to(use.name)
+    said = use.is_private or was_private
+    if was_private:
         yield DIFFERS, "it was private: the runner has what of this module is public under tf.estimator", use.said
     elif use.is_private:
         yield DIFFERS, f"it is private: TensorFlow {VERSION} has it, and may move it in any release", use.said

@@ -273,7 +273,7 @@ REMOVED: tuple[tuple[str, str], ...] = (
         for name in ("stop_if_no_increase", "stop_if_no_decrease", "stop_if_higher", "stop_if_lower")
     ),
     ("contrib.estimator", "tf.estimator has most of it: add_metrics, the heads; replicas are what a strategy is for"),
-    ("contrib.feature_column", "use tf.feature_column.sequence_numeric_column and the like, tf.keras.experimental"),
+    ("contrib.feature_column", "use tf.feature_column.sequence_numeric_column and the like"),
     ("contrib.learn.datasets", "use tf.keras.datasets"),
     ("contrib.learn", "use tf.estimator: Estimator, TrainSpec, EvalSpec, train_and_evaluate"),
     ("contrib.layers.variance_scaling_initializer", "use tf.compat.v1.variance_scaling_initializer(2.0)"),

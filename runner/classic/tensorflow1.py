@@ -16,7 +16,7 @@ import logging
 import os
 import sysconfig
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from typing import Any
 
@@ -77,11 +77,15 @@ def signs(tree: ast.AST, installed: Installed) -> Signs:
 
 def _asks_for_version(tree: ast.AST) -> bool:
     """Whether a `__version__` is more than printed."""
-    if isinstance(tree, ast.Call) and ast.unparse(tree.func).rpartition(".")[2] in _SAYING:
-        return False
-    if isinstance(tree, ast.Attribute) and tree.attr in ("__version__", "VERSION"):
-        return True
-    return any(_asks_for_version(child) for child in ast.iter_child_nodes(tree))
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Attribute) and node.attr in ("__version__", "VERSION"):
+            return True
+        function = node.func if isinstance(node, ast.Call) else None
+        if getattr(function, "attr", getattr(function, "id", "")) not in _SAYING:
+            waiting += ast.iter_child_nodes(node)
+    return False
 
 
 def _has_dimensions(tree: ast.AST) -> bool:
@@ -101,31 +105,43 @@ def _has(installed: Installed, name: str) -> bool:
     return installed.has(name) or name.startswith(f"{V1}.contrib.")
 
 
-class Version1(ast.NodeTransformer):
+def as_version_1(tree: ast.AST) -> None:
     """Has the imports of a tree mean TensorFlow 1."""
+    for node in ast.walk(tree):
+        for field in ("body", "orelse", "finalbody"):
+            statements = getattr(node, field, ())
+            if isinstance(statements, list):
+                statements[:] = [one for statement in statements for one in _meaning_1(statement)]
+    ast.fix_missing_locations(tree)
 
-    def visit_Import(self, node: ast.Import) -> Any:
-        node.names = [self._renamed(alias) for alias in node.names]
-        return node
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> Any:
-        module = node.module or ""
-        if node.level or module.partition(".")[0] != "tensorflow":
-            return node
-        if module != "tensorflow":
-            node.module = _of_1(module)
-            return node
-        kept = [alias for alias in node.names if alias.name in _AS_THEY_ARE]
-        moved = [alias for alias in node.names if alias.name not in _AS_THEY_ARE]
-        made = [(V1, moved), (module, kept)]
-        return [ast.copy_location(ast.ImportFrom(name, names, 0), node) for name, names in made if names]
+def _meaning_1(statement: ast.stmt) -> Iterator[ast.stmt]:
+    if isinstance(statement, ast.Import):
+        statement.names = [_renamed(alias) for alias in statement.names]
+        yield statement
+    elif not isinstance(statement, ast.ImportFrom) or statement.level or not _is_of_tensorflow(statement.module or ""):
+        yield statement
+    elif statement.module == "tensorflow":
+        kept = [alias for alias in statement.names if alias.name in _AS_THEY_ARE]
+        moved = [alias for alias in statement.names if alias.name not in _AS_THEY_ARE]
+        for module, aliases in ((V1, moved), ("tensorflow", kept)):
+            if aliases:
+                yield ast.copy_location(ast.ImportFrom(module, aliases, 0), statement)
+    else:
+        statement.module = _of_1(statement.module or "")
+        yield statement
 
-    def _renamed(self, alias: ast.alias) -> ast.alias:
-        if alias.name == "tensorflow":
-            return ast.copy_location(ast.alias(V1, alias.asname or "tensorflow"), alias)
-        if alias.asname and alias.name.startswith("tensorflow."):
-            return ast.copy_location(ast.alias(_of_1(alias.name), alias.asname), alias)
-        return alias
+
+def _renamed(alias: ast.alias) -> ast.alias:
+    if alias.name == "tensorflow":
+        return ast.copy_location(ast.alias(V1, alias.asname or "tensorflow"), alias)
+    if alias.asname and _is_of_tensorflow(alias.name):
+        return ast.copy_location(ast.alias(_of_1(alias.name), alias.asname), alias)
+    return alias
+
+
+def _is_of_tensorflow(module: str) -> bool:
+    return module.partition(".")[0] == "tensorflow"
 
 
 def _of_1(module: str) -> str:
@@ -175,7 +191,7 @@ class Sources(importlib.abc.MetaPathFinder):
             if is_1 or found.has_dimensions:
                 install.called.update(install.SHAPES)
             if is_1:
-                tree = ast.fix_missing_locations(Version1().visit(tree))
+                as_version_1(tree)
         return compile(tree, path, "exec", dont_inherit=True)
 
 
