@@ -214,6 +214,7 @@ def _do_command(
 
         if config.model.classic is True:  # before the user's modules
             importlib.import_module("runner.classic")
+            importlib.import_module("runner.classic.tensorflow1").watch_imports()
     result = commands.run(config, commands.Surroundings(journal, progress, stop, stop.install, started, cluster))
     journal.event("result", **result)
     return result

@@ -262,7 +262,7 @@ def test_it_prints_as_compilers_do_and_imports_no_tensorflow(tmp_path: Path) -> 
     whole = command("--json", ".", cwd=tmp_path)
     assert whole.returncode == 1
     assert [(one["file"], one["line"], one["verdict"]) for one in json.loads(whole.stdout)] == [
-        ("bad.py", 2, "cannot"), ("bad.py", 3, "works"), *[("good.py", 2, "works")] * 3,
+        ("bad.py", 2, "differs"), ("bad.py", 2, "cannot"), ("bad.py", 3, "works"), *[("good.py", 2, "works")] * 3,
     ]  # fmt: skip
 
 

@@ -121,10 +121,13 @@ def model_fn(features, labels, mode, params, config):
     train_op = tf.train.AdamOptimizer(0.1).minimize(loss, tf.train.get_global_step())
     print("KERAS", tf.keras.__name__)
     return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+"""
+OLDER = """
+import tensorflow as tf
 
 
 def input_fn(params):
-    x = tf.random.stateless_uniform([32, 2], [1, 2])
+    x = tf.to_float(tf.random.stateless_uniform([32, 2], [1, 2], dtype=tf.float64))
     dataset = tf.data.Dataset.from_tensor_slices(({"x": x}, x[:, :1] * 2)).repeat().batch(8)
     return dataset.make_one_shot_iterator().get_next()
 """
@@ -132,9 +135,10 @@ def input_fn(params):
 
 def test_a_model_of_tf1_runs_unmodified_from_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "old.py").write_text(CLASSIC)
+    (tmp_path / "older.py").write_text(OLDER)
     command = [
         sys.executable, "-m", "runner", "model=custom", "model.fn=old", "+model.params.width=4", "input=custom",
-        "input.train.fn=old", "input.eval=null", "train.max_steps=4", "tracking=none", "model_dir=run",
+        "input.train.fn=older", "input.eval=null", "train.max_steps=4", "tracking=none", "model_dir=run",
         "strategy=mirrored", "strategy.virtual_devices=2",
     ]  # fmt: skip
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)

@@ -25,11 +25,10 @@ def main() -> int:
         from runner.classic import check
 
         return check.main(sys.argv[2:])
-    from runner.classic import installed, tensorflow1
+    from runner.classic import tensorflow1
 
     is_module = sys.argv[1] == "-m"
-    sources = tensorflow1.Sources(installed.Installed(), sys.argv[2] if is_module else "__main__")
-    sys.meta_path.insert(0, sources)
+    sources = tensorflow1.watch_imports(sys.argv[2] if is_module else "__main__")
     try:
         if is_module:
             sys.argv = sys.argv[2:]

@@ -1,6 +1,7 @@
 """Source files of TensorFlow 1: where they say `import tensorflow as tf`, tf is `tensorflow.compat.v1`.
 
-`python -m runner.classic` starts scripts by it, and imports what they import. A file shows that it is of TensorFlow 1
+`python -m runner.classic` starts scripts by it, and imports what they import; `python -m runner` imports the user's
+functions by it where they use tf.estimator. A file shows that it is of TensorFlow 1
 by a name that TensorFlow 2 does not have (`tf.layers`, `tf.train.AdamOptimizer`, `tf.logging`), as long as it has none
 that only TensorFlow 2 has and does not ask for the version; a file without either is what the script is that was
 started. Installed packages are what they say they are.
@@ -14,6 +15,7 @@ import importlib.abc
 import importlib.machinery
 import logging
 import os
+import sys
 import sysconfig
 import types
 from collections.abc import Iterator, Sequence
@@ -149,6 +151,16 @@ def _of_1(module: str) -> str:
     return module if rest.partition(".")[0] in _AS_THEY_ARE else f"{V1}.{rest}"
 
 
+def watch_imports(main: str = "__main__") -> Sources:
+    """Has modules that are imported from now on compiled as what they are.
+
+    Args: main: see Sources.
+    """
+    sources = Sources(Installed(), main)
+    sys.meta_path.insert(0, sources)
+    return sources
+
+
 class Sources(importlib.abc.MetaPathFinder):
     """Finds modules as Python does, and has those of TensorFlow 1 compiled as such.
 
@@ -157,7 +169,7 @@ class Sources(importlib.abc.MetaPathFinder):
       main: name of the module that is started; files that do not tell are of its version.
     """
 
-    def __init__(self, installed: Installed, main: str = "__main__") -> None:
+    def __init__(self, installed: Installed, main: str) -> None:
         self._installed, self._main, self._is_1 = installed, main, False
 
     def find_spec(
