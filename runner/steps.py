@@ -26,7 +26,7 @@ from runner.step_loop import Loop
 from runner.traces import Replica, trace_step
 from runner.types import StepRequest
 from runner.updates import apply_update, gradients_of, objective, sum_over_replicas
-from runner.v1_bridge import summaries_of_v1
+from runner.v1_bridge import gradients_in_loops, summaries_of_v1
 from runner.variables import VariableStore
 
 v1 = tf.compat.v1
@@ -131,7 +131,7 @@ class TrainProgram:
             with _summaries(summary_writer, replica):
                 return _train_replica(model_call, feed, replica, num_replicas, config)
 
-        with summaries_of_v1(), losses_over_batches():
+        with summaries_of_v1(), losses_over_batches(), gradients_in_loops():
             self.trace = trace_step(store, replica_fn, step_signature(feed), training=True)
         self.spec: EstimatorSpec = self.trace.outputs[0].spec
         if self.trace.outputs[0].advance:

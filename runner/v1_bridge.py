@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.ops import gradients_util
 from tensorflow.python.ops.losses import losses_impl
 from tensorflow.python.summary import summary
 
@@ -194,3 +195,43 @@ def weighted_losses_by(build: Callable[..., Any]) -> Iterator[None]:
     finally:
         for place in places:
             place.compute_weighted_loss = own
+
+
+@contextlib.contextmanager
+def gradients_in_loops() -> Iterator[None]:
+    """Meanwhile `tf.gradients` in the body of a loop or a branch finds what depends on variables outside of it, too.
+
+    In a graph of TF 1 the handle of a variable was a tensor of that graph. Here it is outside of all, and each function
+    has a placeholder of its own for it; TensorFlow looks for that of the innermost, which nothing outside leads to, and
+    gives None: the gradient would silently be zero.
+
+    Private: `gradients_util._GradientsHelper`, which `tf.gradients` and the optimizers of `tf.compat.v1` call; since
+    1.12. When it moves: replace `tf.compat.v1.gradients`, and `compute_gradients` of the optimizers.
+    """
+    name, own = "_GradientsHelper", gradients_util._GradientsHelper
+
+    @functools.wraps(own)
+    def helper(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+        xs = list(xs) if isinstance(xs, list | tuple) else [xs]
+        places = [(place, one) for place, x in enumerate(xs) for one in _in_functions_around(x)]
+        found = own(ys, [*xs, *(one for _, one in places)], *args, **kwargs)
+        for (place, _), more in zip(places, found[len(xs) :], strict=True):
+            found[place] = more if found[place] is None else found[place] if more is None else found[place] + more
+        return found[: len(xs)]
+
+    setattr(gradients_util, name, helper)
+    try:
+        yield
+    finally:
+        setattr(gradients_util, name, own)
+
+
+def _in_functions_around(x: Any) -> list[tf.Tensor]:
+    """What stands for the variable `x` in the functions around the one that is being traced."""
+    handle = getattr(x, "handle", None)
+    graph: Any = getattr(v1.get_default_graph(), "outer_graph", None)
+    found: list[tf.Tensor] = []
+    while isinstance(handle, tf.__internal__.EagerTensor) and hasattr(graph, "captures"):
+        found += [inside for outside, inside in graph.captures if outside is handle]
+        graph = graph.outer_graph
+    return found

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +262,25 @@ def test_v1_optimizers_keep_their_rate_where_it_can_be_scaled(optimizer: Any) ->
         rate = getattr(one, "_lr_t", None)
         rate = getattr(one, "_learning_rate_tensor", None) if rate is None else rate
         assert v1.Session().run(rate) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("num_loops", [1, 2])
+def test_gradients_in_loops_reach_variables_that_are_read_outside(num_loops: int) -> None:
+    variable, other = tf.Variable(2.0), tf.Variable(3.0)
+
+    def in_loops(depth: int, found: Callable[[], tf.Tensor]) -> tf.Tensor:
+        body = found if depth == 1 else lambda: in_loops(depth - 1, found)
+        return tf.while_loop(lambda i, _: i < 1, lambda i, _: (i + 1, body()), [tf.constant(0), tf.zeros([3])])[1]
+
+    def trace() -> tf.Tensor:
+        outside = variable * variable
+        return in_loops(num_loops, lambda: tf.stack([
+            *v1.gradients(outside * other + 5 * variable, [variable, other]), *v1.gradients(6 * variable, variable),
+        ]))  # fmt: skip
+
+    with v1_bridge.gradients_in_loops():
+        graph_function = tf.function(trace, autograph=False)
+        assert graph_function().numpy().tolist() == [17.0, 4.0, 6.0]
 
 
 def test_an_optimizer_of_ones_own_may_keep_it_elsewhere() -> None:

@@ -348,3 +348,23 @@ def evaluated(folder: str, tag: str) -> list[int]:
     events = [event for path in sorted(glob.glob(os.path.join(folder, "events*")))
               for event in tf.train.summary_iterator(path)]  # fmt: skip
     return sorted(event.step for event in events for value in event.summary.value if value.tag == tag)
+
+
+def test_gradients_that_an_optimizer_takes_in_a_loop_are_those_of_2_15(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str) -> Any:
+        w = tf.get_variable("w", [1, 1], initializer=tf.ones_initializer())
+        losses = tf.reshape(tf.square(tf.matmul(features, w) - labels), [4, 2])
+        optimizer = tf.train.GradientDescentOptimizer(0.1)
+
+        def add(number: tf.Tensor, total: tf.Tensor) -> Any:
+            ((gradient, _),) = optimizer.compute_gradients(tf.reduce_mean(losses[number]), [w])
+            return number + 1, total + gradient
+
+        _, total = tf.while_loop(lambda number, _: number < 4, add, [tf.constant(0), tf.zeros([1, 1])])
+        train_op = optimizer.apply_gradients([(total / 4, w)], tf.train.get_global_step())
+        return tf.estimator.EstimatorSpec(mode, loss=tf.reduce_mean(losses), train_op=train_op)
+
+    x = np.array([[1.0], [2.0], [3.0], [4.0]] * 2, np.float32)
+    estimator = Estimator(model_fn, str(tmp_path))
+    estimator.train(lambda: tf.data.Dataset.from_tensors((x, 3 * x)), steps=1)
+    assert estimator.get_variable_value("w").tolist() == [[4.0]]

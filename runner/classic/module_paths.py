@@ -1,6 +1,6 @@
 """Modules that scripts imported tf.estimator from although they were not public.
 
-`from tensorflow.python.estimator.model_fn import ModeKeys`, or the same below `tensorflow_estimator.python`: 2.15 had
+`tensorflow.python.estimator.model_fn.ModeKeys`, or the same below `tensorflow_estimator.python`: 2.15 had
 both. What such a module had that was public under tf.estimator, too, is what it gives here.
 """
 
