@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from runner.api_names import canonical
-from runner.classic import check, names
+from runner.classic import check, install, names
 from runner.classic.check import Finding, check_source
 from runner.classic.differences import REMOVED, RULES, RUN_CONFIG
 from runner.classic.installed import Installed
@@ -354,7 +354,9 @@ EAGER: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def test_what_cannot_be_made_outside_of_graphs_raises_there() -> None:
+def test_what_cannot_be_made_outside_of_graphs_raises_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensorflow()
+    monkeypatch.setattr(install, "called", set())  # by tests before this one
     named = {name for rule in RULES if rule.only_in == SCRIPT for name in rule.names}
     assert named == {*EAGER, "InteractiveSession", "placeholder"}
     for name, call in EAGER.items():
@@ -397,8 +399,6 @@ def test_arguments_of_run_config_without_effect_are_those_that_it_logs() -> None
 
 
 def test_switches_without_effect_are_those_that_are_taken_over() -> None:
-    from runner.classic import install
-
     (rule,) = (rule for rule in RULES if "disable_v2_behavior" in rule.names)
     assert {*rule.names} == {*install._SWITCHES}
 
