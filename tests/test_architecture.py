@@ -88,6 +88,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("classic.columns_bridge", "classic.keras_named", "classic.optimizers_bridge", "classic.summaries"),
     ("classic.head_checks", "classic.layers", "classic.optimizers", "classic.parse_specs", "classic.column_specs"),
+    ("classic.head_metrics",),
     ("classic.heads_base", "classic.logits"),
     ("classic.heads_classes", "classic.heads_labels", "classic.heads_regression", "classic.heads_multi"),
     ("classic.heads", "classic.premade"),

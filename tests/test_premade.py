@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.compat.v1.train import SessionRunHook
 
 from runner import Hook, Input, RunConfig
 from runner.classic import (
@@ -140,6 +141,33 @@ def of_19(params: Any) -> tf.data.Dataset:
     """Two epochs of 19 examples: the last batch of each has one."""
     dataset = premade_cases.input_fn("two", repeat=1, batch_size=1)().unbatch().take(19)
     return dataset.batch(params["batch_size"]).repeat(2)
+
+
+@pytest.mark.parametrize("scope", ["linear/", "dnn/", ""])
+def test_hooks_find_losses_of_v1_by_the_names_that_they_had(scope: str, tmp_path: Path) -> None:
+    """As the wide & deep sample of TensorFlow's models logs them; of four examples the sum is four times the mean."""
+    columns = [fc.numeric_column("x")]
+    make = {
+        "linear/": lambda: premade_v1.LinearRegressor(columns, tmp_path),
+        "dnn/": lambda: premade_v1.DNNRegressor([2], columns, tmp_path),
+        "": lambda: premade_v1.DNNLinearCombinedRegressor(tmp_path, columns, "Ftrl", columns, "Adagrad", [2]),
+    }
+    seen: list[dict[str, float]] = []
+
+    class Fetches(SessionRunHook):
+        def before_run(self, context: Any) -> Any:
+            return v1.train.SessionRunArgs(
+                {"mean": f"{scope}head/truediv:0", "sum": f"{scope}head/weighted_loss/Sum:0"}
+            )
+
+        def after_run(self, context: Any, values: Any) -> None:
+            seen.append(values.results)
+
+    losses = Losses()
+    data = tf.data.Dataset.from_tensors(({"x": [[1.0], [2.0], [3.0], [4.0]]}, [[2.0], [4.0], [6.0], [8.0]]))
+    make[scope]().train(lambda: data, [Fetches(), losses], steps=1)
+    assert seen[0]["sum"] == losses.losses[0] > 0
+    assert seen[0]["mean"] == pytest.approx(losses.losses[0] / 4, rel=1e-6)
 
 
 def test_a_baseline_comes_to_the_mean_of_the_labels(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ import abc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import keras  # before any trace: the runner watches what metrics of Keras write
 import tensorflow as tf
 
 from runner.batch_part import batch_part
 from runner.classic import head_checks as checks
 from runner.classic import summaries
+from runner.classic.head_metrics import add, mean
 from runner.classic.optimizers import minimize, optimizer_of
 from runner.export_outputs import ClassificationOutput, PredictOutput
 from runner.model_fn import EstimatorSpec, ModeKeys
@@ -204,8 +204,7 @@ class HeadOfOne(Head):
 
     def _summarise(self, labels: Any, logits: Any, features: Any) -> None:
         if self.loss_reduction == "weighted_sum":  # which says little: the average, too
-            average = checks.reduced(*self._weighted(labels, logits, features), "weighted_mean")
-            summaries.scalar(self._key("average_loss"), average)
+            summaries.scalar(self._key("average_loss"), self.average_loss(labels, logits, features))
 
     def loss(
         self,
@@ -218,6 +217,10 @@ class HeadOfOne(Head):
         losses, weights = self._weighted(labels, logits, features)
         loss = checks.reduced(losses, weights, self.loss_reduction, batch_part())
         return with_regularization(loss, regularization_losses)
+
+    def average_loss(self, labels: Any, logits: Any, features: Any) -> tf.Tensor:
+        """The weighted mean of the losses of a batch, whatever `loss` makes of them."""
+        return checks.reduced(*self._weighted(labels, logits, features), "weighted_mean")
 
     def loss_weight(self, labels: Any, logits: Any, features: Any) -> Any:
         """Sums are averaged over batches, as in tf.estimator; weighted means by their weights."""
@@ -281,68 +284,6 @@ class HeadOfOne(Head):
         """Name -> what the metric of `_metrics` is updated with, each of the same shape."""
 
 
-class _Baseline(keras.metrics.Mean):
-    """Of labels 0 and 1: the accuracy of always predicting the more frequent one."""
-
-    def result(self) -> Any:
-        frequency = super().result()
-        return tf.maximum(frequency, 1 - frequency)
-
-
-def mean(name: str) -> Any:
-    return keras.metrics.Mean(name=_keras_name(name), dtype="float64")
-
-
-def baseline(name: str) -> Any:
-    return _Baseline(name=_keras_name(name), dtype="float64")
-
-
-def precision(name: str, threshold: float = 0.5) -> Any:
-    return keras.metrics.Precision(name=_keras_name(name), thresholds=threshold, dtype="float64")
-
-
-def recall(name: str, threshold: float = 0.5) -> Any:
-    return keras.metrics.Recall(name=_keras_name(name), thresholds=threshold, dtype="float64")
-
-
-def area(name: str, curve: str = "ROC") -> Any:
-    return keras.metrics.AUC(name=_keras_name(name), curve=curve, dtype="float64")
-
-
-def metrics_at(thresholds: Sequence[float]) -> dict[str, Any]:
-    """Name -> metric, of what is measured at each threshold."""
-    made: dict[str, Any] = {}
-    for threshold in thresholds:
-        made[_at("accuracy", threshold)] = mean(_at("accuracy", threshold))
-        made[_at("precision", threshold)] = precision(_at("precision", threshold), threshold)
-        made[_at("recall", threshold)] = recall(_at("recall", threshold), threshold)
-    return made
-
-
-def measured_at(
-    thresholds: Sequence[float], labels: tf.Tensor, probabilities: tf.Tensor
-) -> dict[str, tuple[tf.Tensor, ...]]:
-    """Name -> what the metrics of `metrics_at` are updated with."""
-    found: dict[str, tuple[tf.Tensor, ...]] = {}
-    for threshold in thresholds:
-        right = tf.equal(tf.cast(labels, tf.float64), tf.cast(probabilities > threshold, tf.float64))
-        found[_at("accuracy", threshold)] = (right,)
-        found[_at("precision", threshold)] = found[_at("recall", threshold)] = (labels, probabilities)
-    return found
-
-
-def _at(metric: str, threshold: float) -> str:
-    return f"{metric}/positive_threshold_{threshold:g}"
-
-
-def add(metric: Any, *values: tf.Tensor, weights: tf.Tensor | None) -> None:
-    """Adds a batch to a metric, each element for itself; in float64, so that no order and no strategy shows."""
-    flat = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in values]
-    if weights is not None:
-        weights = tf.reshape(tf.cast(weights, tf.float64) * tf.ones_like(values[0], tf.float64), [-1])
-    metric.update_state(*flat, sample_weight=weights)
-
-
 def with_regularization(loss: tf.Tensor, regularization_losses: Sequence[tf.Tensor] | None) -> tf.Tensor:
     if regularization_losses is None:
         return loss
@@ -377,10 +318,6 @@ def ids_of_labels(labels: tf.Tensor, label_vocabulary: Sequence[Any], head: str)
     unknown = tf.boolean_mask(labels, ids < 0)
     message = f"labels must be in label_vocabulary={list(label_vocabulary)[:20]}; these are not:"
     return checks.after(tf.debugging.Assert(tf.reduce_all(ids >= 0), [message, unknown], summarize=10), ids)
-
-
-def _keras_name(name: str) -> str:
-    return name.replace("/", "_")
 
 
 def _train_op(

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.classic import head_checks as checks
+from runner.classic import head_metrics as metrics
 from runner.classic import heads_base as base
 from runner.export_outputs import PredictOutput, RegressionOutput
 
@@ -71,17 +72,17 @@ class BinaryClassHead(base.HeadOfOne):
 
     def _metrics(self) -> dict[str, Any]:
         made = {
-            "accuracy": base.mean("accuracy"),
-            "precision": base.precision("precision"),
-            "recall": base.recall("recall"),
-            "prediction/mean": base.mean("prediction/mean"),
-            "label/mean": base.mean("label/mean"),
-            "accuracy_baseline": base.baseline("accuracy_baseline"),
-            "auc": base.area("auc"),
+            "accuracy": metrics.mean("accuracy"),
+            "precision": metrics.precision("precision"),
+            "recall": metrics.recall("recall"),
+            "prediction/mean": metrics.mean("prediction/mean"),
+            "label/mean": metrics.mean("label/mean"),
+            "accuracy_baseline": metrics.baseline("accuracy_baseline"),
+            "auc": metrics.area("auc"),
         }
         if not self._is_v1:
-            made["auc_precision_recall"] = base.area("auc_precision_recall", "PR")
-        return made | base.metrics_at(self._thresholds)
+            made["auc_precision_recall"] = metrics.area("auc_precision_recall", "PR")
+        return made | metrics.metrics_at(self._thresholds)
 
     def _measured(self, labels: tf.Tensor, logits: tf.Tensor) -> dict[str, tuple[tf.Tensor, ...]]:
         logistic = tf.sigmoid(logits)
@@ -97,7 +98,7 @@ class BinaryClassHead(base.HeadOfOne):
         }
         if not self._is_v1:
             found["auc_precision_recall"] = labels, logistic
-        return found | base.measured_at(self._thresholds, labels, logistic)
+        return found | metrics.measured_at(self._thresholds, labels, logistic)
 
     def update_metrics(
         self,
@@ -176,7 +177,7 @@ class MultiClassHead(base.HeadOfOne):
         return logits if key == "logits" else _of_classes(key, logits, self._label_vocabulary)
 
     def _metrics(self) -> dict[str, Any]:
-        return {"accuracy": base.mean("accuracy")}
+        return {"accuracy": metrics.mean("accuracy")}
 
     def _measured(self, labels: tf.Tensor, logits: tf.Tensor) -> dict[str, tuple[tf.Tensor, ...]]:
         chosen = tf.expand_dims(tf.argmax(logits, -1), -1)

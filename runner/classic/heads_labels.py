@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.classic import head_checks as checks
+from runner.classic import head_metrics as metrics
 from runner.classic import heads_base as base
 from runner.export_outputs import PredictOutput
 
@@ -78,12 +79,12 @@ class MultiLabelHead(base.HeadOfOne):
         return base.of_each_example(base.names_of_classes(self.logits_dimension, self._label_vocabulary), logits)
 
     def _metrics(self) -> dict[str, Any]:
-        made = {"auc": base.area("auc"), "auc_precision_recall": base.area("auc_precision_recall", "PR")}
-        made |= base.metrics_at(self._thresholds)
+        made = {"auc": metrics.area("auc"), "auc_precision_recall": metrics.area("auc_precision_recall", "PR")}
+        made |= metrics.metrics_at(self._thresholds)
         for suffix in self._suffixes().values():
-            made[f"probability_mean/{suffix}"] = base.mean(f"probability_mean/{suffix}")
-            made[f"auc/{suffix}"] = base.area(f"auc/{suffix}")
-            made[f"auc_precision_recall/{suffix}"] = base.area(f"auc_precision_recall/{suffix}", "PR")
+            made[f"probability_mean/{suffix}"] = metrics.mean(f"probability_mean/{suffix}")
+            made[f"auc/{suffix}"] = metrics.area(f"auc/{suffix}")
+            made[f"auc_precision_recall/{suffix}"] = metrics.area(f"auc_precision_recall/{suffix}", "PR")
         return made
 
     def _measured(self, labels: tf.Tensor, logits: tf.Tensor) -> dict[str, tuple[tf.Tensor, ...]]:
@@ -92,7 +93,7 @@ class MultiLabelHead(base.HeadOfOne):
             "auc": (labels, probabilities),
             "auc_precision_recall": (labels, probabilities),
         }
-        found |= base.measured_at(self._thresholds, labels, probabilities)
+        found |= metrics.measured_at(self._thresholds, labels, probabilities)
         for class_id, suffix in self._suffixes().items():
             of_class = labels[..., class_id : class_id + 1], probabilities[..., class_id : class_id + 1]
             found[f"probability_mean/{suffix}"] = of_class[1:]

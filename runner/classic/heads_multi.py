@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.classic import head_checks as checks
+from runner.classic import head_metrics as metrics
 from runner.classic import heads_base as base
 from runner.classic import summaries
 from runner.export_outputs import PredictOutput
@@ -86,9 +87,9 @@ class MultiHead(base.Head):
         }
 
     def metrics(self, regularization_losses: Sequence[tf.Tensor] | None = None) -> dict[str, Any]:
-        made = {f"loss/{name}": base.mean(f"loss/{name}") for name in self._heads}
+        made = {f"loss/{name}": metrics.mean(f"loss/{name}") for name in self._heads}
         if regularization_losses is not None:
-            made[self._key("regularization_loss")] = base.mean("regularization_loss")
+            made[self._key("regularization_loss")] = metrics.mean("regularization_loss")
         for head in self._heads.values():
             made |= head.metrics()
         return made

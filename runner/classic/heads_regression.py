@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.classic import head_checks as checks
+from runner.classic import head_metrics as metrics
 from runner.classic import heads_base as base
 from runner.export_outputs import PredictOutput, RegressionOutput
 
@@ -63,7 +64,7 @@ class RegressionHead(base.HeadOfOne):
         return logits if is_logits else self._inverse_link_fn(logits)  # type: ignore[misc]
 
     def _metrics(self) -> dict[str, Any]:
-        return {name: base.mean(name) for name in ("prediction/mean", "label/mean")}
+        return {name: metrics.mean(name) for name in ("prediction/mean", "label/mean")}
 
     def _measured(self, labels: tf.Tensor, logits: tf.Tensor) -> dict[str, tuple[tf.Tensor, ...]]:
         return {"prediction/mean": (self._prediction("predictions", logits),), "label/mean": (labels,)}

@@ -11,11 +11,11 @@ from typing import Any
 import tensorflow as tf
 
 from runner.classic import layers
-from runner.classic.heads_base import Head
+from runner.classic.heads_base import Head, HeadOfOne
 from runner.classic.logits import deep_logits, linear_logits, summarise
 from runner.classic.optimizers import minimize, optimizer_of, v1_optimizer_of
 from runner.classic.optimizers_bridge import with_slots_in
-from runner.model_fn import EstimatorSpec
+from runner.model_fn import EstimatorSpec, ModeKeys
 
 v1 = tf.compat.v1
 
@@ -30,7 +30,8 @@ class Family:
       optimizer_of: makes an optimizer of what was given, and of a learning rate for one given by name.
       dnn_rate: that learning rate for a network alone; None: Keras's own.
       slot_folders: scope of a model -> where its optimizer's state is, below each variable.
-      has_name_scopes: whether names of summaries, and of what an optimizer keeps besides slots, begin with the scope.
+      has_name_scopes: whether names of summaries, of losses, and of what an optimizer keeps besides slots, begin with
+        the scope.
     """
 
     optimizer_of: Callable[..., Any]
@@ -50,8 +51,22 @@ class Family:
             return minimize(made, loss, variables, counts=counts)
         if scope in self.slot_folders:
             made = with_slots_in(made, self.slot_folders[scope])
-        with v1.name_scope(f"{scope}/head/" if scope else "head/"):  # absolute, as it ends with a slash
+        with _in_head(scope):
             return minimize(made, loss, variables, counts=counts)
+
+    def name_losses(
+        self, head: Head, loss: tf.Tensor, labels: Any, logits: tf.Tensor, features: Any, scope: str
+    ) -> None:
+        """Gives the losses of a step of training the names by which hooks ask tf.compat.v1.estimator for them."""
+        if self.has_name_scopes and isinstance(head, HeadOfOne):
+            average = head.average_loss(labels, logits, features)
+            with _in_head(scope):
+                tf.identity(loss, "weighted_loss/Sum")
+                tf.identity(average, "truediv")
+
+
+def _in_head(scope: str) -> contextlib.AbstractContextManager[Any]:
+    return v1.name_scope(f"{scope}/head/" if scope else "head/")  # absolute, as it ends with a slash
 
 
 # The documentation of tf.estimator said 0.05 for networks. Version 2 took what Keras has for the name: 0.001.
@@ -181,14 +196,18 @@ def _spec(
         ]
         return tf.group(*updates)
 
-    return head.create_estimator_spec(
+    logits = tf.add_n([part.logits for part in parts])
+    spec = head.create_estimator_spec(
         features,
         mode,
-        tf.add_n([part.logits for part in parts]),
+        logits,
         labels,
         train_op_fn=train_op_fn,
         update_ops=v1.get_collection(v1.GraphKeys.UPDATE_OPS),
     )
+    if mode == ModeKeys.TRAIN:
+        family.name_losses(head, spec.loss, labels, logits, features, scope)
+    return spec
 
 
 @contextlib.contextmanager
