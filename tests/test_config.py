@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -508,14 +509,22 @@ json.dump(results, sys.stdout)
 def refusals(tmp_path_factory: pytest.TempPathFactory) -> list[Refusal]:
     """What became of each of BAD.
 
-    All in one fresh process: a start for each would take a minute, and in this one TensorFlow may be loaded.
+    In two fresh processes: a start for each would take a minute, and in this one TensorFlow may be loaded.
     """
-    cases = json.dumps([arguments for arguments, _ in BAD])
-    result = subprocess.run(
-        [sys.executable, "-c", REFUSE_ALL], cwd=tmp_path_factory.mktemp("bad"), input=cases, capture_output=True,
-        text=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    return [Refusal(*case) for case in json.loads(result.stdout.splitlines()[-1])]  # after what Hydra says of a sweep
+
+    def refused(cases: Sequence[tuple[list[str], str]]) -> list[Refusal]:
+        result = subprocess.run(
+            [sys.executable, "-c", REFUSE_ALL], cwd=tmp_path_factory.mktemp("bad"), capture_output=True,
+            input=json.dumps([arguments for arguments, _ in cases]), text=True, check=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        said = result.stdout.splitlines()[-1]  # after what Hydra says of a sweep
+        return [Refusal(*case) for case in json.loads(said)]
+
+    half = len(BAD) // 2
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(refused, (BAD[:half], BAD[half:]))
+    return first + second
 
 
 @pytest.mark.parametrize("number", range(len(BAD)), ids=[" ".join(arguments) for arguments, _ in BAD])

@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -18,6 +20,13 @@ from runner.journal import journal_path, read_journal
 
 ROOT = Path(__file__).parent.parent
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
+REPLICAS: Mapping[str, list[str]] = {
+    "default": [],
+    "one_device": [],
+    "mirrored": ["strategy.virtual_devices=2"],
+    "central_storage": ["strategy.virtual_devices=2"],
+}
+"""Strategy -> what makes two replicas of it on this machine, if anything."""
 ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
@@ -30,26 +39,40 @@ def summary_in(model_dir: Path) -> dict[str, Any]:
     return json.loads((model_dir / "summary.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("overrides", "replicas"),
-    [
-        (["strategy=default"], 1),
-        (["strategy=one_device"], 1),
-        (["strategy=mirrored", "strategy.virtual_devices=2"], 2),
-        (["strategy=central_storage", "strategy.virtual_devices=2"], 2),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_the_main_job_reaches_its_accuracy_under_every_strategy(
-    overrides: list[str], replicas: int, tmp_path: Path
-) -> None:
-    result = run("tracking=none", "model_dir=run", *overrides, cwd=tmp_path)
+class Run(NamedTuple):
+    """What became of one. `folder` is where it ran."""
+
+    result: subprocess.CompletedProcess[str]
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Run]:
+    """The main job under each strategy, and two steps of each experiment, by name.
+
+    Two at a time: most of such a run is imports, which take one core.
+    """
+    arguments = {name: [f"strategy={name}", *more] for name, more in REPLICAS.items()}
+    arguments |= {name: [f"experiment={name}", "train.max_steps=2"] for name in EXPERIMENTS}
+    folders = {name: tmp_path_factory.mktemp(name) for name in arguments}
+    with ThreadPoolExecutor(2) as pool:
+        started = {
+            name: pool.submit(run, *given, "tracking=none", "model_dir=run", cwd=folders[name])
+            for name, given in arguments.items()
+        }
+    return {name: Run(one.result(), folders[name]) for name, one in started.items()}
+
+
+@pytest.mark.parametrize("strategy", REPLICAS)
+def test_the_main_job_reaches_its_accuracy_under_every_strategy(strategy: str, runs: Mapping[str, Run]) -> None:
+    result, folder = runs[strategy]
+    replicas = 2 if REPLICAS[strategy] else 1
     assert result.returncode == 0, result.stderr
-    summary = summary_in(tmp_path / "run")
+    summary = summary_in(folder / "run")
     assert summary["status"] == "finished"
     assert summary["global_step"] == 1000
     assert summary["metrics"]["eval/accuracy"] >= 0.97
-    assert summary["strategy"] == overrides[0].partition("=")[2]
+    assert summary["strategy"] == strategy
     assert summary["num_replicas"] == replicas
     assert summary["steps_per_sec"] > 0
     assert "step 1000/1000  loss " in result.stderr and " steps/s  " in result.stderr and " examples/s" in result.stderr
@@ -76,10 +99,10 @@ def test_a_run_is_in_mlflow_with_its_params_and_metrics(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_takes_two_steps(experiment: str, tmp_path: Path) -> None:
-    result = run(f"experiment={experiment}", "train.max_steps=2", "tracking=none", "model_dir=run", cwd=tmp_path)
+def test_every_experiment_takes_two_steps(experiment: str, runs: Mapping[str, Run]) -> None:
+    result, folder = runs[experiment]
     assert result.returncode == 0, result.stderr
-    assert summary_in(tmp_path / "run")["global_step"] == 2
+    assert summary_in(folder / "run")["global_step"] == 2
 
 
 def test_train_then_evaluate_are_the_two_halves(tmp_path: Path) -> None:

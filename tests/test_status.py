@@ -170,12 +170,3 @@ def test_a_second_run_in_the_same_folder_is_refused(where: Path) -> None:
     assert "is in use by another run" in said
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 3
-
-
-def test_four_runs_started_at_once_on_a_fresh_database_all_succeed(tmp_path: Path) -> None:
-    processes = [start(tmp_path, f"run{number}", "finish") for number in range(4)]
-    for process in processes:
-        _, said = process.communicate(timeout=120)
-        assert process.returncode == 0, said
-        assert said == ""
-    assert statuses(tmp_path) == {f"run{number}": "FINISHED" for number in range(4)}
