@@ -12,7 +12,7 @@ import inspect
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -150,7 +150,11 @@ class _Watch:
 
     def may_have_state(self, eager: Any) -> bool:
         self._kept += 1
-        return self._drew or self._kept > self.KEPT or any(self._function_draws(eager, name) for name in self._called)
+        return (
+            self._drew
+            or self._kept > self.KEPT
+            or any(self._function_draws(eager, name) for name in list(self._called))
+        )
 
     def forget(self) -> None:
         """After kernels were thrown away."""
@@ -161,13 +165,23 @@ class _Watch:
         """Whether it has a random operation with a state. One that is gone has no kernel any more."""
         if name not in self._draws:
             self._draws[name] = False  # should it call itself
-            nodes = eager.get_function_def(name).node_def if eager.has_function(name) else ()
             self._draws[name] = any(
                 node.op in KERNEL_RANDOM
                 or any(self._function_draws(eager, called.encode()) for called in _functions_of(node))
-                for node in nodes
+                for node in _nodes_of(eager, name)
             )
         return self._draws[name]
+
+
+def _nodes_of(eager: Any, name: bytes) -> Sequence[Any]:
+    """Of a function; none where it is gone, which it can be between two lines: other threads delete iterators."""
+    if not eager.has_function(name):
+        return ()
+    try:
+        nodes: Sequence[Any] = eager.get_function_def(name).node_def
+    except tf.errors.NotFoundError:
+        return ()
+    return nodes
 
 
 def _functions_of(node: Any) -> list[str]:

@@ -116,3 +116,22 @@ def test_kernels_that_nobody_uses_are_thrown_away_after_a_while(drops: list[int]
         with seeded(1):
             pass
     assert len(drops) == 2
+
+
+def test_a_function_that_another_thread_deletes_meanwhile_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a dataset are when its iterator is deleted, in a thread of its own."""
+    tf.random.set_seed(1)
+    with seeded(1):
+        pass
+    function = tf.function(lambda x: x + 1, autograph=False)
+    function(tf.constant(1))
+    asked: list[bytes] = []
+
+    def deleted(self: Any, name: bytes) -> Any:
+        asked.append(name)
+        raise tf.errors.NotFoundError(None, None, f"Unable to find FunctionDef with name: {name!r}")
+
+    monkeypatch.setattr(context.Context, "get_function_def", deleted)
+    with seeded(1):
+        pass
+    assert asked
