@@ -22,7 +22,7 @@ from runner.operations import needed, operations
 from runner.steps import ModelCall, ReplicaOutput, replica_inputs, step_inputs, step_signature
 from runner.traces import Replica, trace_step
 from runner.types import StepRequest
-from runner.v1_bridge import summaries_of_v1
+from runner.v1_bridge import gradients_in_loops, summaries_of_v1
 from runner.variables import VariableStore
 
 v1 = tf.compat.v1
@@ -60,7 +60,7 @@ class EvalProgram:
             with tf.summary.record_if(False):
                 return _eval_replica(model_call, feed, replica)
 
-        with summaries_of_v1(), losses_over_batches():
+        with summaries_of_v1(), losses_over_batches(), gradients_in_loops():
             self.trace = trace_step(store, replica_fn, step_signature(feed), training=False, on_workers=on_workers)
         self.outputs: Sequence[ReplicaOutput] = self.trace.outputs
         self._values = self._value_function()
@@ -298,7 +298,7 @@ class PredictProgram:
                 features, labels = replica_inputs(feed, replica)
                 return ReplicaOutput(model_call(features, labels, ModeKeys.PREDICT))
 
-        with summaries_of_v1():
+        with summaries_of_v1(), gradients_in_loops():
             self.trace = trace_step(store, replica_fn, step_signature(feed), training=False)
         predictions = [output.spec.predictions for output in self.trace.outputs]
         self._predictions = predictions

@@ -216,7 +216,8 @@ def gradients_in_loops() -> Iterator[None]:
         places = [(place, one) for place, x in enumerate(xs) for one in _in_functions_around(x)]
         found = own(ys, [*xs, *(one for _, one in places)], *args, **kwargs)
         for (place, _), more in zip(places, found[len(xs) :], strict=True):
-            found[place] = more if found[place] is None else found[place] if more is None else found[place] + more
+            present = [one for one in (found[place], more) if one is not None]
+            found[place] = _sum(*present) if len(present) > 1 else next(iter(present), None)
         return found[: len(xs)]
 
     setattr(gradients_util, name, helper)
@@ -224,6 +225,13 @@ def gradients_in_loops() -> Iterator[None]:
         yield
     finally:
         setattr(gradients_util, name, own)
+
+
+def _sum(one: Any, other: Any) -> Any:
+    if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
+        indices = tf.concat([tf.cast(one.indices, tf.int64), tf.cast(other.indices, tf.int64)], 0)
+        return tf.IndexedSlices(tf.concat([one.values, other.values], 0), indices, one.dense_shape)
+    return tf.add_n([one, other])
 
 
 def _in_functions_around(x: Any) -> list[tf.Tensor]:

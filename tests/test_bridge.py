@@ -283,6 +283,23 @@ def test_gradients_in_loops_reach_variables_that_are_read_outside(num_loops: int
         assert graph_function().numpy().tolist() == [17.0, 4.0, 6.0]
 
 
+def test_gradients_in_loops_of_rows_are_rows() -> None:
+    table = tf.Variable(tf.ones([3, 1]))
+
+    def trace() -> tf.Tensor:
+        outside = tf.reduce_sum(tf.gather(table, [0, 1]) ** 2)
+
+        def body(i: tf.Tensor, _: tf.Tensor) -> Any:
+            (rows,) = v1.gradients(outside + tf.reduce_sum(tf.gather(table, [1, 2]) ** 2), table)
+            assert isinstance(rows, tf.IndexedSlices)
+            return i + 1, tf.convert_to_tensor(rows)
+
+        return tf.while_loop(lambda i, _: i < 1, body, [tf.constant(0), tf.zeros([3, 1])])[1]
+
+    with v1_bridge.gradients_in_loops():
+        assert tf.function(trace, autograph=False)().numpy().tolist() == [[2.0], [4.0], [2.0]]
+
+
 def test_an_optimizer_of_ones_own_may_keep_it_elsewhere() -> None:
     assert not v1_bridge.scale_rate_of_v1(object(), tf.constant(3.0))
 

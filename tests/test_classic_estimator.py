@@ -362,9 +362,11 @@ def test_gradients_that_an_optimizer_takes_in_a_loop_are_those_of_2_15(tmp_path:
 
         _, total = tf.while_loop(lambda number, _: number < 4, add, [tf.constant(0), tf.zeros([1, 1])])
         train_op = optimizer.apply_gradients([(total / 4, w)], tf.train.get_global_step())
-        return tf.estimator.EstimatorSpec(mode, loss=tf.reduce_mean(losses), train_op=train_op)
+        metrics = {"gradient": tf.metrics.mean(total)}
+        return tf.estimator.EstimatorSpec(mode, loss=tf.reduce_mean(losses), train_op=train_op, eval_metric_ops=metrics)
 
     x = np.array([[1.0], [2.0], [3.0], [4.0]] * 2, np.float32)
     estimator = Estimator(model_fn, str(tmp_path))
     estimator.train(lambda: tf.data.Dataset.from_tensors((x, 3 * x)), steps=1)
     assert estimator.get_variable_value("w").tolist() == [[4.0]]
+    assert estimator.evaluate(lambda: tf.data.Dataset.from_tensors((x, 3 * x)))["gradient"] == 60.0
