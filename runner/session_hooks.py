@@ -113,13 +113,12 @@ class SessionHooks:
     def after_run(self, values: Sequence[np.ndarray]) -> None:
         """Hands out the values of what was requested last, in their order, operations left out."""
         remaining = iter(values)
+        elements = [one for _, _, args in self._asked if _wants(args) for one in self.session.elements(args.fetches)]
+        flat = [None if isinstance(element, tf.Operation) else next(remaining) for element in elements]
+        self.session.remember(elements, flat)
+        handed_out = iter(flat)
         for caller, context, args in self._asked:
-            results = None
-            if _wants(args):
-                elements = self.session.elements(args.fetches)
-                flat = [None if isinstance(element, tf.Operation) else next(remaining) for element in elements]
-                self.session.remember(elements, flat)
-                results = tf.nest.pack_sequence_as(args.fetches, flat)
+            results = self.session.packed(args.fetches, handed_out) if _wants(args) else None
             with self.session.entered():
                 run_values = v1.train.SessionRunValues(results, v1.RunOptions(), v1.RunMetadata())
                 caller.after_run(context, run_values, self._step)

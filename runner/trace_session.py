@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from runner.composites import flat_feeds, flat_parts, value_of
 from runner.traced import Trace
 from runner.variables import GLOBAL_STEP
 
@@ -53,7 +54,11 @@ class TraceSession:
 
     def elements(self, fetches: Any) -> list[Any]:
         """The tensors and operations that `fetches` names, flat; a variable stands for its value before the step."""
-        return [self.element(fetch) for fetch in tf.nest.flatten(fetches)]
+        return [self.element(part) for fetch in tf.nest.flatten(fetches) for part in flat_parts(fetch)]
+
+    def packed(self, fetches: Any, values: Iterator[Any]) -> Any:
+        """`fetches` with the values of their elements, the next of `values`, in their places."""
+        return tf.nest.pack_sequence_as(fetches, [value_of(fetch, values) for fetch in tf.nest.flatten(fetches)])
 
     def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
         """The values of `fetches`. What does not depend on the input can be run; assignments take effect.
@@ -69,7 +74,7 @@ class TraceSession:
         feeds = self.feeds(feed_dict or {})
         if self._trace.needs_inputs(elements):
             if all(id(element) in self._last for element in elements):
-                return tf.nest.pack_sequence_as(fetches, [self._last[id(element)] for element in elements])
+                return self.packed(fetches, (self._last[id(element)] for element in elements))
             raise ValueError(
                 f"session.run({fetches!r}) in a hook depends on a batch, and between steps there is none. "
                 "Ask for it in before_run: SessionRunArgs(fetches)."
@@ -77,8 +82,8 @@ class TraceSession:
         with tf.init_scope():  # hooks are called with the traced graph as default, which must not call itself
             function = self._function(elements, [placeholder for placeholder, _ in feeds])
             values = iter(function(*(value for _, value in feeds)))
-        flat = [None if isinstance(element, tf.Operation) else next(values).numpy() for element in elements]
-        return tf.nest.pack_sequence_as(fetches, flat)
+        flat = (None if isinstance(element, tf.Operation) else next(values).numpy() for element in elements)
+        return self.packed(fetches, flat)
 
     def _function(self, elements: Sequence[Any], placeholders: Sequence[tf.Tensor]) -> Callable[..., Any]:
         """Made once: a hook may run the same thing after each step."""
@@ -95,7 +100,7 @@ class TraceSession:
         Raises: ValueError: what is fed is no placeholder of model_fn, or the value has another shape.
         """
         found = []
-        for key, value in feed_dict.items():
+        for key, value in (one for fed in feed_dict.items() for one in flat_feeds(*fed)):
             tensor = self._placeholder(key)
             array = np.asarray(value, tensor.dtype.as_numpy_dtype)
             if not tensor.shape.is_compatible_with(array.shape):
@@ -112,6 +117,7 @@ class TraceSession:
         """The tensor or operation that `fetch` is or names. Raises: ValueError: there is none of that name."""
         if isinstance(fetch, str | bytes):
             return self._named(fetch.decode() if isinstance(fetch, bytes) else fetch)
+        fetch = self._of_keras(fetch)
         if hasattr(fetch, "read_value"):
             if id(fetch) not in self._reads:
                 with self.graph.as_default():
@@ -144,6 +150,10 @@ class TraceSession:
         """Name -> variable."""
         step = v1.train.get_global_step(self.graph)
         return {**{name: asked for name, (asked, _) in self._trace.served.requests.items()}, GLOBAL_STEP: step}
+
+    def _of_keras(self, fetch: Any) -> Any:
+        """The variable that a `keras.Variable` asked for; anything else as it is."""
+        return next((asked for asked, owner in self._trace.served.requests.values() if owner is fetch), fetch)
 
     def _placeholder(self, key: Any) -> Any:
         tensor = self.tensor(key)

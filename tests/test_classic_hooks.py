@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -21,7 +22,7 @@ from runner.classic.hooks import (
     SummarySaverHook,
 )
 from runner.classic.run_config import RunConfig
-from tests.line import line, mirrored, native_line, points, read_events, steps_of
+from tests.line import Weight, line, mirrored, native_line, points, read_events, steps_of
 
 v1 = tf.compat.v1
 
@@ -115,6 +116,63 @@ def test_a_placeholder_that_nobody_feeds_is_named(tmp_path: Path) -> None:
     trainer = trained(tmp_path, steps=2, placeholder=plain, hooks=hooks)
     assert trainer.get_variable_value("weight") == pytest.approx(weights_after([0.01] * 2), rel=1e-5)
     assert math.isfinite(trainer.evaluate(points(), steps=4)["loss"])
+
+
+def test_sparse_and_ragged_values_and_rows_of_gradients_are_fetched_as_in_a_session(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        table = v1.get_variable("table", [4, 1], initializer=v1.ones_initializer())
+        loss = tf.reduce_sum(tf.gather(table, [2, 0]))
+        fetches = {
+            "rows": v1.gradients(loss, table)[0],
+            "sparse": tf.sparse.from_dense([[0, 7]]),
+            "ragged": [tf.ragged.constant([[[1], [2, 3]], []]), "table"],
+        }
+        spec = line(features, labels, mode, params)
+        return spec._replace(training_hooks=[params["hook"](fetches)])
+
+    hooks: list[Any] = []
+
+    class Fetches(SessionRunHook):
+        def __init__(self, fetches: Any) -> None:
+            self._fetches = fetches
+            hooks.append(self)
+
+        def before_run(self, run_context: Any) -> Any:
+            return SessionRunArgs(self._fetches)
+
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            self.results = run_values.results
+
+    trained(tmp_path, model_fn, steps=1, hook=Fetches)
+    found = next(hook.results for hook in hooks if hasattr(hook, "results"))
+    assert isinstance(found["sparse"], v1.SparseTensorValue)
+    assert [part.tolist() for part in found["sparse"]] == [[[0, 1]], [7], [1, 2]]
+    assert [part.tolist() for part in found["rows"]] == [[[1.0], [1.0]], [2, 0], [4, 1]]
+    assert found["ragged"][0].to_list() == [[[1], [2, 3]], []] and found["ragged"][1].shape == (4, 1)
+
+
+def test_a_sparse_placeholder_is_fed_what_a_session_took(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        rates = v1.sparse_placeholder(tf.float32, [2, 2])
+        spec = line(features, labels, mode, {"learning_rate": tf.sparse.reduce_sum(rates)})
+        values = [v1.SparseTensorValue([[0, 1]], [rate], [2, 2]) for rate in RATES]
+        return spec._replace(training_hooks=[Feeds(rates, values)])
+
+    assert trained(tmp_path, model_fn).get_variable_value("weight") == pytest.approx(weights_after(RATES), rel=1e-5)
+
+
+def test_a_hook_fetches_variables_of_keras(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        layer = Weight(name="line")
+        loss = tf.square(layer(features) - labels)
+        optimizer = keras.optimizers.SGD(0.01)
+        hooks.append(Feeds(v1.placeholder_with_default(0.0, []), [0.0] * 2, layer.weight))
+        return EstimatorSpec(mode, loss=loss, optimizer=optimizer, training_hooks=hooks[-1:])
+
+    hooks: list[Feeds] = []
+    trained(tmp_path, model_fn, steps=2)
+    (results,) = [hook.results for hook in hooks if hook.results]
+    assert results == pytest.approx([0.0, weights_after([0.01])])
 
 
 @pytest.mark.parametrize(

@@ -643,6 +643,14 @@ def test_logging_tensor_hook_at_the_end_logs_the_last_values(said: list[str], tm
     assert recorder.ends == [3, 6] and said == [f"{recorder.results[-1].losses[-1]:.4f}"]
 
 
+def test_each_of_two_hooks_logs_its_own_values_at_the_end(said: list[str], tmp_path: Path) -> None:
+    def hook(tensor: str) -> Any:
+        return v1.train.LoggingTensorHook([tensor], at_end=True, formatter=lambda values: ", ".join(values))
+
+    train(tmp_path, [hook("my_loss"), hook("my_loss:0"), hook("weight")], 2)
+    assert said == ["my_loss", "my_loss:0", "weight"]
+
+
 def test_logging_tensor_hook_by_the_clock(said: list[str], tmp_path: Path) -> None:
     recorder = Recorder()
     hooks = [v1.train.LoggingTensorHook(["my_loss"], every_n_secs=1e6), recorder]
