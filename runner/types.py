@@ -25,21 +25,16 @@ Scalars = Mapping[str, float]
 class Params(dict[str, Any]):
     """A model's or an input's parameters: a dict whose items are attributes, too.
 
-    `params["width"]` and `params.width` are the same value; nested mappings are Params too. The values are copied, so
-    what a model_fn changes in its own does not reach its caller. What has the name of a method of dict (`items`) is an
-    item only.
+    `params["width"]` and `params.width` are the same value; nested mappings are Params too, but for subclasses of dict.
+    The values are copied, so what a model_fn changes in its own does not reach its caller. What has the name of a
+    method of dict (`items`) is an item only.
 
     Raises:
       KeyError, AttributeError: a name that is not there; the message lists those that are.
     """
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        super().__init__(
-            {
-                key: Params(value) if isinstance(value, Mapping) else copy.deepcopy(value)
-                for key, value in (values or {}).items()
-            }
-        )
+        super().__init__(_nested(copy.deepcopy(dict(values or {}))))
 
     def __missing__(self, key: Any) -> Any:
         raise KeyError(self._said(key))
@@ -63,6 +58,18 @@ class Params(dict[str, Any]):
 
     def _said(self, key: Any) -> str:
         return f"no parameter {key!r}; there are: {', '.join(map(str, self)) or 'none'}"
+
+
+def _nested(values: Mapping[Any, Any]) -> dict[Any, Any]:
+    """`values` with Params in place of the mappings among them. A defaultdict and its like stay what they are."""
+    found: dict[Any, Any] = {}
+    for key, value in values.items():
+        becomes_params = type(value) is dict or (isinstance(value, Mapping) and not isinstance(value, dict))
+        found[key] = value
+        if becomes_params:
+            found[key] = Params.__new__(Params)
+            dict.update(found[key], _nested(value))
+    return found
 
 
 def copied_params(values: Any, **more: Any) -> Any:

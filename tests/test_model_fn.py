@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import functools
 import json
 from typing import Any
@@ -116,6 +117,18 @@ def test_params_are_a_dict_that_it_may_change_for_itself() -> None:
     for _ in range(2):
         model(X, None, PREDICT)
     assert given == {"width": 3, "deep": {"rate": 0.1}}
+
+
+def test_params_that_are_one_object_or_another_kind_of_dict_stay_so() -> None:
+    names, sizes = ["a"], collections.defaultdict(int, rows=2)
+
+    def model_fn(features: Any, mode: str, params: Any) -> EstimatorSpec:
+        assert params.names is params.deep.names is not names
+        assert params.sizes == sizes and params.sizes["columns"] == 0
+        return EstimatorSpec(mode, predictions=features)
+
+    called(model_fn, params={"names": names, "sizes": sizes, "deep": {"names": names}})
+    assert sizes == {"rows": 2}
 
 
 def test_params_of_another_type_are_copied_as_they_are() -> None:
