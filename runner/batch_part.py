@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -23,6 +23,8 @@ class WholeBatch:
     """A replica that has all of a batch to itself."""
 
     is_whole = True
+    sums: Sequence[tf.Tensor] = ()
+    """Over all replicas, as they were asked for."""
 
     def share(self, dtype: tf.DType) -> tf.Tensor:
         """The replica's part of the examples of the batch."""
@@ -72,6 +74,7 @@ class PartOfStep(PartOfBatch):
 
     graph: tf.Graph
     sum_over_replicas: Callable[[tf.Tensor], tf.Tensor]
+    sums: list[tf.Tensor] = dataclasses.field(default_factory=list)
 
     def of_mean(self, total: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         if v1.get_default_graph() is not self.graph:
@@ -88,7 +91,8 @@ class PartOfStep(PartOfBatch):
 
         @tf.custom_gradient
         def over_all(own: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-            return self.sum_over_replicas(own * presence), gradient
+            self.sums.append(self.sum_over_replicas(own * presence))
+            return self.sums[-1], gradient
 
         return over_all(weight)
 

@@ -15,6 +15,7 @@ from runner import averages, compiled, refusals
 from runner.agreement import agreement_of
 from runner.batch_part import PartOfBatch, PartOfStep, WholeBatch, model_fn_has
 from runner.global_step import advance, collect
+from runner.gradients import spans_processes
 from runner.inputs import Feed, Share
 from runner.losses import losses_over_batches
 from runner.model_fn import EstimatorSpec, ModeKeys
@@ -45,6 +46,8 @@ class ReplicaOutput:
       sums: EVAL: name -> (sum over the replica's examples, their number) of per-example metrics.
       values: EVAL: name -> value tensor of `(value, update)` metrics.
       v2_summaries: operations of `tf.summary`.
+      together: sums of a model_fn's losses in which other processes take part, and that each step computes: what is
+        fetched by one process alone (summaries, hooks of the chief) would wait for the others.
       averages: of a train_op: what moves the averages of the weights.
       advance: of a train_op: what counts the step, where the train_op does not.
       cut: where gradients and update are two programs.
@@ -56,6 +59,7 @@ class ReplicaOutput:
     sums: Mapping[str, tuple[tf.Tensor, tf.Tensor]] = dataclasses.field(default_factory=dict)
     values: Mapping[str, tf.Tensor] = dataclasses.field(default_factory=dict)
     v2_summaries: Sequence[tf.Operation] = ()
+    together: Sequence[tf.Tensor] = ()
     averages: Sequence[tf.Operation] = ()
     advance: Sequence[tf.Operation] = ()
     cut: Cut | None = None
@@ -220,6 +224,7 @@ class TrainProgram:
             return [op for op in self.trace.all_effects() if op not in v2 and op.type != "FlushSummaryWriter"]
         effects: list[Any] = [output.spec.train_op for output in outputs] + self.trace.writes_of_keras()
         effects += [operation for output in outputs for operation in (*output.averages, *output.advance)]
+        effects += [total for output in outputs for total in output.together]
         return effects + (v2 if summaries else [])
 
     def _parted(self, effects: Sequence[Any], extra: Sequence[tf.Tensor]) -> PartedStep:
@@ -270,8 +275,8 @@ def _train_replica(
     collect(replica)
     features, labels = replica_inputs(feed, replica)
     is_cut = config.gradient_accumulation > 1 or config.precision == "mixed_float16" or config.jit
-    tape = tf.GradientTape(persistent=False)
-    with tape, model_fn_has(_part(replica, num_replicas, is_cut=is_cut)):
+    tape, part = tf.GradientTape(persistent=False), _part(replica, num_replicas, is_cut=is_cut)
+    with tape, model_fn_has(part):
         spec = model_call(features, labels, ModeKeys.TRAIN)
         loss = spec.loss if is_cut and spec.optimizer is not None else objective(spec, replica, num_replicas)
     v1.add_to_collection(v1.GraphKeys.LOSSES, spec.loss)  # as in tf.estimator, whose hooks look here
@@ -279,7 +284,8 @@ def _train_replica(
     if spec.optimizer is None:
         moved = averages.update(replica, config.ema_decay)
         counted = advance(replica, spec.train_op)
-        return ReplicaOutput(spec, loss=loss, v2_summaries=summaries, averages=moved, advance=counted)
+        together = part.sums if spans_processes(tf.distribute.get_strategy()) else ()
+        return ReplicaOutput(spec, loss, v2_summaries=summaries, together=together, averages=moved, advance=counted)
     if not is_cut:
         loss = apply_update(spec, gradients_of(tape, loss, replica), loss, replica, num_replicas, config)
         return ReplicaOutput(spec, loss=loss, v2_summaries=summaries)

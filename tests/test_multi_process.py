@@ -218,6 +218,10 @@ def test_sums_and_weighted_means_are_those_of_the_global_batch(two: Gang, tmp_pa
         np.testing.assert_allclose(found["kernel"], estimator.get_variable_value("kernel"), rtol=1e-6)
 
 
+def test_one_worker_may_ask_for_a_loss_that_no_other_needs(two: Gang) -> None:
+    assert [len(found["asked"]) for found in two.results("weighted_losses")] == [4, 0]
+
+
 def test_gradients_are_accumulated_over_workers(two: Gang, tmp_path: Path) -> None:
     expected = alone(tmp_path, "native")
     for found in two.results("accumulated"):

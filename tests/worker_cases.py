@@ -323,11 +323,25 @@ def sparse(folder: Path) -> dict[str, Any]:
     return result
 
 
+class Fetched(tf.compat.v1.train.SessionRunHook):
+    """Records a tensor, on the chief only."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.values: list[float] = []
+
+    def before_run(self, run_context: Any) -> Any:
+        return tf.compat.v1.train.SessionRunArgs(self._name if WORKER == 0 else None)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self.values += [] if run_values.results is None else [float(run_values.results)]
+
+
 @case
 def weighted_losses(folder: Path) -> dict[str, Any]:
-    estimator, seen = Estimator(model_of(of_two), folder, config()), Seen()
-    estimator.train(weighted_input(), hooks=[seen])
-    return {"kernel": estimator.get_variable_value("kernel"), "losses": seen.losses}
+    estimator, seen, asked = Estimator(model_of(of_two), folder, config()), Seen(), Fetched("aside:0")
+    estimator.train(weighted_input(), hooks=[seen, asked])
+    return {"kernel": estimator.get_variable_value("kernel"), "losses": seen.losses, "asked": asked.values}
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
