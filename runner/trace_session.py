@@ -64,7 +64,7 @@ class TraceSession:
         """The values of `fetches`. What does not depend on the input can be run; assignments take effect.
 
         Args:
-          feed_dict: placeholder that model_fn made, or its name -> value.
+          feed_dict: placeholder that model_fn or a hook made, or its name -> value.
 
         Raises:
           ValueError: a fetch depends on a batch, a name is not there, or another tensor than a placeholder is fed.
@@ -97,7 +97,7 @@ class TraceSession:
     def feeds(self, feed_dict: Mapping[Any, Any]) -> list[tuple[tf.Tensor, tf.Tensor]]:
         """(placeholder, value) of each replica, for what is fed to the first one's.
 
-        Raises: ValueError: what is fed is no placeholder of model_fn, or the value has another shape.
+        Raises: ValueError: what is fed is no placeholder, or the value has another shape.
         """
         found = []
         for key, value in (one for fed in feed_dict.items() for one in flat_feeds(*fed)):
@@ -123,6 +123,8 @@ class TraceSession:
                 with self.graph.as_default():
                     self._reads[id(fetch)] = fetch, fetch.read_value()
             return self._reads[id(fetch)][1]
+        if isinstance(fetch, tf.distribute.DistributedValues):
+            return fetch.values[0]  # of an assignment to all copies of a variable, for which each of these waits
         return fetch
 
     def tensor(self, fetch: Any) -> Any:
@@ -160,7 +162,7 @@ class TraceSession:
         is_one = getattr(tensor, "op", None) is not None and tensor.op.type.startswith("Placeholder")
         if not is_one or any(tensor is one for one in self._trace.inputs):
             raise ValueError(
-                f"feed_dict={{{key!r}: ...}} in a hook: only a placeholder that model_fn made can be fed; "
+                f"feed_dict={{{key!r}: ...}} in a hook: only a placeholder that model_fn or a hook made can be fed; "
                 "the step's input comes from input_fn alone."
             )
         return tensor
@@ -169,5 +171,6 @@ class TraceSession:
         if id(tensor) not in self._fed:
             name = _OF_REPLICA.sub(r"\1", tensor.name)
             placeholders = [one.outputs[0] for one in self._trace.operations if one.type == tensor.op.type]
-            self._fed[id(tensor)] = [one for one in placeholders if _OF_REPLICA.sub(r"\1", one.name) == name]
+            of_model_fn = [one for one in placeholders if _OF_REPLICA.sub(r"\1", one.name) == name]
+            self._fed[id(tensor)] = of_model_fn if any(one is tensor for one in of_model_fn) else [tensor]
         return self._fed[id(tensor)]

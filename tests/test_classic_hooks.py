@@ -161,6 +161,27 @@ def test_a_sparse_placeholder_is_fed_what_a_session_took(tmp_path: Path) -> None
     assert trained(tmp_path, model_fn).get_variable_value("weight") == pytest.approx(weights_after(RATES), rel=1e-5)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_hook_feeds_placeholders_of_its_own_and_restores_by_a_saver(replicas: int, tmp_path: Path) -> None:
+    class Restores(SessionRunHook):
+        """The weight of another run, 2.0 added to it."""
+
+        def begin(self) -> None:
+            (weight,) = v1.trainable_variables()
+            self._saver, self._more = v1.train.Saver([weight]), v1.placeholder(tf.float32, [])
+            self._add = weight.assign_add(self._more)
+
+        def after_create_session(self, session: Any, coord: Any) -> None:
+            self._saver.restore(session, v1.train.latest_checkpoint(tmp_path / "other"))
+            session.run(self._add, {self._more: 2.0})
+
+    other = trained(tmp_path / "other", line, steps=3).get_variable_value("weight")
+    config, model_dir = RunConfig(train_distribute=mirrored() if replicas == 2 else None), tmp_path / "new"
+    estimator = Estimator(line, model_dir, config, {"learning_rate": 0.0})
+    estimator.train(points(), hooks=[Restores()], steps=1)
+    assert estimator.get_variable_value("weight") == pytest.approx(other + 2.0)
+
+
 def test_a_hook_fetches_variables_of_keras(tmp_path: Path) -> None:
     def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
         layer = Weight(name="line")
@@ -178,7 +199,7 @@ def test_a_hook_fetches_variables_of_keras(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("hooks", "message"),
     [
-        ([Feeds("my_loss:0", [1.0])], "only a placeholder that model_fn made can be fed"),
+        ([Feeds("my_loss:0", [1.0])], "only a placeholder that model_fn or a hook made can be fed"),
         ([Feeds("rate:0", [[1.0, 2.0]])], r"Cannot feed value of shape \(2,\) for Tensor 'rate:0', which has shape"),
         ([Feeds("rate:0", [1.0]), Feeds("rate:0", [1.0])], "Same tensor is fed by two hooks: 'rate:0'"),
     ],

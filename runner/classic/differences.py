@@ -232,7 +232,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         DIFFERS,
         (".run",),
-        "in a hook it sees what does not depend on a batch, and only a placeholder that model_fn made can be fed",
+        "in a hook it sees what does not depend on a batch, and only a placeholder that model_fn or a hook made can be "
+        "fed",
         only_in=HOOK,
     ),
     Rule(
