@@ -201,6 +201,11 @@ class Reader:
         """Whether its keys are ways to objects, and not names."""
         return OBJECT_GRAPH in self._entries
 
+    @property
+    def is_of_a_run(self) -> bool:
+        """Whether a run of ours wrote it, with state of its own."""
+        return any(name.startswith(EXTRA) for name in self._entries)
+
     def key(self, name: str) -> str:
         """By which `name` is found in the bundle."""
         return self._keys_of_objects.get(name, name) if self.is_of_objects else name

@@ -31,9 +31,9 @@ def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
     return EstimatorSpec(mode, predictions=features * count, loss=loss, train_op=train_op)
 
 
-def old(folder: Path, tensors: dict[str, Any]) -> Path:
+def old(folder: Path, tensors: dict[str, Any], **extra: Any) -> Path:
     values = {name: np.float32(value) for name, value in tensors.items()}
-    CheckpointWriter(folder, 5).save(Snapshot(7, {**values, "global_step": np.int64(7)}))
+    CheckpointWriter(folder, 5).save(Snapshot(7, {**values, "global_step": np.int64(7)}, extra))
     return folder
 
 
@@ -57,5 +57,11 @@ def test_it_is_continued_exported_and_saved_under_the_name_of_the_variable(tmp_p
 @pytest.mark.parametrize("there", [{"count_2": 3.0}, {"count_1": [3.0, 3.0]}])
 def test_another_number_or_shape_is_another_variable(there: dict[str, Any], tmp_path: Path) -> None:
     folder = old(tmp_path, {**there, "other": 2.0})
+    with pytest.raises(ValueError, match="has no variable 'count', "):
+        Estimator(model_fn, folder, RunConfig(tensorboard=False)).train(ones, steps=1)
+
+
+def test_what_a_run_of_ours_wrote_is_another_variable(tmp_path: Path) -> None:
+    folder = old(tmp_path, OF_2_15, rollbacks=0)
     with pytest.raises(ValueError, match="has no variable 'count', "):
         Estimator(model_fn, folder, RunConfig(tensorboard=False)).train(ones, steps=1)
