@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from runner.composites import flat_feeds, flat_parts, value_of
 from runner.traced import Trace
+from runner.v1_bridge import ActsAsSession
 from runner.variables import GLOBAL_STEP
 
 v1 = tf.compat.v1
@@ -22,7 +23,7 @@ _VALUES = re.compile(r"(/read|/Read/ReadVariableOp)?(:0)?$")
 _OF_REPLICA = re.compile(r"(^|/)replica_\d+/")
 
 
-class TraceSession:
+class TraceSession(ActsAsSession):
     """Runs what hooks ask for between steps, and finds what they ask for in a step.
 
     Args:

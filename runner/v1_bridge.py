@@ -12,11 +12,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.client.session import SessionInterface
 from tensorflow.python.ops import gradients_util
 from tensorflow.python.ops.losses import losses_impl
 from tensorflow.python.summary import summary
 
 v1 = tf.compat.v1
+
+ActsAsSession: Any = SessionInterface
+"""Base of what `tf.compat.v1.train.Saver.save` takes for a session.
+
+Private: `session.SessionInterface`, since TF 1.0. When it moves: use `object`; hooks then restore, and cannot save.
+"""
 
 
 def scale_rate_of_v1(optimizer: Any, factor: tf.Tensor) -> bool:

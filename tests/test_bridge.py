@@ -22,6 +22,7 @@ v1 = tf.compat.v1
 PRIVATE_NAMES = [
     "tensorflow.core.function.polymorphism.function_type:from_structured_signature",
     "tensorflow.python.eager.context:Context._set_global_seed",
+    "tensorflow.python.client.session:SessionInterface",
     "tensorflow.python.eager.context:Context.call_function",
     "tensorflow.python.eager.context:Context.function_call_options",
     "tensorflow.python.eager.polymorphic_function.atomic_function:from_func_graph",

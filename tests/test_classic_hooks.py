@@ -162,9 +162,9 @@ def test_a_sparse_placeholder_is_fed_what_a_session_took(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_hook_feeds_placeholders_of_its_own_and_restores_by_a_saver(replicas: int, tmp_path: Path) -> None:
+def test_a_hook_feeds_placeholders_of_its_own_and_restores_and_saves_by_a_saver(replicas: int, tmp_path: Path) -> None:
     class Restores(SessionRunHook):
-        """The weight of another run, 2.0 added to it."""
+        """Begins with the weight of another run, 2.0 added to it."""
 
         def begin(self) -> None:
             (weight,) = v1.trainable_variables()
@@ -175,11 +175,16 @@ def test_a_hook_feeds_placeholders_of_its_own_and_restores_by_a_saver(replicas: 
             self._saver.restore(session, v1.train.latest_checkpoint(tmp_path / "other"))
             session.run(self._add, {self._more: 2.0})
 
+        def end(self, session: Any) -> None:
+            self.saved = self._saver.save(session, f"{tmp_path}/own/model", global_step=v1.train.get_global_step())
+
     other = trained(tmp_path / "other", line, steps=3).get_variable_value("weight")
     config, model_dir = RunConfig(train_distribute=mirrored() if replicas == 2 else None), tmp_path / "new"
     estimator = Estimator(line, model_dir, config, {"learning_rate": 0.0})
-    estimator.train(points(), hooks=[Restores()], steps=1)
+    estimator.train(points(), hooks=[hook := Restores()], steps=1)
     assert estimator.get_variable_value("weight") == pytest.approx(other + 2.0)
+    assert hook.saved == f"{tmp_path}/own/model-1"
+    assert tf.train.load_variable(hook.saved, "weight") == pytest.approx(other + 2.0)
 
 
 def test_a_hook_fetches_variables_of_keras(tmp_path: Path) -> None:
