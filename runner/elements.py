@@ -93,16 +93,17 @@ def none_spec(spec: Any) -> Any:
 
 def _normalised(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
     # tf.data runs these maps without a function call (they hand their arguments on): they cost nothing measurable.
-    spec = dataset.element_spec
+    # `map` of a dataset of TF 1 forgets how many elements there are, so it is not the dataset's own.
+    spec, mapped = dataset.element_spec, tf.data.Dataset.map
     if not isinstance(spec, tuple):
-        dataset = dataset.map(lambda features: (features,))
+        dataset = mapped(dataset, lambda features: (features,))
     elif len(spec) != 2:
         raise ValueError(
             f"the dataset of {name} has elements of {len(spec)} parts. They must be (features, labels), or features "
             "alone: a tensor or a dict of tensors. Several features go into one dict."
         )
     elif not tf.nest.is_nested(spec[1]) and none_spec(spec[1]) is None:
-        dataset = dataset.map(lambda features, labels: (features,))
+        dataset = mapped(dataset, lambda features, labels: (features,))
     if not tensors(dataset.element_spec):
         raise ValueError(f"{name} gave no tensors: its elements are {spec}.")
     return dataset

@@ -35,7 +35,7 @@ def check_warm_start(config: Config) -> None:
     path = Path(warm_start.checkpoint)
     if begins and "://" not in warm_start.checkpoint:
         if path.is_dir():
-            if not (path / "checkpoint").is_file() and not any(path.glob("*.index")):
+            if not (path / "checkpoint").is_file() and not any(path.glob("*.index")) and not _is_saved_model(path):
                 raise ConfigError(f"train.warm_start.checkpoint={path}: there is no checkpoint in that folder.")
         elif not Path(f"{path}.index").exists():
             raise ConfigError(f"train.warm_start.checkpoint={path}: there is no such checkpoint, and no such folder.")
@@ -46,6 +46,10 @@ def _compiled(key: str, pattern: str) -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as error:
         raise ConfigError(f"{key}: {pattern!r} is no regular expression: {error}.") from error
+
+
+def _is_saved_model(path: Path) -> bool:
+    return (path / "variables" / "variables.index").is_file()
 
 
 def _check_file(key: str, file: str | None, *, begins: bool) -> None:

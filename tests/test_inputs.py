@@ -306,6 +306,13 @@ def test_a_batch_of_scalars_counts_as_one_example() -> None:
     assert int(pull(feed, iter(feed.dataset))[0].count) == 1
 
 
+@pytest.mark.parametrize("element", [[1.0], ([1.0], None)])
+def test_the_number_of_steps_is_known_of_features_alone_of_tf1(element: Any) -> None:
+    dataset = tf.compat.v1.data.Dataset.from_tensors(element)
+    assert feed_of(lambda: dataset.repeat()).remaining_steps() == math.inf
+    assert feed_of(lambda: dataset.repeat(3)).remaining_steps() == 3
+
+
 def test_the_number_of_steps_is_unknown_where_the_cardinality_is() -> None:
     assert feed_of(lambda: examples(9).filter(lambda *_: True).batch(1)).remaining_steps() is None
 

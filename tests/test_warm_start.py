@@ -215,6 +215,12 @@ def test_a_config_that_cannot_work_is_refused(overrides: list[str], message: str
     assert message in str(caught.value)
 
 
+def test_a_config_takes_the_folder_of_a_saved_model(tmp_path: Path) -> None:
+    (tmp_path / "variables").mkdir()
+    (tmp_path / "variables" / "variables.index").touch()
+    assert parsed(f"train.warm_start.checkpoint={tmp_path}").train.warm_start.checkpoint == str(tmp_path)
+
+
 def test_rows_go_with_their_tokens_by_a_config(tmp_path: Path) -> None:
     table = np.array([[1, 10], [2, 20], [3, 30]], np.float32)
     CheckpointWriter(tmp_path / "old", 5).save(Snapshot(40, {"in/table": table, "global_step": np.int64(40)}))
