@@ -178,6 +178,11 @@ def test_a_sum_of_a_thousand_terms_is_read_to_its_end() -> None:
     assert verdicts(source)["tf.zeros"] == "works"
 
 
+def test_what_every_module_has_is_there() -> None:
+    source = "import os\nimport tensorflow as tf\nos.path.dirname(tf.__file__)\ntf.estimator.__name__\ntf.__foo__\n"
+    assert verdicts(source) == {"tf.__file__": "works", "tf.estimator.__name__": "works", "tf.__foo__": "cannot"}
+
+
 def test_arguments_of_a_call_count() -> None:
     source = """
         import tensorflow as tf

@@ -103,7 +103,8 @@ def test_layers_without_tf_keras_name_the_extra(monkeypatch: pytest.MonkeyPatch)
 def test_switches_of_tf1_leave_the_engine_as_it_is_and_say_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(install, "called", set())
+    monkeypatch.setattr(install, "called", set(install.SHAPES))  # a source that takes the `value` of dimensions
+    monkeypatch.setattr(install, "_warned", set())
     v1.disable_v2_behavior()
     v1.disable_eager_execution()
     assert tf.executing_eagerly()
@@ -205,12 +206,31 @@ def found_at(name: str) -> Any:
     ("tensorflow.python.estimator.inputs.numpy_io.numpy_input_fn", "compat.v1.estimator.inputs.numpy_input_fn"),
     ("tensorflow_estimator.python.estimator.run_config.RunConfig", "estimator.RunConfig"),
     ("tensorflow_estimator.python.estimator.tpu.tpu_config.RunConfig", "compat.v1.estimator.tpu.RunConfig"),
+    ("tensorflow_estimator.estimator", "estimator"),
 ])  # fmt: skip
 def test_modules_that_were_not_public_give_what_was_public_elsewhere(name: str, public: str) -> None:
     found: Any = tf
     for part in public.split("."):
         found = getattr(found, part)
     assert found_at(name) is found
+
+
+@pytest.mark.parametrize("name", [
+    "tensorflow.estimator.export.ServingInputReceiver",
+    "tensorflow.estimator.experimental.InMemoryEvaluatorHook",
+    "tensorflow.compat.v1.estimator.inputs.numpy_input_fn",
+    "tensorflow.compat.v1.estimator.tpu.experimental.EmbeddingConfigSpec",
+    "tensorflow.compat.v2.estimator.Estimator",
+])  # fmt: skip
+def test_modules_of_tf_estimator_can_be_imported(name: str) -> None:
+    """`from tensorflow.estimator.export import ServingInputReceiver`."""
+    parts = name.split(".")
+    assert sys.modules[".".join(parts[:-1])].__name__.endswith(parts[-2])
+    if "EmbeddingConfigSpec" in name:
+        with pytest.raises(AttributeError, match=r"tf\.tpu\.experimental\.embedding"):
+            found_at(name)
+    else:
+        assert found_at(name).__name__ == parts[-1]
 
 
 def test_keys_optimizers_and_the_base_of_heads_are_where_they_were() -> None:

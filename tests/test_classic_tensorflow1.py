@@ -27,6 +27,7 @@ def signs_of(source: str) -> Signs:
     "import tensorflow as tf\ntf.contrib.layers.xavier_initializer()",
     "from tensorflow import layers, estimator\nlayers.dense(x, 2)",
     "import tensorflow as tf\nprint(tf.__version__)\ntf.app.run()",
+    "import numpy as np\nimport tensorflow as tf\nassert np.__version__ > '1'\ntf.app.run(FLAGS.VERSION)",
     "import tensorflow as tf\nwith tf.Session() as session: pass",
 ])  # fmt: skip
 def test_a_name_that_only_tensorflow_1_has_tells_its_source(source: str) -> None:
@@ -38,6 +39,8 @@ def test_a_name_that_only_tensorflow_1_has_tells_its_source(source: str) -> None
     "import tensorflow.compat.v1 as tf\ntf.layers.dense(x, 2)",
     "import tensorflow as tf\ntf = tf.compat.v1\ntf.layers.dense(x, 2)",
     "import tensorflow as tf\nif tf.__version__ < '2':\n  tf.layers.dense(x, 2)",
+    "import tensorflow as tf\nif int(tf.__version__.split('.')[0]) < 2:\n  tf.layers.dense(x, 2)",
+    "from tensorflow import __version__, layers\nif __version__ < '2':\n  layers.dense(x, 2)",
     "import tensorflow as tf\ntry:\n  tf.layers.dense(x, 2)\nexcept AttributeError:\n  tf.compat.v1.layers.dense(x, 2)",
     "import tensorflow as tf\ntf.layers.dense(x, 2)\ntf.optimizers.Adam()",
     "import tensorflow as tf\ntf.nn.relux(x)",

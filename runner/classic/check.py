@@ -15,7 +15,7 @@ from pathlib import Path
 from runner.api_names import V1
 from runner.classic import module_paths, names
 from runner.classic.differences import CANNOT, DIFFERS, RULES, RUN_CONFIG, instead_of
-from runner.classic.installed import Installed
+from runner.classic.installed import OF_EVERY_MODULE, Installed
 from runner.classic.source import Use, uses
 from runner.classic.tensorflow1 import as_version_1, signs
 
@@ -155,6 +155,8 @@ def _of_estimator(name: str) -> str | None:
         if not name.startswith(f"{module}."):
             continue
         rest = name.removeprefix(f"{module}.")
+        if rest in OF_EVERY_MODULE:
+            return ""
         if rest in names.GONE:
             return names.GONE[rest]
         is_there = any(rest == one or rest.startswith(f"{one}.") or one.startswith(f"{rest}.") for one in table)

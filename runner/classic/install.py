@@ -32,7 +32,10 @@ _SWITCHES = (
 """What scripts of TF 1 begin with, and under which the engine could not run."""
 
 called: set[str] = set()
-"""Those that were called."""
+"""Those that were called, or that the source is written as after."""
+
+_warned: set[str] = set()
+"""The one of them that the log told of."""
 
 _INITIALIZERS = (
     "global_variables_initializer", "initialize_all_variables", "initialize_local_variables", "initialize_variables",
@@ -64,7 +67,8 @@ def _put_on_tensorflow(tf: Any) -> None:
     _put_on_v2(tf)
     _put_on_v2(tf.compat.v2)
     _put_on_v1(tf.compat.v1)
-    sys.modules["tensorflow.estimator"] = tf.estimator  # for `from tensorflow.estimator import ...`
+    for at in ("tensorflow.estimator", "tensorflow.compat.v2.estimator"):
+        _make_importable(at, _V2)
 
 
 def _put_on_v2(v2: Any) -> None:
@@ -74,7 +78,7 @@ def _put_on_v2(v2: Any) -> None:
 
 def _put_on_v1(v1: Any) -> None:
     v1.estimator = _V1
-    sys.modules["tensorflow.compat.v1.estimator"] = _V1
+    _make_importable("tensorflow.compat.v1.estimator", _V1)
     classic_bridge.put_on_keras(v1, "estimator", _KERAS)
     v1.layers = LegacyKeras("layers", "tf.layers")
     v1.nn.rnn_cell = LegacyKeras("rnn_cell", "tf.nn.rnn_cell")
@@ -88,6 +92,13 @@ def _put_on_v1(v1: Any) -> None:
         setattr(v1, name, _as_in_a_graph(getattr(v1, name)))
     for name in _SWITCHES:
         setattr(v1, name, _without_effect(name))
+
+
+def _make_importable(at: str, module: Names) -> None:
+    """For `from tensorflow.estimator import ...` and `from tensorflow.estimator.export import ...`."""
+    sys.modules[at] = module
+    for name in module.modules():
+        _make_importable(f"{at}.{name}", getattr(module, name))
 
 
 def _put_strategies(old: Any, new: Any) -> None:
@@ -136,13 +147,14 @@ def _as_in_a_graph(placeholder: Callable[..., Any]) -> Callable[..., Any]:
 
 def _without_effect(name: str) -> Callable[[], None]:
     def said() -> None:
-        if not called:  # it stands in every other file of such code
+        called.add(name)
+        if not _warned:  # it stands in every other file of such code
+            _warned.add(name)
             _log.warning(
                 "tf.%s() has no effect outside of model_fn, which is traced as a TensorFlow 1 graph anyway: everything "
                 "else is eager. What needs a graph there, write it under `with tf.Graph().as_default():`.",
                 name,
             )
-        called.add(name)
 
     return said
 
@@ -166,12 +178,17 @@ class Names(types.ModuleType):
             raise AttributeError(name)
         full = f"{self._prefix}{name}"
         shown = f"{self.__name__}.{name}"
-        if any(other.startswith(f"{full}.") for other in (*self._table, *names.GONE)):
+        if name in self.modules():
             found: Any = Names(shown, self._table, f"{full}.")
         else:
             found = names.lookup(self._table, full, shown)
         setattr(self, name, found)
         return found
+
+    def modules(self) -> set[str]:
+        """Names of the modules in it."""
+        own = (name.removeprefix(self._prefix) for name in (*self._table, *names.GONE) if name.startswith(self._prefix))
+        return {name.partition(".")[0] for name in own if "." in name}
 
     def __dir__(self) -> list[str]:
         own = [name.removeprefix(self._prefix) for name in self._table if name.startswith(self._prefix)]

@@ -23,6 +23,9 @@ _ELSEWHERE = {
     **{f"tensorflow.{name}": f"{_KERAS_2}/{name}" for name in ("losses", "metrics", "optimizers", "initializers")},
 }
 
+OF_EVERY_MODULE = frozenset({"__dict__", "__doc__", "__file__", "__loader__", "__name__", "__path__", "__spec__"})
+"""`tf.__file__` and the like."""
+
 
 class Installed:
     """Public names of an installed TensorFlow and of the Keras it loads.
@@ -47,6 +50,8 @@ class Installed:
         parts = canonical(name).split(".")
         for end in range(2, len(parts) + 1):
             module, last = ".".join(parts[: end - 1]), parts[end - 1]
+            if last in OF_EVERY_MODULE:
+                return True
             if last not in self._names(module):
                 return False
             if not self.is_module(".".join(parts[:end])):

@@ -31,6 +31,7 @@ _OTHERS = {
     "MetricKeys": "runner.classic.keys:MetricKeys",
     "PredictionKeys": "runner.classic.keys:PredictionKeys",
     "get_optimizer_instance": "runner.classic.optimizers:v1_optimizer_of",
+    "estimator": "runner.classic.install:_V2",  # tensorflow_estimator.estimator
     "_Head": "builtins:object",  # it had nothing of its own: subclasses define all that it asked for
 }
 

@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 _AS_THEY_ARE = frozenset({"compat", "contrib", "core", "examples", "keras", "python", "tools"})
 """Parts of TensorFlow that `tensorflow.compat.v1` does not have as modules, or that name their version themselves."""
 
+_VERSIONS = frozenset({"__version__", "VERSION"})
 _SAYING = ("print", "debug", "info", "warning")
 
 _PATHS = ("stdlib", "platstdlib", "purelib", "platlib")
@@ -64,9 +65,10 @@ class Signs:
 
 def signs(tree: ast.AST, installed: Installed) -> Signs:
     """What tells the version of a source; nothing where no TensorFlow is installed."""
-    found: dict[str, Any] = {"asks": _asks_for_version(tree), "has_dimensions": _has_dimensions(tree)}
+    used = uses(tree)
+    found: dict[str, Any] = {"asks": _asks_for_version(tree, used), "has_dimensions": _has_dimensions(tree)}
     tried = [node for node in ast.walk(tree) if isinstance(node, ast.Try) and node.handlers]
-    for use in uses(tree) if installed.is_there else ():
+    for use in used if installed.is_there else ():
         if any(node.lineno <= use.line <= (node.end_lineno or 0) for node in tried):
             continue  # what it does without that name is in `except`
         if use.name.startswith(f"{V1}.") or not use.name.startswith("tensorflow.") or use.is_private:
@@ -77,12 +79,14 @@ def signs(tree: ast.AST, installed: Installed) -> Signs:
     return Signs(**found)
 
 
-def _asks_for_version(tree: ast.AST) -> bool:
-    """Whether a `__version__` is more than printed."""
+def _asks_for_version(tree: ast.AST, used: Sequence[Use]) -> bool:
+    """Whether TensorFlow's `__version__` is more than printed."""
+    asking = (use for use in used if _VERSIONS & set(use.name.split(".")))
+    places = {(use.line, use.column - 1) for use in asking}
     waiting = [tree]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, ast.Attribute) and node.attr in ("__version__", "VERSION"):
+        if (getattr(node, "lineno", 0), getattr(node, "col_offset", 0)) in places:
             return True
         function = node.func if isinstance(node, ast.Call) else None
         if getattr(function, "attr", getattr(function, "id", "")) not in _SAYING:
