@@ -174,12 +174,14 @@ def _best(model_dir: Path, whole: list[str], best: KeepBest | None) -> list[str]
 
 
 def _hourly(times: Mapping[str, float], hours: float | None, began: float) -> list[str]:
-    """Each that is so many hours younger than the one before, the first of them than the first save."""
+    """The first of each so many hours after the first save, as a v1 Saver keeps them: one an hour on average, also
+    where saves do not divide hours."""
     if hours is None:
         return []
-    chosen, last = [], began
+    chosen, last = [], 0
     for name in sorted(times, key=lambda name: times[name]):
-        if times[name] - last >= hours * 3600:
+        passed = math.ceil((times[name] - began) / (hours * 3600)) - 1
+        if passed > last:
             chosen.append(name)
-            last = times[name]
+            last = passed
     return chosen

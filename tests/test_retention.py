@@ -135,7 +135,14 @@ def test_one_in_so_many_hours_stays_for_good(tmp_path: Path) -> None:
         save(tmp_path, keep, step, hours=step * 0.75)
     assert steps(tmp_path) == [3, 6, 9, 11]
     save(tmp_path, Keep(1, every_hours=2), 12, hours=9.0)  # after a restart
-    assert steps(tmp_path) == [3, 6, 9, 12]
+    assert steps(tmp_path) == [3, 6, 9, 11, 12]
+
+
+def test_one_an_hour_stays_also_where_saves_do_not_divide_hours(tmp_path: Path) -> None:
+    """What a Saver of TensorFlow 1 keeps of saves at every 40 minutes."""
+    for step in range(11):
+        save(tmp_path, Keep(1, every_hours=1), step, hours=step * 40 / 60)
+    assert steps(tmp_path) == [2, 4, 5, 7, 8, 10]
 
 
 def test_nothing_stays_for_hours_that_have_not_passed_since_the_first_save(tmp_path: Path) -> None:
@@ -160,7 +167,7 @@ def test_where_nobody_has_noted_the_first_save_hours_count_from_the_oldest_check
     (tmp_path / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-2"\n')  # as a Saver writes it
     for step in range(3, 5):
         save(tmp_path, Keep(1, every_hours=2), step, hours=step)
-    assert steps(tmp_path) == [2, 4]
+    assert steps(tmp_path) == [3, 4]
 
 
 # --- in a run ---------------------------------------------------------------------------------------------------
