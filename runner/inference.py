@@ -295,8 +295,8 @@ class PredictProgram:
         def replica_fn(replica: Replica) -> ReplicaOutput:
             collect(replica)
             with tf.summary.record_if(False):
-                features, labels = replica_inputs(feed, replica)
-                return ReplicaOutput(model_call(features, labels, ModeKeys.PREDICT))
+                features, _ = replica_inputs(feed, replica)  # the labels are not for it to see, as in tf.estimator
+                return ReplicaOutput(model_call(features, None, ModeKeys.PREDICT))
 
         with summaries_of_v1(), gradients_in_loops():
             self.trace = trace_step(store, replica_fn, step_signature(feed), training=False)

@@ -38,6 +38,7 @@ import runner
 from runner.classic.estimator import Estimator
 from runner.classic.hooks import InMemoryEvaluatorHook, ProfilerHook, make_stop_at_checkpoint_step_hook
 from runner.classic.run_config import RunConfig
+from runner.classic.training import train_and_evaluate
 from tests.classic_models import batches, data, dense
 
 TrainSpec, EvalSpec = tf.estimator.TrainSpec, tf.estimator.EvalSpec
@@ -278,6 +279,23 @@ def test_hooks_that_only_look_at_the_ends_keep_the_loop(tmp_path: Path, caplog: 
     assert hook.value == 6 and final.final_ops_values == []
     assert "training runs one step per loop" not in caplog.text
     assert caplog.text.count("GlobalStepWaiterHook has no effect: workers take their steps together.") == 1
+
+
+def test_a_script_may_call_it_in_a_graph_of_its_own(tmp_path: Path) -> None:
+    outside = Estimator(dense, str(tmp_path / "outside"), RunConfig(tf_random_seed=1))
+    expected = outside.train(batches(), steps=3).evaluate(batches(2))
+    rows = [float(row["y"][0]) for row in outside.predict(batches(2))]
+    with tensorflow.Graph().as_default() as graph:
+        inside = Estimator(dense, str(tmp_path / "inside"), RunConfig(tf_random_seed=1))
+        assert inside.train(batches(), steps=3).evaluate(batches(2)) == expected
+        predictions = inside.predict(batches(2))
+        found = [float(next(predictions)["y"][0])]
+        assert tensorflow.constant(1).graph is graph  # between predictions, too
+        assert found + [float(row["y"][0]) for row in predictions] == rows
+        train = TrainSpec(batches(), max_steps=4)
+        assert train_and_evaluate(inside, train, EvalSpec(batches(2)))[0]["global_step"] == 4
+        assert inside.get_variable_value("global_step") == 4
+    assert graph.get_operations()[0].type == "Const" and len(graph.get_operations()) == 1
 
 
 def test_profiler_hook_profiles_each_nth_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

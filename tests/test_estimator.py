@@ -489,6 +489,20 @@ def test_predict_takes_features_without_labels(halves: Estimator) -> None:
     assert [one["x"] for one in found] == X.tolist()
 
 
+def test_a_model_fn_gets_no_labels_in_prediction(halves: Estimator) -> None:
+    """Some tell by them what they are called for."""
+    seen: dict[str, list[Any]] = {}
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        seen.setdefault(mode, []).append(labels)
+        return line(features, labels, mode, params)
+
+    both = estimator(Path(halves.model_dir), model_fn)
+    both.evaluate(points())
+    assert next(both.predict(points()))["x"] == 1.0
+    assert seen[ModeKeys.PREDICT] == [None] and None not in seen[ModeKeys.EVAL]
+
+
 def test_predictions_can_be_interleaved(halves: Estimator) -> None:
     """tf.estimator's graphs were on one stack, which this broke (tensorflow issue 20506)."""
     pairs = zip(halves.predict(points(8, 3)), halves.predict(points(8, 2)), strict=True)

@@ -24,6 +24,17 @@ def legacy_keras(part: str) -> Any:
     return importlib.import_module(f"{_LEGACY}.{part}")
 
 
+def eagerly() -> contextlib.AbstractContextManager[Any]:
+    """Has what runs in it be eager in a script's own `with tf.Graph().as_default():`, too.
+
+    Private: `context.eager_mode`, unchanged since TF 1.5; `tf.init_scope` stays in a graph that is no function's. When
+    it moves: run it in a new thread, which begins eagerly.
+    """
+    from tensorflow.python.eager import context
+
+    return contextlib.nullcontext() if context.executing_eagerly() else context.eager_mode()
+
+
 def put_on_keras(module: Any, name: str, value: Any) -> None:
     """Makes `<module>.keras.<name>` be `value`, and does not load Keras for that.
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from runner import estimator, run_config
 from runner.classic.inputs import named_only
 from runner.classic.logged import LoggedJournal, LoggedProgress
 from runner.classic.run_config import RunConfig
-from runner.classic.semantics import as_classic
+from runner.classic.semantics import as_classic, eagerly
 from runner.classic.warm_start import as_warm_start
 from runner.inputs import Feed, Input
 from runner.loop import TrainingRun
@@ -49,6 +49,21 @@ class Estimator(estimator.Estimator):
         if isinstance(config, RunConfig):
             config.say_without_effect()
 
+    evaluate = eagerly(estimator.Estimator.evaluate)
+    experimental_export_all_saved_models = eagerly(estimator.Estimator.experimental_export_all_saved_models)
+    get_variable_value = eagerly(estimator.Estimator.get_variable_value)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """As that of the runner."""
+        following = eagerly(super().predict(*args, **kwargs).__next__)
+        while True:
+            try:
+                one = following()
+            except StopIteration:
+                return
+            yield one
+
+    @eagerly
     def train_run(
         self, input_fn: Any, hooks: Sequence[Any] | None = None, *args: Any, **kwargs: Any
     ) -> TrainingRun | None:

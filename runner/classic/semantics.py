@@ -30,3 +30,14 @@ def as_classic(model_fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def _operators() -> contextlib.AbstractContextManager[None]:
     return classic_bridge.operators_of_tf1(dimensions=bool(install.SHAPES & install.called))
+
+
+def eagerly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """`method`, which a script may call in a graph of its own: tf.estimator made another one each time."""
+
+    @functools.wraps(method)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with classic_bridge.eagerly():
+            return method(*args, **kwargs)
+
+    return called

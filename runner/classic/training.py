@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from runner import estimator as engine
 from runner import training
+from runner.classic.semantics import eagerly
 from runner.exporters import Exporter
 
 
@@ -99,6 +100,7 @@ class EvalSpec(_EvalSpec):
         return super().__new__(cls, input_fn, steps, name, *given, start_delay_secs, throttle_secs)
 
 
+@eagerly
 def train_and_evaluate(
     estimator: engine.Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
 ) -> tuple[dict[str, Any] | None, list[Any]]:
