@@ -112,6 +112,13 @@ def test_switches_of_tf1_leave_the_engine_as_it_is_and_say_so_once(
     assert warning.startswith("tf.disable_v2_behavior() has no effect outside of model_fn, which is traced as")
 
 
+@pytest.mark.parametrize("name", ["distribute", "nn", "tpu", "train"])
+def test_modules_that_have_our_names_are_not_loaded_once_more_by_an_import(name: str) -> None:
+    """As by `from tensorflow.compat.v1.train import SessionRunHook`, which has TensorFlow make a second one."""
+    before = getattr(v1, name)
+    assert importlib.import_module(f"tensorflow.compat.v1.{name}") is before is getattr(v1, name)
+
+
 def test_placeholders_can_be_made_outside_of_a_graph_after_a_switch_of_tf1(monkeypatch: pytest.MonkeyPatch) -> None:
     """As scripts do for what `build_raw_serving_input_receiver_fn` is given."""
     monkeypatch.setattr(install, "called", set())

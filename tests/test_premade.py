@@ -12,12 +12,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.compat.v1.train import SessionRunHook
 
 from runner import Hook, Input, RunConfig
 from runner.classic import (
     extenders,
     heads,
+    hooks,
     logits,
     parse_specs,
     premade_baseline,
@@ -154,7 +154,7 @@ def test_hooks_find_losses_of_v1_by_the_names_that_they_had(scope: str, tmp_path
     }
     seen: list[dict[str, float]] = []
 
-    class Fetches(SessionRunHook):
+    class Fetches(hooks.SessionRunHook):
         def before_run(self, context: Any) -> Any:
             return v1.train.SessionRunArgs(
                 {"mean": f"{scope}head/truediv:0", "sum": f"{scope}head/weighted_loss/Sum:0"}

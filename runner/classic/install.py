@@ -92,6 +92,8 @@ def _put_on_v1(v1: Any) -> None:
         setattr(v1, name, _as_in_a_graph(getattr(v1, name)))
     for name in _SWITCHES:
         setattr(v1, name, _without_effect(name))
+    for name in ("distribute", "nn", "tpu", "train"):  # an import of them would put another copy in their place
+        sys.modules.setdefault(f"tensorflow.compat.v1.{name}", getattr(v1, name))
 
 
 def _make_importable(at: str, module: Names) -> None:
