@@ -6,24 +6,73 @@ unexport PYTHONDONTWRITEBYTECODE
 # An outer virtual environment or PYTHONPATH must not leak into ours.
 unexport PYTHONPATH VIRTUAL_ENV
 
+# The path of the first of the commands $(1) that is a Python we support, also where pyenv or uv has it and it is not active.
+PYTHON_FOLDERS := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/*/bin $(HOME)/.local/share/uv/python/*/bin
+found = $(shell for python in $(foreach one,$(1),$(one) $(wildcard $(addsuffix /$(one),$(PYTHON_FOLDERS)))); do \
+	"$$python" -c 'import sys; (3, 11) <= sys.version_info[:2] < (3, 14) or sys.exit(1); print(sys.executable)' 2>/dev/null && break; done)
+version_of = $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+
+# The default Python has its environment in .venv; `make check PYTHON=python3.12` has one in .venv-3.12, unless 3.12 is the default.
+SUPPORTED := Python 3.11, 3.12 or 3.13
+DEFAULT_PYTHON = $(call found,python3 python3.12 python3.11 python3.13)
+ifeq ($(PYTHON),)
+BASE_PYTHON = $(DEFAULT_PYTHON)
 VENV ?= .venv
+else
+BASE_PYTHON := $(call found,$(PYTHON))
+VENV ?= .venv$(if $(BASE_PYTHON),$(if $(filter $(call version_of,$(BASE_PYTHON)),$(call version_of,$(DEFAULT_PYTHON))),,-$(call version_of,$(BASE_PYTHON))))
+endif
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 UV ?= uv
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format lock bench clean setup browser golden
+.PHONY: help run check fast check-pythons python test test-slow test-gpu lint format lock bench canary clean setup browser golden
 
 help:
 	@sed -n 's/^# //p' Makefile | head -2
-	@echo "targets: run test lint format lock bench clean setup golden"
+	@echo "targets: run check test lint format lock bench canary clean setup golden"
+	@echo "tests:   check (lint, and the tests of a few minutes that start no process), test (all but the slow ones),"
+	@echo "         test-slow (the wheel, the benchmarks), test-gpu, check-pythons; all but the last take ARGS for pytest"
 
 run: $(STAMP)
 	$(BIN)/python -m runner $(ARGS)
 
-test: $(STAMP) browser
-	$(BIN)/python -m pytest $(ARGS)
+# The tiers; tests/conftest.py says which test has which marker. ARGS may choose tests that are all of another tier, and
+# none is left (pytest's exit code 5).
+tier = $(BIN)/python -m pytest -m "$(1)" $(2) $(ARGS) $(if $(strip $(ARGS)),|| [ $$? = 5 ])
+WORKERS ?= 2
+SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile
+
+test: $(STAMP)
+	$(call tier,not (alone or slow or gpu),$(SIDE_BY_SIDE) --durations=20)
+	$(call tier,alone and not (slow or gpu),--durations=20)
+
+test-slow: $(STAMP)
+	$(call tier,slow and not gpu,--durations=20)
+
+test-gpu: $(STAMP)
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+# What a change passes before it is committed. `make check PYTHON=python3.13` does the same with another Python.
+check: python lint fast
+
+FAST := not (long or processes or slow or gpu)
+fast: python $(STAMP)
+	$(call tier,$(FAST),$(SIDE_BY_SIDE))
+
+# The fast tests with each Python that we support and that is found here.
+PYTHONS := python3.11 python3.12 python3.13
+check-pythons:
+	@for python in $(foreach one,$(PYTHONS),$(if $(call found,$(one)),$(one))); do \
+		$(MAKE) --no-print-directory fast PYTHON=$$python || exit 1; done
+	@echo "Not found, and so not checked: $(or $(strip $(foreach one,$(PYTHONS),$(if $(call found,$(one)),,$(one)))),none)"
+
+# The first line of a check: which Python it is. Before its environment is set up it is the one that will be used.
+python:
+	@$(firstword $(wildcard $(BIN)/python) $(BASE_PYTHON) false) -c 'import platform; print("Python", platform.python_version(), "in $(VENV)")' || \
+		{ echo "No $(or $(PYTHON),$(SUPPORTED)) found." >&2; exit 1; }
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -34,22 +83,34 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# `make bench COMPARE=<revision>` compares with another revision: ONLY="tiny_step startup" chooses scripts, ROUNDS=5 is how often each runs.
+ONLY ?=
+COMPARE ?=
 bench: $(STAMP)
-	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script" $(ARGS) || exit 1; done
+ifeq ($(COMPARE),)
+	@for script in $(if $(ONLY),$(ONLY:%=benchmarks/%.py),$(filter-out benchmarks/compare.py,$(wildcard benchmarks/[a-z]*.py))); do \
+		echo "== $$script"; $(BIN)/python "$$script" $(if $(ROUNDS),--rounds $(ROUNDS)) $(ARGS) || exit 1; done
+else
+	$(BIN)/python benchmarks/compare.py $(COMPARE) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only "$(ONLY)") $(if $(ARGS),-- $(ARGS))
+endif
+
+# The newest pre-release of TensorFlow and the newest Keras: which private names have moved, and the fast tests.
+CANARY := .venv-canary
+canary:
+	@test -n "$(BASE_PYTHON)" || { echo "No $(or $(PYTHON),$(SUPPORTED)) found." >&2; exit 1; }
+	test -x $(CANARY)/bin/python || $(BASE_PYTHON) -m venv $(CANARY)
+	$(CANARY)/bin/python .ci/canary.py install
+	$(CANARY)/bin/python .ci/canary.py names
+	$(CANARY)/bin/python .ci/canary.py test -m "$(FAST)" $(SIDE_BY_SIDE) $(ARGS)
 
 setup: $(STAMP)
 
-# What tests/test_browser.py opens MLflow's pages with; a package of the system, installed where that is allowed.
+# For CI: what tests/integration/test_browser.py opens MLflow's pages with, a package of the system.
 browser:
-	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then exit 0; fi; \
-	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "Installing chromium for tests/test_browser.py"; \
-		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-			chromium chromium-driver >/dev/null 2>&1 && exit 0; \
-	fi; \
-	echo "No chromium here, and none could be installed: tests/test_browser.py is skipped." >&2
+	command -v chromium >/dev/null && command -v chromedriver >/dev/null || { apt-get update -qq && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver >/dev/null; }
 
-# A TensorFlow 2.15 with its tf.estimator beside ours, for tests/test_golden.py; no Python after 3.11 has one.
+# A TensorFlow 2.15 with its tf.estimator beside ours, for tests/integration/test_golden.py; no Python after 3.11 has one.
 GOLDEN := .venv-2.15
 PYTHON_2_15 ?= $(firstword $(foreach py,python3 python3.11 python3.10,$(shell \
 	$(py) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 12))' >/dev/null 2>&1 && echo $(py))))
@@ -62,14 +123,10 @@ $(GOLDEN)/.installed: requirements-2.15.lock
 	$(GOLDEN)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-2.15.lock
 	@touch $@
 
-# The first of these that is a Python we support; override with `make PYTHON=/path/to/python`.
-PYTHON ?= $(firstword $(foreach py,python3 python3.12 python3.11 python3.13,$(shell \
-	$(py) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' >/dev/null 2>&1 && echo $(py))))
-
 # `touch` last: an interrupted set-up is repeated.
 $(STAMP): requirements.lock pyproject.toml
-	@test -n "$(PYTHON)" || { echo "No Python 3.11, 3.12 or 3.13 found. Give one: make PYTHON=/path/to/python" >&2; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -n "$(BASE_PYTHON)" || { echo "No $(or $(PYTHON),$(SUPPORTED)) found. Give one: make PYTHON=/path/to/python" >&2; exit 1; }
+	test -x $(BIN)/python || $(BASE_PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
@@ -80,4 +137,4 @@ lock:
 		pyproject.toml -o requirements.lock
 
 clean:
-	rm -rf $(VENV) $(GOLDEN) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-3.* $(GOLDEN) $(CANARY) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

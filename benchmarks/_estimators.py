@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,8 @@ def training(
         stopwatch, started = Stopwatch(grown), Times.now()
         trained.train(input_fn, hooks=[stopwatch], steps=steps)
         whole = Times.now() - started
-        return {name: stopwatch.spent / stopwatch.steps, f"{name}, whole call": whole / steps}
+        # With --tiny no loop grows: the steady state is then not a number.
+        steady = stopwatch.spent / stopwatch.steps if stopwatch.steps else Times(math.nan, math.nan)
+        return {name: steady, f"{name}, whole call": whole / steps}
 
     return case

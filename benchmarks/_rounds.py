@@ -64,13 +64,21 @@ def timed(name: str, count: float, run: Callable[[], Any]) -> Case:
     return case
 
 
-def arguments(doc: str | None, rounds: int, **counts: tuple[int, str]) -> argparse.Namespace:
-    """The command line: --rounds, and `--<name>` for each of `counts` (default, help). Prints where this runs."""
+def arguments(doc: str | None, rounds: int, **counts: tuple[int, int, str]) -> argparse.Namespace:
+    """Parse the command line: --rounds, --tiny, and `--<name>` for each of `counts`. Prints where this runs.
+
+    Args:
+      counts: name -> (default, value under --tiny, help).
+    """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=rounds)
-    for name, (default, text) in counts.items():
-        parser.add_argument(f"--{name}", type=int, default=default, help=text)
+    parser.add_argument("--tiny", action="store_true", help="as few steps as possible: shows that the script works")
+    for name, (default, tiny, text) in counts.items():
+        parser.add_argument(f"--{name}", type=int, help=f"{text}; default: {default}, with --tiny {tiny}")
     parsed = parser.parse_args()
+    for name, (default, tiny, _) in counts.items():
+        if getattr(parsed, name) is None:
+            setattr(parsed, name, tiny if parsed.tiny else default)
     logging.getLogger("tensorflow").setLevel(logging.ERROR)  # it warns of one function a case
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, ", end="")
     print(f"{parsed.rounds} rounds; medians, and of ratios in each round", flush=True)

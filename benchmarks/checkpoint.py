@@ -1,6 +1,6 @@
 """256 MB of float32 variables: what saving adds to training, and what a write, a read and a check take.
 
-    python benchmarks/checkpoint.py [--rounds 21] [--dir DIR] [--threads N]
+    python benchmarks/checkpoint.py [--rounds 21] [--dir DIR] [--threads N] [--tiny]
 
 Training: one hand-written loop of a compute-bound step for all cases, 20 steps with a save after the first; what is
 saved is durable when the time is taken. Added: to the same steps without saving, in the same round. Ours fsyncs, writes
@@ -27,21 +27,22 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf
 
-from runner import manifest
-from runner.checkpoints import CheckpointWriter, Reader
-from runner.damage import find_damage
-from runner.saving import Saver
-from runner.snapshots import Snapshot
+from runner.checkpoint import layout
+from runner.checkpoint.async_saver import OfOne, Saver
+from runner.checkpoint.integrity import find_damage
+from runner.checkpoint.reader import Reader
+from runner.checkpoint.snapshot import Snapshot
+from runner.checkpoint.writer import CheckpointWriter
 
 PEER = "tf.train.CheckpointManager"
 STEPS = 20
 
 
 class Model:
-    """32 layers of 8 MB, each with a step of its own."""
+    """Layers of 8 MB, each with a step of its own."""
 
-    def __init__(self) -> None:
-        self.variables = {f"layer_{i}/kernel": tf.Variable(tf.random.normal([1024, 2048])) for i in range(32)}
+    def __init__(self, num_layers: int) -> None:
+        self.variables = {f"layer_{i}/kernel": tf.Variable(tf.random.normal([1024, 2048])) for i in range(num_layers)}
         self._inputs = tf.random.normal([24, 1024])
 
     @tf.function
@@ -73,7 +74,7 @@ def build_savers(model: Model, directory: Path) -> dict[str, tuple[Callable[[int
     manager = tf.train.CheckpointManager(peer, str(directory / "peer"), max_to_keep=2)
 
     def ours(name: str, *, asynchronous: bool) -> tuple[Callable[[int], None], Callable[[], object]]:
-        saver = Saver(CheckpointWriter(directory / name, keep_max=2))
+        saver = Saver(CheckpointWriter(directory / name, keep_max=2), OfOne())
 
         def save(step: int) -> None:
             saver.wait()
@@ -122,7 +123,7 @@ def build_cases(variables: Mapping[str, tf.Variable], directory: Path) -> dict[s
         writer.save(Snapshot(step, {name: variable.read_value() for name, variable in variables.items()}))
 
     def latest() -> str:
-        path = manifest.latest_checkpoint(directory / "ours")
+        path = layout.latest_checkpoint(directory / "ours")
         assert path is not None
         return path
 
@@ -160,6 +161,7 @@ def measure_alone(model: Model, directory: Path, rounds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--tiny", action="store_true", help="two layers instead of 32: shows that the script works")
     parser.add_argument("--threads", type=int, default=0, help="of a step; default: one a core")
     parser.add_argument("--dir", help="where to write; default: a temporary directory")
     arguments = parser.parse_args()
@@ -167,7 +169,7 @@ def main() -> None:
     tf.config.threading.set_inter_op_parallelism_threads(arguments.threads)
     directory = Path(tempfile.mkdtemp(dir=arguments.dir))
     try:
-        model = Model()
+        model = Model(2 if arguments.tiny else 32)
         measure_training(model, directory, arguments.rounds)
         measure_alone(model, directory, arguments.rounds)
     finally:

@@ -76,7 +76,7 @@ def bare_loop(steps: int) -> Case:
 
 
 def main() -> None:
-    parsed = arguments(__doc__, 9, steps=(40, "steps of one round; at least 12"))
+    parsed = arguments(__doc__, 9, steps=(40, 12, "steps of one round; at least 12"))
     steps = max(12, parsed.steps)
     cases = [bare_loop(steps), training(OURS, model_fn, input_fn, steps, grown=2)]
     ratios = [Ratio(OURS, BARE, promise=1.02), Ratio(f"{OURS}, whole call", BARE)]

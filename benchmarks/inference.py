@@ -26,7 +26,7 @@ import tensorflow as tf
 from _rounds import Case, Ratio, arguments, measure, show, timed
 
 import runner
-from runner.predictions import open_predictions
+from runner.task.prediction_files import open_predictions
 
 BATCH, DISTINCT = 128, 40
 
@@ -123,7 +123,7 @@ def ratios() -> list[Ratio]:
 
 
 def main() -> None:
-    parsed = arguments(__doc__, 9, batches=(400, "batches of one pass"))
+    parsed = arguments(__doc__, 9, batches=(400, 2, "batches of one pass"))
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         cases = ours(parsed.batches, directory)

@@ -84,7 +84,7 @@ def ours(name: str, input_fn: Callable[[], tf.data.Dataset], steps: int) -> Case
 
 def cases_of(name: str, steps: int) -> list[Case]:
     input_fn, fewer = PIPELINES[name]
-    steps = max(200, steps // fewer)
+    steps = max(20, steps // fewer)
     dataset = input_fn()
     return [
         timed(f"{name}, Dataset.reduce", steps * BATCH, lambda: reduce_drain(dataset, steps)),
@@ -95,7 +95,7 @@ def cases_of(name: str, steps: int) -> list[Case]:
 
 
 def main() -> None:
-    parsed = arguments(__doc__, 9, steps=(10_000, "steps of one round, for the pipeline that is fast"))
+    parsed = arguments(__doc__, 9, steps=(10_000, 20, "steps of one round, for the pipeline that is fast"))
     cases = [case for name in PIPELINES for case in cases_of(name, parsed.steps)]
     drains = ("Dataset.reduce", "raw iterator in a loop", "Python loop")
     ratios = [Ratio(f"{name}, ours", f"{name}, {drain}") for name in PIPELINES for drain in drains]

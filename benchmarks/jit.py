@@ -1,6 +1,6 @@
 """A step with `train.jit` and without: a tiny MLP, a chain of cheap operations on big tensors, the CNN of cnn_step.py.
 
-    python benchmarks/jit.py [--rounds 7] [--tiny 5000] [--chain 200] [--cnn 24]
+    python benchmarks/jit.py [--rounds 7] [--mlp 5000] [--chain 200] [--cnn 24]
 
 The MLP (16-16-1, batch 32) is all overhead. The chain (32 times `tanh(x * w + b)` on 512x256 numbers) is what XLA is
 for: one pass over memory where TensorFlow makes one for each operation. The CNN spends its time in convolutions. Rows
@@ -53,10 +53,10 @@ def first_step(model_fn: Callable[..., Any], input_fn: Any, *, jit: bool) -> flo
 
 def main() -> None:
     parsed = arguments(
-        __doc__, 7, tiny=(5000, "steps a round"), chain=(200, "steps a round"), cnn=(24, "steps a round")
+        __doc__, 7, mlp=(5000, 100, "steps a round"), chain=(200, 10, "steps a round"), cnn=(24, 3, "steps a round")
     )
     models = {
-        "tiny MLP": (tiny_step.native_model_fn, tiny_step.input_fn, parsed.tiny, 200),
+        "tiny MLP": (tiny_step.native_model_fn, tiny_step.input_fn, parsed.mlp, 200),
         "chain": (chain_model_fn, chain_input_fn, parsed.chain, 10),
         "CNN": (cnn_step.model_fn, cnn_step.input_fn, parsed.cnn, 2),
     }

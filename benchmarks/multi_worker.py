@@ -35,8 +35,8 @@ from replicas import GLOBAL_BATCH, build_step
 from tiny_step import classic_model_fn, input_fn, native_model_fn
 
 import runner
-from runner.cluster import Cluster
-from runner.local_cluster import free_ports
+from runner.distribute.cluster import Cluster
+from runner.distribute.local_cluster import free_ports
 
 NUM_WORKERS = 2
 POLL_SECS = 0.1
@@ -156,7 +156,7 @@ def start_workers(shared: str) -> None:
 
 def main() -> None:
     if "TF_CONFIG" in os.environ:
-        work(arguments(__doc__, 7, steps=(1500, "steps of one round")))
+        work(arguments(__doc__, 7, steps=(1500, 100, "steps of one round")))
     else:
         with tempfile.TemporaryDirectory() as shared:
             start_workers(shared)

@@ -29,11 +29,12 @@ from _rounds import Case, Ratio, arguments, measure, show, timed
 from tiny_step import LEARNING_RATE, classic_model_fn, input_fn, keras_model, native_model_fn
 
 import runner
-from runner.parameter_server import build_parameter_server
+from runner.distribute.strategy import build_parameter_server
 
 BATCH, NUM_WORKERS = 32, 2
 TUTORIAL, BY_HAND = "tutorial, a step a function", "by hand, many steps a function"
-SERVE = "import os; from runner.cluster import Cluster; from runner.server import serve, start_server; "
+SERVE = "import os; from runner.distribute.cluster import Cluster; "
+SERVE += "from runner.distribute.grpc_server import serve, start_server; "
 SERVE += "serve(start_server(Cluster.from_tf_config(os.environ['TF_CONFIG'])))"
 
 
@@ -99,7 +100,7 @@ def ours(name: str, strategy: tf.distribute.Strategy, model_fn: Callable[..., An
 
 
 def main() -> None:
-    parsed = arguments(__doc__, 7, steps=(2000, "updates of one round"))
+    parsed = arguments(__doc__, 7, steps=(2000, 200, "updates of one round"))
     with cluster() as tasks:
         strategy = build_parameter_server(tasks)
         cases = [

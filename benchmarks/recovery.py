@@ -7,8 +7,7 @@ start is from the command to the end of the first step; some seconds and a check
 chief gets SIGKILL.
 
 multi_worker: all processes start again from the checkpoint; recovery is from the signal to the end of their first step,
-and "until all have ended" is the part of it before they are started. Also with `cluster.standby=true`: a spare process
-for each has imported TensorFlow by then.
+and "until all have ended" is the part of it before they are started.
 
 parameter_server: the others train on, and the worker is started again. "Its speed is back" is from the signal to the
 end of the first loop, begun after it, that is 0.8 times as fast as those before were at the median; "is back" is to
@@ -34,7 +33,7 @@ import psutil
 from _processes import cpu_of_tree, environment, kill
 from _rounds import Ratio, Times, arguments, show
 
-from runner.journal import journal_path, read_journal
+from runner.tracking.journal import journal_path, read_journal
 
 LIMIT_SECS = 120.0
 POLL_SECS = 0.02
@@ -43,7 +42,7 @@ SETTINGS = [
     "command=train", "tracking=none", "model.params.network=mlp", "train.max_steps=100000000", "train.log_steps=50",
     "checkpoint.save_steps=50", "cluster.num_workers=2", "cluster.max_restarts=3", "run.progress=off",
 ]  # fmt: skip
-COLD, RESTART, RECOVERY, STANDBY = "cold start", "until all have ended", "recovery", "recovery, standby"
+COLD, RESTART, RECOVERY = "cold start", "until all have ended", "recovery"
 ASYNC_COLD, ASYNC_BACK, ASYNC_FAST = "parameter_server, cold start", "its worker is back", "its speed is back"
 
 
@@ -104,10 +103,10 @@ def lose_worker(run: Run, settle_secs: float) -> Times:
     return before
 
 
-def multi_worker(settle_secs: float, *overrides: str) -> list[Times]:
+def multi_worker(settle_secs: float) -> list[Times]:
     """What a cold start took; of recovery, until the restart and all of it."""
     begun = time.time()
-    with started("strategy=multi_worker", *overrides) as run:
+    with started("strategy=multi_worker") as run:
         cold = run.passed(run.wait("chief", is_event("first_step"), begun), Times(begun))
         lost = lose_worker(run, settle_secs)
         restart = run.passed(run.wait("supervisor", is_event("restart"), lost.wall), lost)
@@ -145,18 +144,17 @@ def speeds(run: Run, since: float) -> list[tuple[float, float]]:
 
 
 def main() -> None:
-    parsed = arguments(__doc__, 2, settle=(20, "seconds from the first step to the loss"))
+    parsed = arguments(__doc__, 2, settle=(20, 10, "seconds from the first step to the loss"))
     rows: dict[str, list[Times]] = {}
     for number in range(parsed.rounds):
         found = dict(zip((COLD, RESTART, RECOVERY), multi_worker(parsed.settle), strict=True))
-        found[STANDBY] = multi_worker(parsed.settle, "cluster.standby=true")[-1]
         found |= parameter_server(parsed.settle)
         print(f"round {number}:", ", ".join(f"{name} {times.wall:.1f} s" for name, times in found.items()), flush=True)
         for name, times in found.items():
             rows.setdefault(name, []).append(times)
-    promises = {RECOVERY: 1.2, STANDBY: 0.5}
-    ratios = [Ratio(name, COLD, promise) for name, promise in promises.items()]
-    show("multi_worker, a worker is killed", rows, [*ratios, Ratio(ASYNC_BACK, ASYNC_COLD)], unit="s")
+    show(
+        "multi_worker, a worker is killed", rows, [Ratio(RECOVERY, COLD, 1.2), Ratio(ASYNC_BACK, ASYNC_COLD)], unit="s"
+    )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from _rounds import Case, Ratio, arguments, measure, show, timed
 from tiny_step import LEARNING_RATE, classic_model_fn, input_fn, keras_model, native_model_fn
 
 import runner
-from runner.strategy import split_cpu
+from runner.distribute.strategy import split_cpu
 
 GLOBAL_BATCH = 32
 DEVICES = {"one_device": ["CPU:0"], "mirrored(2)": ["CPU:0", "CPU:1"]}
@@ -122,7 +122,7 @@ def ratios() -> list[Ratio]:
 
 
 def main() -> None:
-    parsed = arguments(__doc__, 9, steps=(5000, "steps of one round"))
+    parsed = arguments(__doc__, 9, steps=(5000, 100, "steps of one round"))
     split_cpu(2)
     cases = [case for title in DEVICES for case in cases_of(title, parsed.steps)]
     show(f"a step of a tiny MLP, {parsed.steps} steps a round", measure(cases, parsed.rounds), ratios())

@@ -1,6 +1,6 @@
 """Seconds until the command line answers, and until the first training step has ended.
 
-    python benchmarks/startup.py [--rounds 5] [--only digits]
+    python benchmarks/startup.py [--rounds 5] [--only digits] [--tiny]
 
 The command line (`--help`, `--cfg job`) is compared with `python -c pass`. The first step of `python -m runner`, with
 and without MLflow, is compared with a bare script (`first_step/bare.py`) that imports TensorFlow, reads the same data
@@ -148,6 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=("command-line", *MODELS), help="one of the tables; default: all")
+    parser.add_argument("--tiny", action="store_true", help="the digits alone: shows that the script works")
     arguments = parser.parse_args()
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, ", end="")
     print(f"{arguments.rounds} rounds; medians of times, and of ratios and differences in each round")
@@ -159,7 +160,7 @@ def main() -> None:
         }
         show("command line", measure(cases, arguments.rounds), 1)
     for model in MODELS:
-        if arguments.only in (None, model):
+        if arguments.only == model or (arguments.only is None and not (arguments.tiny and model == "deep")):
             with tempfile.TemporaryDirectory() as directory:
                 cases = {
                     "bare script": bare(model),

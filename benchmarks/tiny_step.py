@@ -210,7 +210,7 @@ def ratios() -> list[Ratio]:
 
 
 def main() -> None:
-    parsed = arguments(__doc__, 9, steps=(20_000, "steps of one round, for the cases that are fast"))
+    parsed = arguments(__doc__, 9, steps=(20_000, 200, "steps of one round, for the cases that are fast"))
     warnings.filterwarnings("ignore", message=".*shuffle=True.*")  # Keras: of any dataset
     steps = parsed.steps
     cases = [

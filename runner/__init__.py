@@ -9,14 +9,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runner.early_stopping import EarlyStopping
-    from runner.estimator import Estimator
-    from runner.export_outputs import ClassificationOutput, ExportOutput, PredictOutput, RegressionOutput
-    from runner.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
-    from runner.hooks import Every, Hook
-    from runner.inputs import Input
-    from runner.model_fn import EstimatorSpec, ModeKeys
-    from runner.receivers import (
+    from runner.data.inputs import Input
+    from runner.distribute.strategy import build_strategy
+    from runner.estimator.early_stopping import EarlyStopping
+    from runner.estimator.estimator import Estimator
+    from runner.estimator.specs import EvalSpec, TrainingResult, TrainSpec
+    from runner.estimator.train_and_evaluate import train_and_evaluate
+    from runner.export.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
+    from runner.export.outputs import ClassificationOutput, ExportOutput, PredictOutput, RegressionOutput
+    from runner.export.receivers import (
         ServingInputReceiver,
         SupervisedInputReceiver,
         TensorServingInputReceiver,
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
         build_raw_serving_input_receiver_fn,
         build_raw_supervised_input_receiver_fn,
     )
+    from runner.hooks.hook import Every, Hook
+    from runner.model_fn import EstimatorSpec, ModeKeys
     from runner.run_config import RunConfig
-    from runner.strategy import build_strategy
-    from runner.training import EvalSpec, TrainingResult, TrainSpec, train_and_evaluate
     from runner.types import Params, StepResult
 
 __all__ = [
@@ -62,14 +63,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "early_stopping": ("EarlyStopping",),
-    "estimator": ("Estimator",),
-    "export_outputs": ("ClassificationOutput", "ExportOutput", "PredictOutput", "RegressionOutput"),
-    "exporters": ("BestExporter", "Exporter", "FinalExporter", "LatestExporter"),
-    "hooks": ("Every", "Hook"),
-    "inputs": ("Input",),
+    "estimator.early_stopping": ("EarlyStopping",),
+    "estimator.estimator": ("Estimator",),
+    "export.outputs": ("ClassificationOutput", "ExportOutput", "PredictOutput", "RegressionOutput"),
+    "export.exporters": ("BestExporter", "Exporter", "FinalExporter", "LatestExporter"),
+    "hooks.hook": ("Every", "Hook"),
+    "data.inputs": ("Input",),
     "model_fn": ("EstimatorSpec", "ModeKeys"),
-    "receivers": (
+    "export.receivers": (
         "ServingInputReceiver",
         "SupervisedInputReceiver",
         "TensorServingInputReceiver",
@@ -78,8 +79,9 @@ _HOMES = {
         "build_raw_supervised_input_receiver_fn",
     ),
     "run_config": ("RunConfig",),
-    "strategy": ("build_strategy",),
-    "training": ("EvalSpec", "TrainSpec", "TrainingResult", "train_and_evaluate"),
+    "distribute.strategy": ("build_strategy",),
+    "estimator.specs": ("EvalSpec", "TrainSpec", "TrainingResult"),
+    "estimator.train_and_evaluate": ("train_and_evaluate",),
     "types": ("Params", "StepResult"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

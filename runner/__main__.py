@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.app import main
+from runner.launch.app import main
 
 if __name__ == "__main__":
     main()

@@ -4,25 +4,45 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import operator
 import os
-import re
 import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runner.cluster import Cluster
-from runner.step_range import StepRange
+from runner.config.error_messages import check_limits
+from runner.config.schema import Config, class_at, limits_of
+from runner.config.step_range import StepRange
+from runner.config.validation import compile_pattern
+from runner.distribute.cluster import Cluster
 
 _log = logging.getLogger(__name__)
 
 _SAVE_CADENCES = ("save_checkpoints_steps", "save_checkpoints_secs")
 _NOT_GIVEN: Any = object()
-_CHOICES: Mapping[str, tuple[str, ...]] = {
-    "nan": ("stop", "rollback", "ignore"),
-    "learning_rate_scaling": ("none", "linear", "sqrt"),
-    "precision": ("float32", "mixed_bfloat16", "mixed_float16"),
-}
+
+
+def _key(key: str, *, zero: bool = False, **default: Any) -> Any:
+    """Declare an argument that is the config's `key`: it has the key's default and limits, and its value in a run.
+
+    Args:
+      zero: 0 is allowed, too, and means None, as in tf.estimator.
+      default: the argument's own, where it differs from the key's.
+    """
+    group, _, name = key.rpartition(".")
+    (setting,) = (one for one in dataclasses.fields(class_at(group) or Config) if one.name == name)
+    metadata = {"key": key, "limits": limits_of(setting), "zero": zero}
+    return dataclasses.field(metadata=metadata, **{"default": setting.default, **default})
+
+
+def _check_arguments(values: Any) -> None:
+    """Check the fields of `values` that are keys of the config against the limits that these declare."""
+    for field in dataclasses.fields(values):
+        value = getattr(values, field.name)
+        if (value is None and "None" in str(field.type)) or (value == 0 and field.metadata.get("zero")):
+            continue
+        check_limits(limits_of(field), value, f"{type(values).__name__}({field.name}={{!r}})".format)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,16 +56,13 @@ class KeepBest:
     """
 
     metric: str
-    mode: str | None = None
-    max: int = 1
+    mode: str | None = _key("checkpoint.keep_best.mode")
+    max: int = _key("checkpoint.keep_best.max")
 
     def __post_init__(self) -> None:
         if "/" not in self.metric:
             raise ValueError(f"KeepBest({self.metric!r}): a metric is named with its evaluation: eval/{self.metric}.")
-        if self.mode not in (None, "min", "max"):
-            raise ValueError(f"KeepBest(mode={self.mode!r}): allowed are 'min', 'max' and None.")
-        if self.max < 1:
-            raise ValueError(f"KeepBest(max={self.max}): it must be positive.")
+        _check_arguments(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +97,8 @@ class WarmStart:
         None: every trainable one.
       rename: name of a variable here, a prefix of names or a regular expression -> what takes its place in the
         checkpoint, where names differ; groups of the expression are written `\\1`.
-      vocabularies: name of a variable -> a `runner.vocabularies.Vocabulary`, by which its rows are found again where
-        they stand for other tokens by now. `include=()` takes only these.
+      vocabularies: name of a variable -> a `runner.checkpoint.vocabulary.Vocabulary`, by which its rows are found again
+        where they stand for other tokens by now. `include=()` takes only these.
       only_trainable: of what `include` matches, only trainable variables.
       optimizer_state: what optimizers keep is taken, too, where `include` matches it.
       strict: a variable that is not in the checkpoint is an error; otherwise it keeps its initial value.
@@ -103,11 +120,7 @@ class WarmStart:
     def __post_init__(self) -> None:
         for setting, patterns in ((self.words.include, self.include or ()), (self.words.rename, self.rename)):
             for pattern in patterns:
-                try:
-                    re.compile(pattern)
-                except re.error as error:
-                    shown = self.words.of(pattern)
-                    raise ValueError(f"{setting}: {shown!r} is no regular expression: {error}.") from error
+                compile_pattern(setting, pattern, self.words.of(pattern))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,34 +165,41 @@ class RunConfig:
       ValueError: both save cadences are given, or a number is negative.
     """
 
-    model_dir: str | None = None
-    tf_random_seed: int | None = 1
-    save_summary_steps: int | None = 100
-    save_checkpoints_steps: int | None = None
-    save_checkpoints_secs: float | None = _NOT_GIVEN
-    keep_checkpoint_max: int | None = 5
+    model_dir: str | None = _key("model_dir")
+    tf_random_seed: int | None = _key("run.seed")
+    save_summary_steps: int | None = _key("train.summary_steps", zero=True)
+    save_checkpoints_steps: int | None = _key("checkpoint.save_steps")
+    save_checkpoints_secs: float | None = _key("checkpoint.save_secs", default=_NOT_GIVEN)
+    keep_checkpoint_max: int | None = _key("checkpoint.keep_max", zero=True)
     keep_best: KeepBest | None = None
-    keep_checkpoint_every_n_hours: float | None = None
-    save_checkpoints_asynchronously: bool = True
+    keep_checkpoint_every_n_hours: float | None = _key("checkpoint.keep_every_hours")
+    save_checkpoints_asynchronously: bool = _key("checkpoint.asynchronous")
     warm_start: WarmStart | None = None
-    log_step_count_steps: int | None = 100
-    steps_per_loop: int | None = None
-    tensorboard: bool = True
-    nan: str = "stop"
-    clip_global_norm: float | None = None
-    gradient_accumulation: int = 1
-    learning_rate_scaling: str = "none"
-    warmup_steps: int = 0
-    jit: bool = False
-    precision: str = "float32"
-    ema_decay: float | None = None
+    log_step_count_steps: int | None = _key("train.log_steps", zero=True)
+    steps_per_loop: int | None = _key("train.steps_per_loop", default=None)
+    tensorboard: bool = _key("tracking.tensorboard")
+    nan: str = _key("train.nan")
+    clip_global_norm: float | None = _key("train.clip_global_norm")
+    gradient_accumulation: int = _key("train.gradient_accumulation")
+    learning_rate_scaling: str = _key("train.learning_rate_scaling")
+    warmup_steps: int = _key("train.warmup_steps")
+    jit: bool = _key("train.jit")
+    precision: str = _key("train.precision")
+    ema_decay: float | None = _key("train.ema_decay")
     profile_steps: StepRange | None = None
     train_distribute: Any = None
     eval_distribute: Any = None
     cluster: Cluster = dataclasses.field(default_factory=Cluster)
     has_evaluator: bool = False
     generation: int = 0
-    export_dir: str | None = None
+    export_dir: str | None = _key("export.dir")
+
+    @classmethod
+    def from_config(cls, config: Config, **given: Any) -> RunConfig:
+        """Build the RunConfig of a run: `given`, and for every other argument the value of its key in `config`."""
+        keys = {field.name: field.metadata["key"] for field in dataclasses.fields(cls) if "key" in field.metadata}
+        values = {name: operator.attrgetter(key)(config) for name, key in keys.items() if name not in given}
+        return cls(**values, **given)
 
     def __post_init__(self) -> None:
         if self.model_dir is not None:
@@ -198,38 +218,7 @@ class RunConfig:
             object.__setattr__(self, "tf_random_seed", secrets.randbits(31))
         if not self.tensorboard:
             object.__setattr__(self, "save_summary_steps", None)
-        for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                choices = ", ".join(map(repr, allowed[:-1]))
-                raise ValueError(
-                    f"RunConfig({name}={getattr(self, name)!r}): allowed are {choices} and {allowed[-1]!r}."
-                )
-        self._check_update()
-        for name in ("save_summary_steps", "log_step_count_steps", "keep_checkpoint_max"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"RunConfig({name}={value}): it may not be negative; None or 0 turns it off.")
-        for name in (
-            "save_checkpoints_steps",
-            "save_checkpoints_secs",
-            "steps_per_loop",
-            "keep_checkpoint_every_n_hours",
-        ):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"RunConfig({name}={value}): it must be positive; None turns it off.")
-
-    def _check_update(self) -> None:
-        if self.clip_global_norm is not None and not self.clip_global_norm > 0:
-            raise ValueError(
-                f"RunConfig(clip_global_norm={self.clip_global_norm}): it must be positive; None: no clipping."
-            )
-        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
-            raise ValueError(f"RunConfig(ema_decay={self.ema_decay}): it must be between 0 and 1; None: no averages.")
-        if self.gradient_accumulation < 1:
-            raise ValueError(f"RunConfig(gradient_accumulation={self.gradient_accumulation}): it must be at least 1.")
-        if self.warmup_steps < 0:
-            raise ValueError(f"RunConfig(warmup_steps={self.warmup_steps}): it may not be negative.")
+        _check_arguments(self)
 
     def replace(self, **changes: Any) -> RunConfig:
         """A copy with `changes`. Setting one save cadence turns the other off, as in tf.estimator."""
@@ -279,8 +268,8 @@ class RunConfig:
         return self.cluster.worker_index
 
 
-def config_in(model_dir: str | os.PathLike[str] | None, config: Any) -> RunConfig:
-    """`config` with a model_dir: the one given, its own, or a temporary one.
+def with_model_dir(model_dir: str | os.PathLike[str] | None, config: Any) -> RunConfig:
+    """Return `config` with a model_dir: the one given, its own, or a temporary one.
 
     Args:
       config: a RunConfig; None: its defaults.

@@ -1,10 +1,14 @@
-"""What all tests share."""
+"""What all tests share, and the tiers: which marker a test has, and that only those marked `processes` start any."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 # Before anything imports MLflow or starts a process that does.
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
@@ -13,15 +17,53 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "HYDRA_FULL_ERROR"):
     os.environ.pop(name, None)
 
-# Before any test makes a tensor: two CPUs to mirror over, in the one process that all tests share.
-from runner.strategy import split_cpu  # noqa: E402
+TESTS = Path(__file__).parent
+PROCESS_FOLDERS = ("integration", "launch")
+"""Their tests are `processes`, but for those marked `long`."""
 
-split_cpu(2)
+running: pytest.Item | None = None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Split the CPU into two devices to mirror over, before any test makes a tensor."""
+    if config.getoption("numprocesses", None):
+        return  # pytest-xdist: this process runs no test, and need not import TensorFlow; each worker comes here, too
+    from runner.distribute.strategy import split_cpu
+
+    split_cpu(2)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        folder = item.path.relative_to(TESTS).parts[0]
+        if folder in PROCESS_FOLDERS and not item.get_closest_marker("long"):
+            item.add_marker("processes")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    global running
+    running = item
+    try:
+        return (yield)
+    finally:
+        running = None
+
+
+def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
+    """Audit hook: keep tests that start a Python or a shell out of what runs side by side."""
+    if event != "subprocess.Popen" or running is None or running.get_closest_marker("processes"):
+        return
+    if os.path.basename(str(arguments[0])).startswith(("python", "bash", "sh")):
+        raise AssertionError(f"{running.nodeid} starts a process: mark it `processes`")
+
+
+sys.addaudithook(_refuse_processes)
 
 
 def pytest_unconfigure() -> None:
     """Waits for the iterators of all tests to be deleted: `task.end` would not, and has the process end at once."""
-    iterators = sys.modules.get("runner.iterators")
+    iterators = sys.modules.get("runner.data.iterators")
     last = time.monotonic() + 90
-    while iterators is not None and not iterators.have_ended() and time.monotonic() < last:
+    while iterators is not None and not iterators.OPEN.have_ended() and time.monotonic() < last:
         time.sleep(0.1)

@@ -1,10 +1,12 @@
-"""The layers of `runner/`: who may import whom, and who must stay free of TensorFlow and MLflow."""
+"""The rooms of `runner/`: who may import whom, who stays free of TensorFlow, and where private names live."""
 
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,129 +14,42 @@ import pytest
 ROOT = Path(__file__).parent.parent
 RUNNER = ROOT / "runner"
 
-# A module imports only from layers before its own. A new file needs a place here; a name may be here before it exists.
-LAYERS: tuple[tuple[str, ...], ...] = (
-    # 0 plain Python
-    ("types", "files", "report", "journal", "user_code", "cluster", "masking", "identity", "garbage", "names"),
-    ("ranking", "output", "step_range", "ending", "config_trees", "legacy_keras", "api_names"),
-    ("config", "early_stopping"),  # the schema
-    ("config_nodes", "export_checks", "strategy_checks", "warm_start_checks"),
-    ("checks", "debugging", "local_cluster", "tf_config", "slurm", "kubernetes", "tpu"),
-    ("parsing", "lock", "saved", "resolvers"),  # a tree, checked against the schema
-    ("mistakes", "provenance", "cluster_info", "dialect"),
-    # 1 one mechanism each
-    ("cluster_bridge", "heartbeat", "loopback", "parameter_server", "server"),
-    ("launcher", "run_config", "strategy", "elements", "operations", "manifest", "tracking", "iterators"),
-    ("mlflow_tracker",),
-    ("legacy_keras_bridge",),
-    ("bridge", "v1_bridge", "keras_bridge", "random_bridge", "ps_bridge", "export_bridge"),
-    ("variable_spec", "bundles", "requested_names"),
-    ("seeds", "vocabularies"),
-    ("mlflow_model",),
-    ("outcome", "stopping", "curves", "randomness", "retention", "divided", "snapshots"),
-    ("gang", "variable_bridge", "sharding", "gradients", "nan_loss", "metrics"),
-    ("shipping", "checkpoints", "predictions", "errors"),
-    ("batch_part",),
-    ("losses",),
-    ("numbered_names",),
-    ("agreement", "damage", "record", "restarts", "placement", "spread"),
-    ("boundary", "peers", "spares", "input_states"),
-    ("tasks", "saving"),
-    ("peer_run", "pipelines", "variables", "one_shot"),
-    ("inputs", "traced"),
-    ("compiled",),
-    ("position",),
-    # 2
-    ("hooks",),
-    # 3 the contract
-    ("model_fn", "profiling", "following"),
-    # 4
-    ("traces", "precision", "rates", "export_outputs"),
-    ("averages", "global_step", "refusals", "flops", "receivers"),
-    ("updates", "export_graph"),
-    ("parts", "step_loop"),
-    ("steps", "warm_start", "composites"),
-    ("trace_session",),
-    ("event_writers", "callers", "hook_overrides"),
-    ("session_hooks",),
-    ("inference", "passes", "scaffold", "coordinator", "export_values"),
-    ("range_loop", "range_evaluation"),
-    ("model", "export"),
-    ("preparation", "inspection"),
-    ("run_checkpoints",),
-    ("loop", "model_summary"),
-    ("evaluation", "prediction", "exporters"),
-    # 5
-    ("stored_model",),
-    ("exporting",),
-    ("estimator",),
-    ("exports",),
-    ("elsewhere",),
-    # 6
-    ("training",),
-    # The classic API: a package that the core never imports. `task` loads it by name.
-    ("classic.classic_bridge", "classic.names", "classic.installed", "classic.source", "classic.keys"),
-    ("classic.module_paths",),
-    ("classic.keras_models_bridge",),
-    ("classic.install", "classic.differences"),
-    ("classic.tensorflow1",),
-    ("classic",),  # its __init__
-    (
-        "classic.semantics",
-        "classic.run_config",
-        "classic.logged",
-        "classic.hooks",
-        "classic.inputs",
-        "classic.warm_start",
-    ),
-    ("classic.columns_bridge", "classic.keras_named", "classic.optimizers_bridge", "classic.summaries"),
-    ("classic.head_checks", "classic.layers", "classic.optimizers", "classic.parse_specs", "classic.column_specs"),
-    ("classic.head_metrics",),
-    ("classic.heads_base", "classic.logits"),
-    ("classic.heads_classes", "classic.heads_labels", "classic.heads_regression", "classic.heads_multi"),
-    ("classic.heads", "classic.premade"),
-    ("classic.tabular",),
-    ("classic.estimator",),
-    ("classic.premade_linear", "classic.extenders"),
-    ("classic.premade_dnn", "classic.premade_combined", "classic.premade_baseline", "classic.premade_v1"),
-    ("classic.training", "classic.early_stopping", "classic.tpu", "classic.keras_models"),
-    ("classic.check",),
-    ("classic.__main__",),
-    # 7
-    ("build", "sweep"),
-    ("rehearsal",),
-    ("commands",),
-    # 8, 9
-    ("task",),
-    ("standby",),
-    ("supervisor", "composing"),
-    ("multirun",),
-    ("app",),
-    ("__main__",),
-)
-WITHOUT_TENSORFLOW = (
-    "types", "files", "report", "journal", "user_code", "cluster", "config", "parsing", "launcher", "tracking",
-    "shipping", "sweep", "supervisor", "app", "masking", "garbage", "identity", "lock", "saved", "mistakes",
-    "provenance", "outcome", "stopping", "composing", "multirun", "checks", "debugging", "config_trees",
-    "names", "dialect", "curves", "predictions", "errors", "task", "ranking", "output", "step_range", "export_checks",
-    "manifest", "retention", "local_cluster", "gang", "tf_config", "slurm", "kubernetes", "tpu", "resolvers",
-    "cluster_info", "heartbeat", "loopback", "restarts", "tasks", "peers", "peer_run", "spares", "standby", "ending",
-    "legacy_keras", "api_names", "mlflow_tracker", "strategy_checks", "config_nodes", "warm_start_checks",
-    "classic", "classic.names", "classic.install", "classic.classic_bridge", "classic.installed",
-    "classic.differences", "classic.source", "classic.tensorflow1", "classic.check",
-    "classic.keys", "classic.module_paths", "classic.__main__",
+# A room imports only from rooms before its own. "contract" is what lies in `runner/` itself.
+ROOMS = (
+    "system", "tf_private", "config", "distribute", "tracking", "contract", "tracing", "data", "hooks", "checkpoint",
+    "programs", "export", "estimator", "classic", "task", "launch",
 )  # fmt: skip
-LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
+
+# Modules and whole rooms that neither TensorFlow nor MLflow is imported by: what answers before a task starts.
+WITHOUT_TENSORFLOW = (
+    "system", "config", "launch", "types", "tf_private.legacy_keras", "tracking.curves", "tracking.journal",
+    "tracking.exit_codes", "tracking.mlflow_tracker", "tracking.plain_values", "tracking.provenance",
+    "tracking.run_lock", "tracking.run_record", "tracking.shipper", "tracking.summary",
+    "tracking.tracker", "tracking.training_status", "checkpoint.layout", "checkpoint.manifest",
+    "checkpoint.retention", "distribute.cluster",
+    "distribute.cluster_resolver", "distribute.errors", "distribute.kubernetes", "distribute.local_cluster",
+    "distribute.slurm", "distribute.tf_config", "distribute.tpu", "task.main",
+    "task.error_report", "task.prediction_files", "task.stop_hook", "classic", "classic.__main__", "classic.keys",
+    "classic.compat.check", "classic.compat.differences", "classic.compat.install", "classic.compat.installed_names",
+    "classic.compat.module_paths", "classic.compat.names", "classic.compat.source", "classic.compat.tf1_imports",
+    "tf_private.tf_estimator",
+)  # fmt: skip
+
 FILES = {
     ".".join(path.relative_to(RUNNER).with_suffix("").parts).removesuffix(".__init__"): path
     for path in RUNNER.rglob("*.py")
     if path != RUNNER / "__init__.py"
 }
-MODULES = sorted(FILES)
 
 
-def imported_modules(path: Path) -> set[str]:
-    """The modules of `runner` that a file imports anywhere in it, except for type checkers only."""
+def room_of(module: str) -> str:
+    """`checkpoint.writer` -> checkpoint; `types` -> contract."""
+    first = module.partition(".")[0]
+    return first if (RUNNER / first).is_dir() else "contract"
+
+
+def import_nodes(path: Path) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yield the imports anywhere in a file, except those for type checkers only."""
     tree = ast.parse(path.read_text())
     for_types = {
         id(inner)
@@ -142,70 +57,127 @@ def imported_modules(path: Path) -> set[str]:
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
-    found: set[str] = set()
     for node in ast.walk(tree):
-        if id(node) in for_types:
-            continue
+        if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in for_types:
+            yield node
+
+
+def imported_names(path: Path) -> set[str]:
+    """Return the dotted names that a file imports: `a.b` for `import a.b`, `a.b.c` for `from a.b import c`."""
+    names: set[str] = set()
+    for node in import_nodes(path):
         if isinstance(node, ast.Import):
-            found |= {_module(alias.name) for alias in node.names if alias.name.startswith("runner.")}
-        elif isinstance(node, ast.ImportFrom) and node.module in ("runner", "runner.classic"):
-            found |= {_module(f"{node.module}.{alias.name}") for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("runner."):
-            found.add(_module(node.module))
-    return found
+            names |= {alias.name for alias in node.names}
+        else:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
-def _module(name: str) -> str:
-    """`runner.a.b` -> a; `runner.classic.a.b` -> classic.a."""
-    _, first, *rest = name.split(".")
-    return f"classic.{rest[0]}" if first == "classic" and rest else first
+def imported_modules(path: Path) -> set[str]:
+    """Return the modules of `runner` that a file imports, without the `runner.`; public names count as none."""
+    ours = {name.removeprefix("runner.") for name in imported_names(path) if name.startswith("runner.")}
+    return {name if name in FILES else name.rpartition(".")[0] for name in ours} - {""}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_only_from_layers_before_its_own(module: str) -> None:
-    assert module in LAYER_OF, f"runner/{module}.py has no place in LAYERS"
-    for other in imported_modules(FILES[module]):
-        assert other in LAYER_OF, f"runner/{module}.py imports {other!r}, which is no module of the table"
-        assert LAYER_OF[other] < LAYER_OF[module], f"runner/{module}.py imports runner.{other}, which is not below it"
+IMPORTS = {module: imported_modules(path) for module, path in FILES.items()}
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if not name.startswith("classic")])
-def test_the_core_never_imports_the_classic_api(module: str) -> None:
-    assert not [other for other in imported_modules(FILES[module]) if other.startswith("classic")]
+def test_a_room_imports_only_from_rooms_before_its_own() -> None:
+    rank = {room: number for number, room in enumerate(ROOMS)}
+    assert {room_of(module) for module in FILES} == set(ROOMS)
+    upward = [
+        f"runner.{module} imports runner.{other}"
+        for module, others in IMPORTS.items()
+        for other in others
+        if rank[room_of(other)] > rank[room_of(module)]
+        and module != "__main__"  # `python -m runner` starts the command
+    ]
+    assert upward == []
 
 
-@pytest.mark.parametrize("module", [name for name in WITHOUT_TENSORFLOW if name in MODULES])
-def test_never_imports_tensorflow_or_mlflow(module: str) -> None:
-    code = (
-        f"import sys, runner.{module}\n"
-        "print(*sorted({name.split('.')[0] for name in sys.modules} & {'tensorflow', 'keras', 'tf_keras', 'mlflow'}))"
+def test_no_file_is_imported_by_what_it_imports() -> None:
+    tuple(graphlib.TopologicalSorter(IMPORTS).static_order())  # a CycleError names the files
+
+
+def test_the_command_reads_of_checkpoints_and_tasks_only_what_is_free_of_tensorflow() -> None:
+    beyond = {other for module in FILES if room_of(module) == "launch" for other in IMPORTS[module]}
+    beyond = {other for other in beyond if room_of(other) in ROOMS[ROOMS.index("tracing") : ROOMS.index("launch")]}
+    assert beyond <= {"checkpoint.layout", "task.main", "task.error_report"}
+
+
+def test_a_room_has_a_page_about_itself_and_imports_nothing() -> None:
+    for room in (*ROOMS, "classic.compat", "classic.heads", "classic.premade"):
+        if room in ("contract", "classic"):  # `import runner.classic` puts its names on TensorFlow
+            continue
+        page = FILES[room]
+        assert ast.get_docstring(ast.parse(page.read_text())), f"{page} says nothing about the room"
+        assert not list(import_nodes(page)), f"{page} imports something"
+
+
+def test_a_room_is_small_enough_to_look_through() -> None:
+    folders = {path.parent for path in FILES.values()} - {RUNNER}
+    files = {folder: [one for one in folder.glob("*.py") if not one.stem.startswith("__")] for folder in folders}
+    assert {str(folder): len(found) for folder, found in files.items() if len(found) > 16} == {}
+
+
+@pytest.mark.processes
+def test_what_answers_before_a_task_starts_imports_neither_tensorflow_nor_mlflow() -> None:
+    modules = sorted(
+        module
+        for module in FILES
+        if module in WITHOUT_TENSORFLOW or module.split(".")[0] in ("system", "config", "launch")
     )
-    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert loaded.stdout.strip() == ""
+    assert set(WITHOUT_TENSORFLOW) <= {*FILES}
+    # In one process, one after the other: the first that loads one of them is named.
+    code = (
+        "import importlib, sys\n"
+        f"for name in {modules}:\n"
+        "    importlib.import_module(f'runner.{name}')\n"
+        "    loaded = {n.split('.')[0] for n in sys.modules} & {'tensorflow', 'keras', 'tf_keras', 'mlflow'}\n"
+        "    if loaded:\n        sys.exit(f'runner.{name} imports {loaded}')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_private_names_of_tensorflow_are_imported_in_one_room() -> None:
+    private = (
+        "tensorflow.python.",
+        "tensorflow.core.",
+        "tensorflow.compat.v2.__internal__",
+        "keras.src.",
+        "tf_keras.src.",
+    )
+    elsewhere = {
+        f"runner.{module} imports {name}"
+        for module, path in FILES.items()
+        if room_of(module) != "tf_private"
+        for name in imported_names(path)
+        if f"{name}.".startswith(private)
+    }
+    assert elsewhere == set()
+
+
+def test_the_core_never_imports_the_classic_api() -> None:
+    core = [module for module in FILES if room_of(module) != "classic"]
+    assert [
+        f"runner.{module}" for module in core if any(room_of(other) == "classic" for other in IMPORTS[module])
+    ] == []
 
 
 def test_only_the_tracker_names_mlflow() -> None:
-    for path in RUNNER.rglob("*.py"):
-        if path.stem not in ("mlflow_tracker", "mlflow_model"):  # the latter is for models that MLflow holds a copy of
-            tops = {
-                name.split(".")[0]
-                for node in ast.walk(ast.parse(path.read_text()))
-                if isinstance(node, ast.Import | ast.ImportFrom)
-                for name in ([a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""])
-            }
-            assert "mlflow" not in tops, f"{path} imports mlflow"
+    # mlflow_model is for models that MLflow holds a copy of.
+    allowed = {"tracking.mlflow_tracker", "tracking.mlflow_model"}
+    naming = {module for module, path in FILES.items() if "mlflow" in {n.split(".")[0] for n in imported_names(path)}}
+    assert naming <= allowed
 
 
-@pytest.mark.parametrize("path", [*sorted(ROOT.glob("model_fns/*.py")), *sorted(ROOT.glob("input_fns/*.py"))], ids=str)
-def test_examples_use_public_names_only(path: Path) -> None:
-    assert not [node for node in imported_modules(path) if node in LAYER_OF]
+def test_examples_use_public_names_only() -> None:
+    for path in (*ROOT.glob("model_fns/*.py"), *ROOT.glob("input_fns/*.py")):
+        assert imported_modules(path) <= {"classic"}, path
 
 
-def test_no_file_is_longer_than_five_hundred_lines() -> None:
-    lengths = {path.name: len(path.read_text().splitlines()) for path in RUNNER.rglob("*.py")}
-    assert {name: length for name, length in lengths.items() if length > 500} == {}
-
-
+@pytest.mark.processes
 def test_help_and_cfg_import_neither_numpy_nor_rich() -> None:
     code = (
         "import sys, runpy\n"

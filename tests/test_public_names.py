@@ -27,6 +27,7 @@ def test_unknown_name_is_refused() -> None:
         runner.Estimater  # noqa: B018
 
 
+@pytest.mark.processes
 def test_importing_runner_imports_no_tensorflow() -> None:
     heavy = ("tensorflow", "keras", "mlflow", "numpy")
     code = f"import sys, runner; runner.__all__; dir(runner); print([m for m in {heavy} if m in sys.modules])"
@@ -34,6 +35,7 @@ def test_importing_runner_imports_no_tensorflow() -> None:
     assert found.stdout.strip() == "[]"
 
 
+@pytest.mark.processes
 def test_config_and_results_are_had_without_tensorflow() -> None:
     code = (
         "import sys; from runner import Every, Hook, Params, RunConfig, StepResult; print('tensorflow' in sys.modules)"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from runner import RunConfig
-from runner.cluster import Cluster
-from tests.line import mirrored
+from runner.distribute.cluster import Cluster
+from tests.support.line import mirrored
 
 TASKS = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
 
@@ -59,18 +59,18 @@ def test_setting_one_save_cadence_turns_the_other_off() -> None:
 def test_zero_and_none_turn_a_number_off_and_negative_ones_are_refused(name: str) -> None:
     assert getattr(RunConfig(**{name: 0}), name) == 0  # type: ignore[arg-type]
     assert getattr(RunConfig(**{name: None}), name) is None  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=rf"RunConfig\({name}=-1\): it may not be negative; None or 0 turns it off."):
+    with pytest.raises(ValueError, match=rf"RunConfig\({name}=-1\) must be at least 1."):
         RunConfig(**{name: -1})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["save_checkpoints_steps", "save_checkpoints_secs", "steps_per_loop"])
 def test_cadences_and_loops_must_be_positive(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"RunConfig\({name}=0\): it must be positive; None turns it off."):
+    with pytest.raises(ValueError, match=rf"RunConfig\({name}=0\) must be (at least 1|more than 0)."):
         RunConfig(**{name: 0})  # type: ignore[arg-type]
 
 
 def test_unknown_nan_policy_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"RunConfig\(nan='skip'\): allowed are 'stop', 'rollback' and 'ignore'."):
+    with pytest.raises(ValueError, match=r"RunConfig\(nan='skip'\) is not allowed. Allowed: stop, rollback, ignore."):
         RunConfig(nan="skip")
 
 

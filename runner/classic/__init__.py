@@ -10,6 +10,6 @@ TF_USE_LEGACY_KERAS=0 in the environment keeps Keras 3.
 
 from __future__ import annotations
 
-from runner.classic import install
+from runner.classic.compat import install
 
 install.install()

@@ -22,13 +22,13 @@ def main() -> int:
         print(_USAGE)
         return 0 if len(sys.argv) > 1 and sys.argv[1] != "-m" else 2
     if sys.argv[1] == "check":
-        from runner.classic import check
+        from runner.classic.compat import check
 
         return check.main(sys.argv[2:])
-    from runner.classic import tensorflow1
+    from runner.classic.compat import tf1_imports
 
     is_module = sys.argv[1] == "-m"
-    sources = tensorflow1.watch_imports(sys.argv[2] if is_module else "__main__")
+    sources = tf1_imports.watch_imports(sys.argv[2] if is_module else "__main__")
     try:
         if is_module:
             sys.argv = sys.argv[2:]

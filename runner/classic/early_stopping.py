@@ -7,6 +7,7 @@ damaged event file ends where it is damaged.
 from __future__ import annotations
 
 import collections
+import functools
 import logging
 import operator
 import os
@@ -16,8 +17,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.estimator import Estimator
-from runner.hooks import Every, Hook, Run
+from runner.estimator.estimator import Estimator
+from runner.hooks.hook import Every, Hook, Run
 from runner.types import StepResult
 
 _log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ def make_early_stopping_hook(
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
 ) -> Hook:
-    """A hook that ends training when `should_stop_fn` says so. Of several workers the chief alone asks it.
+    """Return a hook that ends training when `should_stop_fn` says so. Of several workers the chief alone asks it.
 
     Args:
       run_every_secs, run_every_steps: how often it is asked; exactly one of them. It is also asked before the first
@@ -54,50 +55,44 @@ def stop_if_higher_hook(
     estimator: Estimator, metric_name: str, threshold: float, eval_dir: str | None = None, min_steps: int = 0,
     run_every_secs: float | None = 60, run_every_steps: int | None = None,
 ) -> Hook:  # fmt: skip
-    """Ends training when an evaluation at `min_steps` or later has found a metric above `threshold`.
+    """Return a hook that ends training when an evaluation at `min_steps` or later has found a metric above `threshold`.
 
     Args:
       eval_dir: folder of the evaluation's events; None: that of the evaluation without a name.
     """
-    return _by_threshold(
-        estimator, metric_name, threshold, operator.gt, "above", eval_dir, min_steps, run_every_secs, run_every_steps
-    )
+    ends = functools.partial(_first_beyond, threshold, operator.gt, "above")
+    return _watching(estimator, metric_name, ends, eval_dir, min_steps, run_every_secs, run_every_steps)
 
 
 def stop_if_lower_hook(
     estimator: Estimator, metric_name: str, threshold: float, eval_dir: str | None = None, min_steps: int = 0,
     run_every_secs: float | None = 60, run_every_steps: int | None = None,
 ) -> Hook:  # fmt: skip
-    """As `stop_if_higher_hook`, below `threshold`."""
-    return _by_threshold(
-        estimator, metric_name, threshold, operator.lt, "below", eval_dir, min_steps, run_every_secs, run_every_steps
-    )
+    """Like `stop_if_higher_hook`, for a metric below `threshold`."""
+    ends = functools.partial(_first_beyond, threshold, operator.lt, "below")
+    return _watching(estimator, metric_name, ends, eval_dir, min_steps, run_every_secs, run_every_steps)
 
 
 def stop_if_no_increase_hook(
     estimator: Estimator, metric_name: str, max_steps_without_increase: int, eval_dir: str | None = None,
     min_steps: int = 0, run_every_secs: float | None = 60, run_every_steps: int | None = None,
 ) -> Hook:  # fmt: skip
-    """Ends training when the largest value of a metric is `max_steps_without_increase` steps old, or older."""
-    return _by_improvement(
-        estimator, metric_name, max_steps_without_increase, operator.gt, eval_dir, min_steps, run_every_secs,
-        run_every_steps,
-    )  # fmt: skip
+    """Return a hook that ends training when the largest value of a metric is so many steps old, or older."""
+    ends = functools.partial(_best_of_long_ago, max_steps_without_increase, operator.gt)
+    return _watching(estimator, metric_name, ends, eval_dir, min_steps, run_every_secs, run_every_steps)
 
 
 def stop_if_no_decrease_hook(
     estimator: Estimator, metric_name: str, max_steps_without_decrease: int, eval_dir: str | None = None,
     min_steps: int = 0, run_every_secs: float | None = 60, run_every_steps: int | None = None,
 ) -> Hook:  # fmt: skip
-    """Ends training when the smallest value of a metric is `max_steps_without_decrease` steps old, or older."""
-    return _by_improvement(
-        estimator, metric_name, max_steps_without_decrease, operator.lt, eval_dir, min_steps, run_every_secs,
-        run_every_steps,
-    )  # fmt: skip
+    """Return a hook that ends training when the smallest value of a metric is so many steps old, or older."""
+    ends = functools.partial(_best_of_long_ago, max_steps_without_decrease, operator.lt)
+    return _watching(estimator, metric_name, ends, eval_dir, min_steps, run_every_secs, run_every_steps)
 
 
 def read_eval_metrics(eval_dir: str) -> Mapping[int, Mapping[str, float]]:
-    """Global step -> scalar metrics, of all event files in `eval_dir`, in order of the steps."""
+    """Return global step -> scalar metrics, of all event files in `eval_dir`, in order of the steps."""
     found: dict[int, dict[str, float]] = collections.defaultdict(dict)
     for path in sorted(tf.io.gfile.glob(os.path.join(eval_dir, "*.tfevents.*"))):
         for event in _events(path):
@@ -109,7 +104,7 @@ def read_eval_metrics(eval_dir: str) -> Mapping[int, Mapping[str, float]]:
 
 
 class _StopWhen(Hook):
-    """Asks, and has training end."""
+    """The hook that asks `should_stop_fn`, and requests the stop."""
 
     def __init__(self, should_stop_fn: Callable[[], bool], every: Every, *, is_chief: bool) -> None:
         self.every = Every(steps=every.steps)  # loops end there; seconds are looked at between loops
@@ -129,45 +124,43 @@ class _StopWhen(Hook):
             run.request_stop("an early stopping hook requested it")
 
 
-def _by_threshold(
-    estimator: Estimator, metric: str, threshold: float, passes: Callable[[float, float], bool], word: str,
-    eval_dir: str | None, min_steps: int, run_every_secs: float | None, run_every_steps: int | None,
+def _watching(
+    estimator: Estimator, metric: str, ends: Callable[[Mapping[int, float]], str], eval_dir: str | None, min_steps: int,
+    run_every_secs: float | None, run_every_steps: int | None,
 ) -> Hook:  # fmt: skip
+    """Return a hook that ends training when `ends`, called with step -> value of the metric, gives a reason."""
     eval_dir = eval_dir or estimator.eval_dir()
 
     def should_stop() -> bool:
-        for step, metrics in _evaluations_of(metric, eval_dir).items():
-            if step >= min_steps and metric in metrics and passes(metrics[metric], threshold):
-                _log.info("%s is %g at step %d, %s %g: training ends.", metric, metrics[metric], step, word, threshold)
-                return True
-        return False
+        found = _evaluations_of(metric, eval_dir).items()
+        reason = ends({step: values[metric] for step, values in found if step >= min_steps and metric in values})
+        if reason:
+            _log.info("%s is %s: training ends.", metric, reason)
+        return bool(reason)
 
     return make_early_stopping_hook(estimator, should_stop, run_every_secs, run_every_steps)
 
 
-def _by_improvement(
-    estimator: Estimator, metric: str, max_steps: int, is_better: Callable[[float, float], bool],
-    eval_dir: str | None, min_steps: int, run_every_secs: float | None, run_every_steps: int | None,
-) -> Hook:  # fmt: skip
-    eval_dir = eval_dir or estimator.eval_dir()
+def _first_beyond(
+    threshold: float, passes: Callable[[float, float], bool], word: str, values: Mapping[int, float]
+) -> str:
+    found = (f"{value:g} at step {step}, {word} {threshold:g}" for step, value in values.items()
+             if passes(value, threshold))  # fmt: skip
+    return next(found, "")
 
-    def should_stop() -> bool:
-        best: tuple[int, float] | None = None
-        for step, metrics in _evaluations_of(metric, eval_dir).items():
-            if step < min_steps or metric not in metrics:
-                continue
-            if best is None or is_better(metrics[metric], best[1]):
-                best = step, metrics[metric]
-            elif step - best[0] >= max_steps:
-                _log.info("%s is not better than %g at step %d: training ends.", metric, best[1], best[0])
-                return True
-        return False
 
-    return make_early_stopping_hook(estimator, should_stop, run_every_secs, run_every_steps)
+def _best_of_long_ago(max_steps: int, is_better: Callable[[float, float], bool], values: Mapping[int, float]) -> str:
+    best: tuple[int, float] | None = None
+    for step, value in values.items():
+        if best is None or is_better(value, best[1]):
+            best = step, value
+        elif step - best[0] >= max_steps:
+            return f"not better than {best[1]:g} at step {best[0]}"
+    return ""
 
 
 def _evaluations_of(metric: str, eval_dir: str) -> Mapping[int, Mapping[str, float]]:
-    """As `read_eval_metrics`. Raises: ValueError: there are evaluations, and none has `metric`."""
+    """Read the evaluations. Raises: ValueError: there are evaluations, and none has `metric`."""
     found = read_eval_metrics(eval_dir)
     there = sorted({name for metrics in found.values() for name in metrics})
     if there and metric not in there:
@@ -177,7 +170,7 @@ def _evaluations_of(metric: str, eval_dir: str) -> Mapping[int, Mapping[str, flo
 
 
 def _events(path: str) -> Any:
-    """The events of a file, up to where it is damaged: it may be written to just now."""
+    """Yield the events of a file, up to where it is damaged: it may be being written."""
     try:
         yield from tf.compat.v1.train.summary_iterator(path)
     except tf.errors.DataLossError as error:

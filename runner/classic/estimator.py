@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from runner import estimator, run_config
+from runner import run_config
+from runner.classic.compat.tf1_operators import as_classic, eagerly
 from runner.classic.inputs import named_only
-from runner.classic.logged import LoggedJournal, LoggedProgress
 from runner.classic.run_config import RunConfig
-from runner.classic.semantics import as_classic, eagerly
+from runner.classic.tf_logging import LoggedJournal, LoggedProgress
 from runner.classic.warm_start import as_warm_start
-from runner.inputs import Feed, Input
-from runner.loop import TrainingRun
+from runner.data.inputs import Input
+from runner.estimator import estimator as engine
+from runner.estimator.train_loop import TrainingRun
+from runner.model_fn import EstimatorSpec, ModeKeys
+
+_METRIC_FN_ARGUMENTS = ("features", "labels", "predictions", "config")
 
 
-class Estimator(estimator.Estimator):
-    """As `runner.Estimator`, with the arguments and defaults that tf.estimator had.
+class Estimator(engine.Estimator):
+    """`runner.Estimator` with the arguments and defaults that tf.estimator had.
 
     Args:
       model_fn: called with those of features, labels, mode, params, config that it declares.
@@ -38,23 +43,23 @@ class Estimator(estimator.Estimator):
         config: run_config.RunConfig | None = None,
         params: Any = None,
         warm_start_from: Any = None,
-        **engine: Any,
+        **others: Any,
     ) -> None:
         config = RunConfig() if config is None else config
         if warm_start_from is not None and isinstance(config, run_config.RunConfig):
             config = config.replace(warm_start=as_warm_start(warm_start_from))
-        engine.setdefault("journal", LoggedJournal())
-        engine.setdefault("progress", LoggedProgress())
-        super().__init__(as_classic(model_fn), model_dir, config, params, **engine)
+        others.setdefault("journal", LoggedJournal())
+        others.setdefault("progress", LoggedProgress())
+        super().__init__(as_classic(model_fn), model_dir, config, params, **others)
         if isinstance(config, RunConfig):
             config.say_without_effect()
 
-    evaluate = eagerly(estimator.Estimator.evaluate)
-    experimental_export_all_saved_models = eagerly(estimator.Estimator.experimental_export_all_saved_models)
-    get_variable_value = eagerly(estimator.Estimator.get_variable_value)
+    evaluate = eagerly(engine.Estimator.evaluate)
+    experimental_export_all_saved_models = eagerly(engine.Estimator.experimental_export_all_saved_models)
+    get_variable_value = eagerly(engine.Estimator.get_variable_value)
 
     def predict(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        """As that of the runner."""
+        """Like that of the runner."""
         following = eagerly(super().predict(*args, **kwargs).__next__)
         while True:
             try:
@@ -67,7 +72,7 @@ class Estimator(estimator.Estimator):
     def train_run(
         self, input_fn: Any, hooks: Sequence[Any] | None = None, *args: Any, **kwargs: Any
     ) -> TrainingRun | None:
-        """As that of the runner. Raises: ValueError: this process is none that trains."""
+        """Like that of the runner. Raises: ValueError: this process does not train."""
         task_type = self.config.task_type
         if task_type in ("evaluator", "ps"):
             raise ValueError(
@@ -78,15 +83,41 @@ class Estimator(estimator.Estimator):
             self.config.check_strategy()
         return super().train_run(input_fn, hooks, *args, **kwargs)
 
-    def _feed(self, input_fn: Any, mode: str, *args: Any, **kwargs: Any) -> Feed:
-        given = input_fn if isinstance(input_fn, Input) else named_only(input_fn)
-        return super()._feed(given, mode, *args, **kwargs)
+    def _as_input(self, input_fn: Any, mode: str) -> Any:
+        return input_fn if isinstance(input_fn, Input) else named_only(input_fn)
 
     @property
     def model_fn(self) -> Callable[..., Any]:
         """The function with its params: takes features, labels, mode and, if it wants to, config."""
 
         def model_fn(features: Any, labels: Any, mode: str, config: Any = None) -> Any:
-            return self._model_fn(features, labels, mode)
+            return self._context.model_fn(features, labels, mode)
 
         return model_fn
+
+
+def add_metrics(estimator: engine.Estimator, metric_fn: Callable[..., Mapping[str, Any]]) -> Estimator:
+    """Return an estimator like this one, in the same model_dir, whose evaluation has further metrics.
+
+    Args:
+      metric_fn: called in EVAL with those of features, labels, predictions and config that it takes; gives name ->
+        metric, as `EstimatorSpec.eval_metric_ops`. One of a name that is there replaces it.
+
+    Raises:
+      ValueError: metric_fn takes something else.
+    """
+    takes = list(inspect.signature(metric_fn).parameters)
+    unknown = [name for name in takes if name not in _METRIC_FN_ARGUMENTS]
+    if unknown:
+        raise ValueError(f"metric_fn takes {', '.join(unknown)}; it may take {', '.join(_METRIC_FN_ARGUMENTS)}.")
+    inner = estimator._context.model_fn
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any, config: Any) -> EstimatorSpec:
+        spec = inner(features, labels, mode)
+        if mode != ModeKeys.EVAL:
+            return spec
+        available = {"features": features, "labels": labels, "predictions": spec.predictions, "config": config}
+        added = metric_fn(**{name: available[name] for name in takes})
+        return spec._replace(eval_metric_ops={**(spec.eval_metric_ops or {}), **added})
+
+    return Estimator(model_fn, config=estimator.config, params=estimator.params)

@@ -1,4 +1,4 @@
-"""The hooks of tf.estimator: TensorFlow's own, which the engine runs, and those that only tf.estimator had."""
+"""The hooks that only tf.estimator had; of the others TensorFlow's own are run (compat/names.py lists them)."""
 
 from __future__ import annotations
 
@@ -10,29 +10,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.estimator import Estimator
-from runner.hooks import Every, Hook, Run
-from runner.loop import TrainingRun
+from runner.estimator.estimator import Estimator
+from runner.estimator.train_loop import TrainingRun
+from runner.hooks.hook import Every, Hook, Run
 from runner.types import StepResult
 
 _train = tf.compat.v1.train
-
-CheckpointSaverHook = _train.CheckpointSaverHook
-CheckpointSaverListener = _train.CheckpointSaverListener
-FeedFnHook = _train.FeedFnHook
-FinalOpsHook = _train.FinalOpsHook
-GlobalStepWaiterHook = _train.GlobalStepWaiterHook
-LoggingTensorHook = _train.LoggingTensorHook
-NanLossDuringTrainingError = _train.NanLossDuringTrainingError
-NanTensorHook = _train.NanTensorHook
-SecondOrStepTimer = _train.SecondOrStepTimer
-SessionRunArgs = _train.SessionRunArgs
-SessionRunContext = _train.SessionRunContext
-SessionRunHook = _train.SessionRunHook
-SessionRunValues = _train.SessionRunValues
-StepCounterHook = _train.StepCounterHook
-StopAtStepHook = _train.StopAtStepHook
-SummarySaverHook = _train.SummarySaverHook
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`tf.compat.v1.estimator.inputs`: input functions over arrays and data frames in memory."""
+"""Input functions over arrays and data frames in memory, and how tf.io.parse_example reads what premade models take."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def numpy_input_fn(
     queue_capacity: int = 1000,
     num_threads: int = 1,
 ) -> Callable[[], tf.data.Dataset]:
-    """An input function over NumPy arrays.
+    """Return an input function over NumPy arrays.
 
     Args:
       x: features: an array, or a dict of arrays.
@@ -57,7 +57,7 @@ def pandas_input_fn(
     num_threads: int = 1,
     target_column: str = "target",
 ) -> Callable[[], tf.data.Dataset]:
-    """An input function over a pandas DataFrame: its columns are the features, each `[batch]`.
+    """Return an input function over a pandas DataFrame: its columns are the features, each `[batch]`.
 
     Args:
       y: labels: a Series, or a DataFrame for several; None: there are none. Its index is that of `x`.
@@ -85,6 +85,58 @@ def pandas_input_fn(
     if y is not None:
         labels = _columns(y) if hasattr(y, "columns") else _array(y)
     return _input_fn(features, labels, batch_size, num_epochs, bool(shuffle))
+
+
+def classifier_parse_example_spec(
+    feature_columns: Any,
+    label_key: str,
+    label_dtype: tf.DType = tf.int64,
+    label_default: Any = None,
+    weight_column: Any = None,
+) -> dict[str, Any]:
+    """Return key -> how tf.io.parse_example reads it: features, label and weight of a classifier.
+
+    Args:
+      label_dtype: int64 for ids, string for entries of a vocabulary.
+      label_default: of examples without one; None: they are an error.
+      weight_column: key of a feature, or numeric_column.
+
+    Raises: ValueError: label or weight is a feature, too.
+    """
+    return _parse_spec(feature_columns, label_key, (1,), label_dtype, label_default, weight_column)
+
+
+def regressor_parse_example_spec(
+    feature_columns: Any,
+    label_key: str,
+    label_dtype: tf.DType = tf.float32,
+    label_default: Any = None,
+    label_dimension: int = 1,
+    weight_column: Any = None,
+) -> dict[str, Any]:
+    """Return the same for a regressor. Args: see `classifier_parse_example_spec` and RegressionHead."""
+    return _parse_spec(feature_columns, label_key, (label_dimension,), label_dtype, label_default, weight_column)
+
+
+def _parse_spec(
+    feature_columns: Any, label_key: str, shape: tuple[int, ...], dtype: tf.DType, default: Any, weight_column: Any
+) -> dict[str, Any]:
+    spec: dict[str, Any] = dict(tf.feature_column.make_parse_example_spec(feature_columns))
+    _check_new(spec, label_key, "label_key")
+    spec[label_key] = tf.io.FixedLenFeature(shape, dtype, default)
+    if weight_column is None:
+        return spec
+    if isinstance(weight_column, str):
+        weight_column = tf.feature_column.numeric_column(weight_column)
+    if not hasattr(weight_column, "normalizer_fn"):
+        raise ValueError(f"weight_column is a key or a numeric_column, not {type(weight_column).__name__}.")
+    _check_new(spec, weight_column.key, "weight_column")
+    return {**spec, **weight_column.parse_example_spec}
+
+
+def _check_new(spec: dict[str, Any], key: str, what: str) -> None:
+    if key in spec:
+        raise ValueError(f"{what}={key!r} is read as a feature already: {', '.join(spec)}.")
 
 
 def named_only(input_fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,8 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.classic.keras_named import SGD, Adagrad, Adam, Ftrl, KerasNamed, RMSprop
-from runner.classic.optimizers_bridge import made_apart, schedule_of
+from runner.classic.keras2_optimizers import SGD, Adagrad, Adam, Ftrl, KerasNamed, RMSprop
+from runner.tf_private.optimizers import made_apart, schedule_of
 
 v1 = tf.compat.v1
 
@@ -36,7 +36,7 @@ _DEFAULTS: Mapping[str, Any] = {"amsgrad": False, "centered": False, "l2_shrinka
 
 
 def optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
-    """A new optimizer for one call of a model_fn.
+    """Return a new optimizer for one call of a model_fn.
 
     Args:
       given: a name (Adagrad, Adam, Ftrl, RMSProp, SGD), an optimizer of tf.compat.v1.train, Keras 3 or tf_keras, or a
@@ -68,14 +68,14 @@ def optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
 
 
 def v1_optimizer_of(given: Any, learning_rate: float) -> Any:
-    """As `optimizer_of`, for tf.compat.v1.estimator: a name means an optimizer of tf.compat.v1.train."""
+    """Like `optimizer_of`, for tf.compat.v1.estimator: a name means an optimizer of tf.compat.v1.train."""
     if isinstance(given, str) and given in _V1_BY_NAME:
         return _V1_BY_NAME[given](learning_rate)
     return optimizer_of(given)
 
 
 def minimize(optimizer: Any, loss: tf.Tensor, variables: Sequence[Any] | None = None, *, counts: bool = True) -> Any:
-    """The operation of one update of `variables` (None: of all that are trainable).
+    """Build the operation of one update of `variables` (None: of all that are trainable).
 
     Args:
       optimizer: as `optimizer_of` makes it.
@@ -88,18 +88,14 @@ def minimize(optimizer: Any, loss: tf.Tensor, variables: Sequence[Any] | None = 
     if isinstance(optimizer, v1.train.Optimizer):
         updated = optimizer.minimize(loss, var_list=variables)
     else:
-        updated = _apply(optimizer, tf.gradients(loss, variables), variables)
+        gradients = zip(tf.gradients(loss, variables), variables, strict=True)
+        pairs = [(gradient, one) for gradient, one in gradients if gradient is not None]
+        optimizer.apply([gradient for gradient, _ in pairs], [one for _, one in pairs])
+        updated = tf.no_op()  # the runner finds what an optimizer of Keras 3 writes; it has no operation to return
     if not counts:
         return updated
     with tf.control_dependencies([updated]):
         return tf.group(global_step.assign_add(1, read_value=False))
-
-
-def _apply(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
-    """The update of an optimizer of Keras 3. What it writes is found by the runner; it has no operation to return."""
-    pairs = [(gradient, one) for gradient, one in zip(gradients, variables, strict=True) if gradient is not None]
-    optimizer.apply([gradient for gradient, _ in pairs], [one for _, one in pairs])
-    return tf.no_op()
 
 
 class Clipped:
@@ -127,7 +123,7 @@ class Clipped:
 
 
 def clipped_as_before(optimizer: Any) -> Callable[[], Any] | None:
-    """Makes what tf.estimator made of an optimizer of Keras, for each trace; None as for `named_as_before`."""
+    """Return what makes tf.estimator's optimizer of that of Keras, in each trace; None as for `named_as_before`."""
     named = named_as_before(optimizer, ignored=frozenset(_CLIPS))
     if named is None:
         return None
@@ -137,7 +133,7 @@ def clipped_as_before(optimizer: Any) -> Callable[[], Any] | None:
 
 
 def named_as_before(optimizer: Any, ignored: Collection[str] = ()) -> Any:
-    """The optimizer of Keras as the one that tf.estimator made of it; None where that cannot do what it is set to.
+    """Return the optimizer that tf.estimator made of one of Keras; None where it cannot do what that is set to.
 
     Its settings are read now.
 

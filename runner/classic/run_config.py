@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from runner import run_config
-from runner.cluster import Cluster
-from runner.tf_config import read_tf_config
+from runner.distribute.cluster import Cluster
+from runner.distribute.tf_config import read_tf_config
 
 _log = logging.getLogger(__name__)
 

@@ -1,15 +1,19 @@
 """The premade models as model functions for a config: `model=linear`, `model=dnn`, `model=wide_deep`."""
 
+# It stays in this place: conf/model/{linear,dnn,wide_deep}.yaml and the config.yaml of old runs name
+# `runner.classic.tabular.linear` and the like.
+
 from __future__ import annotations
 
 from typing import Any
 
-from runner.classic.column_specs import Columns
-from runner.classic.heads_base import Head
-from runner.classic.heads_classes import binary_or_multi_class_head
-from runner.classic.heads_regression import regression_head
+from runner.classic.heads.base import Head
+from runner.classic.heads.classification import binary_or_multi_class_head
+from runner.classic.heads.regression import RegressionHead
 from runner.classic.optimizers import optimizer_of
-from runner.classic.premade import V2, Deep, Wide, combined_model_fn, dnn_model_fn, linear_model_fn
+from runner.classic.premade.column_specs import Columns
+from runner.classic.premade.logits import Deep, Wide
+from runner.classic.premade.model_fns import V2, combined_model_fn, dnn_model_fn, linear_model_fn
 from runner.model_fn import EstimatorSpec
 from runner.types import Params
 
@@ -69,7 +73,7 @@ def _deep(params: Params, columns: Columns) -> Deep:
 
 def _head(params: Params) -> Head:
     if params.n_classes is None:
-        return regression_head(params.label_dimension, params.weight_column, "sum_over_batch_size")
+        return RegressionHead(params.label_dimension, params.weight_column, "sum_over_batch_size")
     return binary_or_multi_class_head(
         params.n_classes, params.weight_column, params.label_vocabulary, "sum_over_batch_size"
     )

@@ -12,7 +12,7 @@ import tensorflow as tf
 from runner.classic import run_config
 from runner.classic.estimator import Estimator
 from runner.classic.inputs import named_only
-from runner.inputs import Feed, Input
+from runner.data.inputs import Input
 from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.types import copied_params
 
@@ -184,13 +184,13 @@ class TPUEstimator(Estimator):
         }
         super().__init__(_with_batch_size(model_fn, self._batch_sizes), model_dir, config, params, warm_start_from)
 
-    def _feed(self, input_fn: Any, mode: str, *args: Any, **kwargs: Any) -> Feed:
+    def _as_input(self, input_fn: Any, mode: str) -> Any:
         size = self._batch_sizes[mode]
         if size is not None:
             source = input_fn if isinstance(input_fn, Input) else Input(named_only(input_fn))
             given = self.params if source.params is None else source.params
             input_fn = dataclasses.replace(source, params=copied_params(given, batch_size=size))
-        return super()._feed(input_fn, mode, *args, **kwargs)
+        return super()._as_input(input_fn, mode)
 
 
 def _with_batch_size(model_fn: Callable[..., Any], sizes: Mapping[str, int | None]) -> Callable[..., Any]:

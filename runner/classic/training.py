@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from runner import estimator as engine
-from runner import training
-from runner.classic.semantics import eagerly
-from runner.exporters import Exporter
+from runner.classic.compat.tf1_operators import eagerly
+from runner.estimator import estimator as engine
+from runner.estimator import train_and_evaluate as training
+from runner.export.exporters import Exporter
 
 
 class _TrainSpec(NamedTuple):
@@ -21,7 +21,7 @@ class _TrainSpec(NamedTuple):
 
 
 class TrainSpec(_TrainSpec):
-    """What to train on.
+    """The input, length and hooks of training.
 
     Attributes:
       input_fn: gives a tf.data.Dataset of (features, labels), or tensors.
@@ -61,7 +61,7 @@ class _EvalSpec(NamedTuple):
 
 
 class EvalSpec(_EvalSpec):
-    """What to evaluate on, with the defaults of tf.estimator.
+    """The input, length and hooks of an evaluation, with the defaults of tf.estimator.
 
     Attributes:
       input_fn: as of TrainSpec.
@@ -104,7 +104,7 @@ class EvalSpec(_EvalSpec):
 def train_and_evaluate(
     estimator: engine.Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
 ) -> tuple[dict[str, Any] | None, list[Any]]:
-    """Trains and evaluates; what this process does of it, TF_CONFIG says.
+    """Train and evaluate; TF_CONFIG says which part of it this process does.
 
     A process that trains evaluates its checkpoints as they are saved, and the last one always; where `cluster` in
     TF_CONFIG names an evaluator it leaves that to the process of that task, which ends when training has ended. A
@@ -120,9 +120,10 @@ def train_and_evaluate(
             raise TypeError(f"train_and_evaluate: {value!r} is no {kind.__name__}.")
     train_spec, eval_spec = TrainSpec(*train_spec), EvalSpec(*eval_spec)  # `_replace` has checked nothing
     exporters = [_Recorded(exporter) for exporter in eval_spec.exporters]
-    is_evaluator = estimator.config.cluster.is_evaluator
+    start_delay_secs = eval_spec.start_delay_secs if estimator.config.cluster.is_evaluator else 0
+    evaluated = eval_spec._replace(exporters=exporters, start_delay_secs=start_delay_secs)
     result = training.train_and_evaluate(
-        estimator, _train_spec(train_spec), _eval_spec(eval_spec, exporters, is_evaluator=is_evaluator)
+        estimator, training.TrainSpec(**train_spec._asdict()), training.EvalSpec(**evaluated._asdict())
     )
     metrics = result.metrics.get(eval_spec.name or "")
     return None if metrics is None else dict(metrics), [exporter.last for exporter in exporters]
@@ -141,22 +142,6 @@ class _Recorded(Exporter):
     def export(self, *args: Any, **kwargs: Any) -> Any:
         self.last = self._exporter.export(*args, **kwargs)
         return self.last
-
-
-def _train_spec(spec: TrainSpec) -> training.TrainSpec:
-    return training.TrainSpec(spec.input_fn, spec.max_steps, spec.hooks, spec.saving_listeners)
-
-
-def _eval_spec(spec: EvalSpec, exporters: Sequence[Exporter], *, is_evaluator: bool) -> training.EvalSpec:
-    return training.EvalSpec(
-        spec.input_fn,
-        steps=spec.steps,
-        name=spec.name,
-        hooks=spec.hooks,
-        exporters=exporters,
-        start_delay_secs=spec.start_delay_secs if is_evaluator else 0,
-        throttle_secs=spec.throttle_secs,
-    )
 
 
 def _check(what: str, input_fn: Any, **steps: int | None) -> None:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from runner.checkpoint.vocabulary import Vocabulary
 from runner.run_config import WarmStart, WarmStartWords
-from runner.vocabularies import Vocabulary
 
 VocabInfo = tf.compat.v1.train.VocabInfo
 _WORDS = WarmStartWords(
@@ -60,11 +60,13 @@ def as_warm_start(source: str | os.PathLike[str] | WarmStartSettings) -> WarmSta
     patterns = source.vars_to_warm_start
     is_list = isinstance(patterns, list | tuple)
     include = {_pattern(one): one for one in _listed(patterns)}
-    renamed = {f"{re.escape(name)}$": name for name in source.var_name_to_prev_var_name or {}}
+    previous = source.var_name_to_prev_var_name or {}
+    renamed = {f"{re.escape(name)}$": name for name in previous}
     return WarmStart(
         os.fspath(source.ckpt_to_initialize_from),
         include=tuple(include),
-        rename={rule: _literal((source.var_name_to_prev_var_name or {})[name]) for rule, name in renamed.items()},
+        # Groups of an expression could stand in the new name: a backslash in it is one that was written.
+        rename={rule: previous[name].replace("\\", r"\\") for rule, name in renamed.items()},
         vocabularies={name: _vocabulary(info) for name, info in (source.var_name_to_vocab_info or {}).items()},
         only_trainable=not is_list,
         optimizer_state=is_list,
@@ -94,11 +96,6 @@ def _pattern(one: Any) -> str:
     if not isinstance(one, str):
         return re.escape(one.name.partition(":")[0])
     return f"(?:{one.removesuffix(':0')})" if one.endswith(":0") else f"(?:{one}).*"
-
-
-def _literal(name: str) -> str:
-    """What stands for `name` where groups of an expression could stand."""
-    return name.replace("\\", r"\\")
 
 
 def _vocabulary(info: Any) -> Vocabulary:

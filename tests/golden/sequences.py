@@ -67,7 +67,9 @@ def model_fn(features, labels, mode, params):
     dense = tf.keras.layers.DenseFeatures(shared_embeddings())(features)
     net = tf.concat([tf.reduce_sum(outputs, 1), dense], 1)
     normalizer = tf.keras.layers.BatchNormalization(momentum=0.8)
-    net = tf.keras.layers.LayerNormalization()(net)
+    # Neither shift nor scale: BatchNormalization takes them away, so their gradients would be rounding alone, different
+    # on each CPU, and Adam makes whole steps of them.
+    net = tf.keras.layers.LayerNormalization(center=False, scale=False)(net)
     normal = normalizer(net, training=mode == tf.estimator.ModeKeys.TRAIN)
     hidden = tf.keras.layers.Dense(4, activation="tanh", kernel_regularizer=tf.keras.regularizers.l2(0.01))
     net = hidden(normal)

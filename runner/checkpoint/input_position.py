@@ -1,0 +1,200 @@
+"""Where the training input stands, so that a resumed run continues at the very next example."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import logging
+import re
+import types
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from runner.checkpoint import reader
+from runner.data.inputs import InputPipeline
+from runner.data.iterators import iterate
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class InputPosition:
+    """Where one process stands in its training input.
+
+    Attributes:
+      source: what tells this input from another one.
+      ended: it was read to its end; who continues starts from its beginning.
+      elements: elements of the dataset read since its beginning.
+      num_epochs: passes over the examples that it was opened for; None: nobody counts.
+      num_pipelines: processes that read data of their own; 1: one, or all the same.
+    """
+
+    source: str
+    ended: bool = False
+    elements: int = 0
+    num_epochs: int | None = None
+    num_pipelines: int = 1
+
+    @classmethod
+    def at_start(cls, source: str, pipeline: InputPipeline) -> InputPosition:
+        """Before the first element of `pipeline`."""
+        return cls(source, num_epochs=pipeline.num_epochs, num_pipelines=pipeline.num_pipelines)
+
+    def as_extra(self) -> dict[str, Any]:
+        """For the checkpoint; `continued` reads it."""
+        return dataclasses.asdict(self)
+
+
+def source_of(input_fn: Any, pipeline: InputPipeline) -> str:
+    """Return what tells one training input from another, across processes: `<module>.<function> <settings> [<code>]`.
+
+    The settings are a digest of what is bound to the function, of the `Input` and of the element's spec; a digest, as
+    params may be long and may hold what does not belong in a checkpoint. A name is enough for a function of a module:
+    its code may change, and lines may be added above it. Lambdas and local functions share names, so a digest of their
+    code follows; a lambda's name ends in its line, which only tells it from others in checkpoints of before.
+    """
+    settings = (getattr(input_fn, name, None) for name in ("params", "batch_size", "shuffle_seed"))
+    fn, bound = getattr(input_fn, "fn", input_fn), ""
+    while isinstance(fn, functools.partial):
+        keywords = {name: _named(value) for name, value in fn.keywords.items()}
+        bound += repr((tuple(map(_named, fn.args)), keywords))
+        fn = fn.func
+    # An address would be another one in each process.
+    details = _ADDRESS.sub("", repr((bound, *settings, pipeline.element_spec)))
+    name, *code = _name_and_code(fn)
+    return " ".join([name, _digest(details), *code])
+
+
+def _name_and_code(fn: Any) -> list[str]:
+    """Return the qualified name of a function; of a lambda or local function also a digest of its code."""
+    name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__name__)}"
+    code = getattr(fn, "__code__", None)
+    if code is None or "<" not in name:
+        return [name]
+    return [f"{name}:{code.co_firstlineno}" if name.endswith(_LAMBDA) else name, _digest(_facts(code))]
+
+
+def _named(value: Any) -> Any:
+    """Return a bound argument, or in place of a lambda or local function what tells it from others."""
+    found = _name_and_code(value)
+    return [_LINE.sub("", found[0]), *found[1:]] if len(found) > 1 else value
+
+
+def _is_same_source(saved: str, source: str) -> bool:
+    """Report whether two results of `source_of` mean the same input.
+
+    Checkpoints of before hold `<module>.<function>:<line> <settings>`. Nothing else than the line tells two lambdas in
+    them apart; of other functions it is not compared.
+    """
+    name, settings, *code = source.split(" ")
+    saved_name, saved_settings, *saved_code = saved.split(" ")
+    if not saved_code:
+        code = []
+    if saved_code or not saved_name.rpartition(":")[0].endswith(_LAMBDA):
+        name, saved_name = _LINE.sub("", name), _LINE.sub("", saved_name)
+    return (name, settings, code) == (saved_name, saved_settings, saved_code)
+
+
+_LAMBDA = "<lambda>"
+_LINE = re.compile(r":\d*$")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def _digest(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+def _facts(constant: Any) -> str:
+    """Return a text of a code object, or of a constant in one, that is the same in every process of one Python."""
+    if isinstance(constant, types.CodeType):
+        inner = ", ".join(map(_facts, constant.co_consts))
+        return f"code({constant.co_code.hex()}, {constant.co_names}, {inner})"
+    if isinstance(constant, tuple):
+        return f"({', '.join(map(_facts, constant))})"
+    if isinstance(constant, frozenset):  # its order depends on the seed of hashes
+        return f"{{{', '.join(sorted(map(_facts, constant)))}}}"
+    return repr(constant)
+
+
+def was_read_to_its_end(source: str, latest: str | None, num_epochs: int | None = None) -> bool:
+    """Report whether the checkpoint `latest` ended this input, after at least `num_epochs` passes."""
+    saved = _saved_position(latest)
+    is_at_end = bool(saved) and saved["ended"] and _is_same_source(saved["source"], source)
+    return is_at_end and not _has_more(saved, num_epochs)
+
+
+def continued(pipeline: InputPipeline, source: str, latest: str | None) -> tuple[Any, InputPosition]:
+    """Return the iterator over `pipeline.dataset`, at the example that follows the last one of the checkpoint `latest`.
+
+    It starts at the beginning where there is no checkpoint, where that one was trained on another input, or where the
+    input had been read to its end. So it does where another number of processes had each read a part of its own: parts
+    that were divided otherwise have no place in common. Where the checkpoint holds a count and no state, what was read
+    is read again.
+
+    Args:
+      source: tells this input from another one, across processes.
+    """
+    saved = _saved_position(latest)
+    start, worker = InputPosition.at_start(source, pipeline), pipeline.pipeline_index
+    if latest is None or not saved:
+        return iterate(pipeline.dataset), start
+    parts = saved.get("num_pipelines", 1)
+    if parts != pipeline.num_pipelines and not saved["ended"]:
+        _log.warning(
+            "%s was trained on %s, and now it is %s: the input starts from its beginning, and some examples of this "
+            "epoch are seen again. With shard=examples it would go on at the next one.",
+            latest, _parts(parts), _parts(pipeline.num_pipelines),
+        )  # fmt: skip
+        return iterate(pipeline.dataset), start
+    if not _is_same_source(saved["source"], source):
+        if not saved["ended"]:
+            _log.info("The training input is another one than that of %s: it starts from its beginning.", latest)
+        return iterate(pipeline.dataset), start
+    if saved["ended"] and not _has_more(saved, pipeline.num_epochs):
+        return iterate(pipeline.dataset), start
+    position = dataclasses.replace(start, elements=saved["elements"])
+    same_passes = saved.get("num_epochs") == pipeline.num_epochs
+    by_one_process = isinstance(pipeline.dataset, tf.data.Dataset)  # else workers read it, each on its own
+    if by_one_process and same_passes and reader.has_iterator(latest, worker):
+        iterator = iterate(pipeline.dataset)
+        reader.restore_iterator(latest, worker, iterator)
+        return iterator, position
+    # One iterator of a dataset and no more: they share the state of its shuffle.
+    say = _log.warning if pipeline.is_chief else _log.debug
+    say("Reading %d batches again, to continue where %s stopped.", position.elements, latest)
+    return iterate(pipeline.dataset.skip(position.elements)), position
+
+
+def _saved_position(latest: str | None) -> Mapping[str, Any]:
+    """Return the fields of the `InputPosition` in the checkpoint `latest`; {} where it has none."""
+    return {} if latest is None else reader.Reader(latest).extra().get("input") or {}
+
+
+def _parts(number: int) -> str:
+    return f"{number} parts of the input, one a worker" if number > 1 else "the undivided input"
+
+
+def _has_more(saved: Mapping[str, Any], num_epochs: int | None) -> bool:
+    """Whether an input that was read to its end has further passes now."""
+    return (num_epochs or 1) > (saved.get("num_epochs") or 1)
+
+
+def state_is_exact(pipeline: InputPipeline) -> bool:
+    """Whether the saved state of an iterator over `pipeline.dataset` leads to the same examples.
+
+    Not for shuffle().batch().repeat() with a smaller last batch: between that batch and the next epoch the state of
+    the shuffle is in no iterator, and TensorFlow 2.21 goes through the first epoch's order again after a restore.
+    `shuffle().repeat().batch()` and `drop_remainder=True` are exact. The stages are read from `__debug_string__`,
+    which is for people; should it change, resuming falls back to what iterators save.
+    """
+    if not isinstance(pipeline.dataset, tf.data.Dataset):
+        return False  # workers read it, each on its own
+    debug_string = getattr(pipeline.given, "__debug_string__", lambda: "")()
+    stages = [line.lstrip("-<") for line in debug_string.splitlines()]
+    repeated = itertools.dropwhile(lambda stage: not stage.startswith("_RepeatDataset"), stages)
+    batched = itertools.dropwhile(lambda stage: not ("BatchDataset" in stage and "shape=(None" in stage), repeated)
+    return not any(stage.startswith("_ShuffleDataset") for stage in batched)

@@ -1,0 +1,150 @@
+"""Opens a checkpoint: values by name, the runner's own state, and the positions of iterators."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from runner.checkpoint import layout, manifest
+from runner.config.error_messages import did_you_mean
+from runner.data.iterators import handle_of
+from runner.tf_private import graphs, tensor_bundle
+
+GLOBAL_STEP = "global_step"
+EXTRA = "_runner/"
+OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+"""Key of a checkpoint of objects: which variable each of its other keys is."""
+
+ITERATOR = "iterator"
+
+
+class Reader:
+    """Reads one checkpoint: ours, one that a Saver or tf.estimator wrote, or one of objects (tf.train.Checkpoint).
+
+    The keys of objects are the way to them: `layer_with_weights-0/kernel/.ATTRIBUTES/VARIABLE_VALUE`. Their variables
+    go by the names that they have in a graph, `dense/kernel`, as everybody else's; values can be had by either.
+
+    Args:
+      path: the prefix, as from latest_checkpoint. It is opened by the first question.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+
+    def names(self) -> dict[str, tuple[tuple[int, ...], tf.DType]]:
+        """Variable name -> (shape, dtype), slices of one variable as one, without the runner's own state."""
+        if self.is_of_objects:
+            return {name: self._entries[key] for name, key in self._keys_of_objects.items()}
+        return {name: facts for name, facts in self._entries.items() if not name.startswith(EXTRA)}
+
+    @property
+    def is_of_objects(self) -> bool:
+        """Whether its keys are ways to objects, and not names."""
+        return OBJECT_GRAPH in self._entries
+
+    @property
+    def is_of_a_run(self) -> bool:
+        """Whether a run of ours wrote it, with state of its own."""
+        return any(name.startswith(EXTRA) for name in self._entries)
+
+    def key(self, name: str) -> str:
+        """By which `name` is found in the bundle."""
+        return self._keys_of_objects.get(name, name) if self.is_of_objects else name
+
+    def has(self, name: str) -> bool:
+        return self.key(name) in self._entries
+
+    def get(self, name: str) -> np.ndarray:
+        """The value of `name`. Raises: KeyError: it is not there; the message says what is."""
+        return self.get_many([name])[name]
+
+    def get_many(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """Name -> value, read together, which is faster than one by one. Raises: as `get`."""
+        keys = {name: self.key(name) for name in names}
+        for name, key in keys.items():
+            if key not in self._entries:
+                raise KeyError(self._not_there(name))
+        values = tensor_bundle.read_bundle(self.path, {key: self._entries[key][1] for key in keys.values()})
+        return {name: values[key].numpy() for name, key in keys.items()}
+
+    def extra(self) -> dict[str, Any]:
+        """What Snapshot.extra held: arrays as arrays, the rest as JSON gives it back; {} of another's checkpoint."""
+        values = self.get_many(name for name in self._entries if name.startswith(EXTRA))
+        return {name.removeprefix(EXTRA): _decode(value) for name, value in values.items()}
+
+    @functools.cached_property
+    def _entries(self) -> dict[str, tuple[tuple[int, ...], tf.DType]]:
+        if not os.path.exists(f"{self.path}.index"):
+            folder = Path(self.path).parent
+            there = [name for name in layout.list_names(folder) if manifest.what_is_missing(folder / name) is None]
+            raise ValueError(f"no checkpoint {self.path}. Its directory has: {', '.join(there) or 'none'}.")
+        reader = tf.train.load_checkpoint(self.path)
+        dtypes = reader.get_variable_to_dtype_map()
+        return {name: (tuple(shape), dtypes[name]) for name, shape in reader.get_variable_to_shape_map().items()}
+
+    @functools.cached_property
+    def _keys_of_objects(self) -> dict[str, str]:
+        graph = tensor_bundle.read_bundle(self.path, {OBJECT_GRAPH: tf.string})[OBJECT_GRAPH]
+        return graphs.names_in_object_graph(graph.numpy())
+
+    def _not_there(self, name: str) -> str:
+        hint = did_you_mean(name, self.names(), n=3) or f" It has: {', '.join(self.names())}."
+        return f"no variable {name!r} in {self.path}.{hint}"
+
+
+def checkpoint_step(path: str | os.PathLike[str]) -> int:
+    """The global step of the checkpoint `path`: what its global_step says, else its name.
+
+    Raises: ValueError: neither says so, or there is no such checkpoint.
+    """
+    reader = Reader(path)
+    if reader.has(GLOBAL_STEP):
+        return int(reader.get(GLOBAL_STEP))
+    step = layout.step_of(reader.path)
+    if step is None:
+        raise ValueError(
+            f"the step of {reader.path} is not known: it has no global_step and its name does not end in one"
+        )
+    return step
+
+
+def has_iterator(path: str | os.PathLike[str], worker: int) -> bool:
+    """Whether the checkpoint `path` holds where the iterator of `worker` stood."""
+    return ((manifest.read_manifest(path) or {}).get("input") or {}).get(str(worker)) == "saved"
+
+
+def restore_iterator(path: str | os.PathLike[str], worker: int, iterator: tf.data.Iterator) -> bool:
+    """Sets `iterator` to where that of `worker` stood when the checkpoint `path` was written.
+
+    Returns: False when it holds no such state, and `iterator` is as it was.
+    Raises: ValueError: the dataset is not built like the one that was saved; `iterator` is then of no use.
+    """
+    path = Path(path)
+    if not has_iterator(path, worker):
+        return False
+    state = tensor_bundle.read_bundle(str(input_path(path, worker)), {ITERATOR: tf.variant})[ITERATOR]
+    try:
+        tf.raw_ops.DeserializeIterator(resource_handle=handle_of(iterator), serialized=state)
+    except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError) as error:
+        raise ValueError(
+            f"the training input is not built as when {path} was saved, so its position cannot be restored. Use the "
+            f"input function of that run, or remove {input_path(path, worker).name}.* and the manifest to start the "
+            "input anew."
+        ) from error
+    return True
+
+
+def input_path(path: Path, worker: int) -> Path:
+    """The bundle beside the checkpoint `path` that says where the input of `worker` stood."""
+    return path.with_name(f"{path.name}.input-{worker}")
+
+
+def _decode(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, bytes) else value

@@ -1,0 +1,245 @@
+"""A new model begins with values of another checkpoint: which variable gets which, and what is said of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from runner.checkpoint.integrity import VerifiedCheckpoints, find_damage
+from runner.checkpoint.reader import GLOBAL_STEP, Reader
+from runner.config.error_messages import did_you_mean
+from runner.run_config import WarmStart, WarmStartWords
+from runner.tracing.variable_request import VariableSpec
+
+_SAVED_MODEL = os.path.join("variables", "variables")
+_NOBODY = np.zeros(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """What became of the variables of a model.
+
+    Attributes:
+      path: of the checkpoint.
+      values: name -> value.
+      sources: name -> its name in the checkpoint, of those that are in `values`.
+      not_found: name -> the name that was looked for in vain.
+      skipped: name -> why it was not looked for.
+      tokens: name -> how many tokens of its vocabulary were found, of those that have one.
+    """
+
+    path: str
+    values: Mapping[str, np.ndarray]
+    sources: Mapping[str, str]
+    not_found: Mapping[str, str]
+    skipped: Mapping[str, str]
+    tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """Of a table: name, shape, what became of it."""
+        rows = []
+        for name, source in self.sources.items():
+            said = "loaded" if source == name else f"loaded from {source}"
+            said += f", {self.tokens[name]} of its tokens" if name in self.tokens else ""
+            rows.append([name, str(list(self.values[name].shape)), said])
+        for name, source in self.not_found.items():
+            where = "" if source == name else f" as {source}"
+            rows.append([name, "", f"not found{where}: initial value"])
+        return rows + [[name, "", f"skipped: {why}"] for name, why in self.skipped.items()]
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """For the journal."""
+        return {
+            "checkpoint": self.path,
+            "loaded": dict(self.sources),
+            "not_found": list(self.not_found),
+            "skipped": dict(self.skipped),
+        }
+
+
+def load(
+    settings: WarmStart, specs: Mapping[str, VariableSpec], initial: Callable[[str], np.ndarray] = lambda name: _NOBODY
+) -> Loaded:
+    """Reads the values that a new model begins with.
+
+    Args:
+      specs: of the variables of the model.
+      initial: gives the value of a variable so far; asked for those that have a vocabulary.
+
+    Raises:
+      ValueError: there is no such checkpoint; a variable has another shape there; one that `include` names in full is
+        not there, or any with `strict`; an expression matches no variable; nothing is loaded.
+    """
+    source = Reader(_checkpoint(settings.checkpoint, settings.words.checkpoint))
+    candidates, skipped = _chosen(settings, specs)
+    sources: dict[str, str] = {}
+    not_found: dict[str, str] = {}
+    used: set[str] = set()
+    for name in candidates:
+        wanted, rule = _renamed(name, settings.rename)
+        used.add(rule)
+        found = _name_in(source, wanted)
+        if found is None:
+            not_found[name] = wanted
+        else:
+            sources[name] = found
+    _check_rules(settings, specs, candidates, used)
+    _check_found(settings, source, sources, not_found)
+    _check_shapes(
+        source,
+        {name: found for name, found in sources.items() if name not in settings.vocabularies},
+        specs,
+        settings.words,
+    )
+    read = source.get_many(sources.values())
+    values = {name: np.asarray(read[found], specs[name].dtype.as_numpy_dtype) for name, found in sources.items()}
+    tokens = {}
+    for name, vocabulary in settings.vocabularies.items():
+        values[name], tokens[name] = vocabulary.remapped(name, initial(name), values[name])
+    return Loaded(source.path, values, sources, not_found, skipped, tokens)
+
+
+def _name_in(source: Reader, wanted: str) -> str | None:
+    """Return the name that `wanted` has in a checkpoint; of objects, also the only one that ends with it."""
+    names = source.names()
+    if wanted in names:
+        return wanted
+    longer = [name for name in names if name.endswith(f"/{wanted}")]
+    return longer[0] if len(longer) == 1 and source.is_of_objects else None
+
+
+def _checkpoint(where: str, setting: str) -> str:
+    """The path of the checkpoint. Raises: ValueError: there is none, or it is damaged."""
+    if not tf.io.gfile.isdir(where):
+        damage = find_damage(where) if os.path.exists(f"{where}.index") else "there is no such checkpoint or folder"
+        if damage is not None:
+            raise ValueError(f"{setting}={where}: {damage}.")
+        return where
+    if tf.io.gfile.exists(os.path.join(where, f"{_SAVED_MODEL}.index")):
+        return os.path.join(where, _SAVED_MODEL)
+    path = VerifiedCheckpoints(Path(where)).latest() or tf.train.latest_checkpoint(where)
+    if path is None:
+        raise ValueError(f"{setting}={where}: there is no checkpoint in that folder.")
+    return str(path)
+
+
+def _chosen(settings: WarmStart, specs: Mapping[str, VariableSpec]) -> tuple[list[str], dict[str, str]]:
+    """The variables to look for, and why the others are not."""
+    state = optimizer_state(specs)
+    chosen: list[str] = []
+    skipped: dict[str, str] = {}
+    for name, spec in specs.items():
+        if spec.local:
+            continue
+        only_vocabularies = settings.include is not None and not settings.include
+        if name == GLOBAL_STEP:
+            skipped[name] = "the global step"
+        elif name in state and not settings.optimizer_state:
+            skipped[name] = "state of the optimizer"
+        elif (settings.include is None or settings.only_trainable) and not spec.trainable:
+            skipped[name] = "not trainable"
+        elif only_vocabularies and name in settings.vocabularies:
+            chosen.append(name)
+        elif settings.include is not None and not any(re.fullmatch(one, name) for one in settings.include):
+            skipped[name] = "not in include"
+        else:
+            chosen.append(name)
+    return chosen, skipped
+
+
+def optimizer_state(specs: Mapping[str, VariableSpec]) -> set[str]:
+    """Names of the variables that belong to optimizers, as v1, tf_keras and Keras 3 name them.
+
+    v1 and tf_keras: `dense/kernel/Adam`, `beta1_power`. Keras 3: `adam/dense_kernel_momentum`, `adam/iteration`.
+    """
+    weights = [name for name, spec in specs.items() if spec.trainable]
+    flat = [weight.replace("/", "_") for weight in weights]
+    others = [name for name, spec in specs.items() if not spec.trainable and not spec.local]
+    found = {name for name in others if any(name.startswith(f"{weight}/") for weight in weights)}
+    found |= {name for name in others if re.search(r"(^|/)beta[12]_power(_\d+)?$", name)}
+    folders = {name.rpartition("/")[0] for name in others if name.rpartition("/")[2] in ("iteration", "learning_rate")}
+    for name in others:
+        folder, _, last = name.rpartition("/")
+        is_slot = any(last.startswith(f"{weight}_") for weight in flat)
+        if folder and (is_slot or last in ("iteration", "learning_rate")) and folder in folders:
+            found.add(name)
+    return found
+
+
+def _renamed(name: str, rename: Mapping[str, str]) -> tuple[str, str]:
+    """What `name` is called in the checkpoint, and the rule that says so ("" where none does).
+
+    The whole name comes first, then a regular expression that matches all of it, then the longest prefix.
+    """
+    if name in rename:
+        return rename[name], name
+    for pattern, replacement in rename.items():
+        match = re.fullmatch(pattern, name)
+        if match:
+            return match.expand(replacement), pattern
+    for prefix in sorted(rename, key=len, reverse=True):
+        if name.startswith(prefix):
+            return rename[prefix] + name[len(prefix) :], prefix
+    return name, ""
+
+
+def _check_rules(settings: WarmStart, specs: Mapping[str, VariableSpec], candidates: list[str], used: set[str]) -> None:
+    names, words = [name for name, spec in specs.items() if not spec.local], settings.words
+    for pattern in settings.include or ():
+        if not any(re.fullmatch(pattern, name) for name in names):
+            shown = words.of(pattern)
+            raise ValueError(f"{words.include}: {shown!r} matches no variable.{_nearest(str(shown), names)}")
+    for name in settings.vocabularies:
+        if name not in candidates:
+            raise ValueError(
+                f"{words.vocabularies}: {name!r} is no variable that is taken.{_nearest(name, candidates)}"
+            )
+    for rule in settings.rename:
+        if rule not in used:
+            raise ValueError(
+                f"{words.rename}: {words.of(rule)!r} is the name of no variable that is taken, nor a prefix or "
+                f"regular expression of one.{_nearest(words.of(rule), names)}"
+            )
+
+
+def _check_found(settings: WarmStart, source: Reader, sources: Mapping[str, str], not_found: Mapping[str, str]) -> None:
+    words = settings.words
+    for name, wanted in not_found.items():
+        is_named = name in (settings.include or ()) or name in settings.rename or name in settings.vocabularies
+        if settings.strict or is_named:
+            raise ValueError(
+                f"{words.settings}: {source.path} has no variable {wanted!r} for {name!r}."
+                f"{_nearest(wanted, list(source.names()))}"
+            )
+    if not sources:
+        raise ValueError(
+            f"{words.settings}: nothing of {source.path} was taken: it has {', '.join(source.names())}; looked for "
+            f"were {', '.join(not_found.values()) or 'none'}. {words.rename} maps names here to names there."
+        )
+
+
+def _check_shapes(
+    source: Reader, sources: Mapping[str, str], specs: Mapping[str, VariableSpec], words: WarmStartWords
+) -> None:
+    wrong = [
+        f"{name!r} is {specs[name].shape.as_list()} here and {list(source.names()[found][0])} there"
+        for name, found in sources.items()
+        if not specs[name].shape.is_compatible_with(source.names()[found][0])
+    ]
+    if wrong:
+        raise ValueError(
+            f"{words.settings}: shapes differ from those of {source.path}: {'; '.join(wrong)}. Leave such variables "
+            f"out: {words.include} takes regular expressions, (?!head/).* is all but head/."
+        )
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    return did_you_mean(name, names, n=3) or f" There are: {', '.join(names)}."

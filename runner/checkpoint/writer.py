@@ -1,0 +1,200 @@
+"""Writes a checkpoint: variables, the runner's own state and the position in the input, of one step.
+
+`runner.checkpoint.layout` says which files that makes, and why they are safe there.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from runner.checkpoint import layout, manifest, retention
+from runner.checkpoint.reader import EXTRA, GLOBAL_STEP, ITERATOR, input_path
+from runner.checkpoint.retention import Keep
+from runner.checkpoint.snapshot import Snapshot
+from runner.data.iterators import handle_of
+from runner.system.console import format_bytes
+from runner.tf_private import tensor_bundle
+
+_log = logging.getLogger(__name__)
+
+
+class DiskFullError(RuntimeError):
+    """A checkpoint does not fit on the disk."""
+
+
+Inputs = Mapping[int, tf.Tensor | Path | None]
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of one model_dir; one process has it.
+
+    Args:
+      keep_max: how many stay, the newest; None or 0: all. A `Keep` says which others do.
+      clock: seconds since 1970.
+      written: called with the path of each checkpoint that has become durable, in the thread that wrote it.
+    """
+
+    def __init__(
+        self,
+        model_dir: str | os.PathLike[str],
+        keep_max: int | Keep | None,
+        clock: Callable[[], float] = time.time,
+        written: Callable[[str], None] = lambda path: None,
+    ) -> None:
+        self.model_dir = Path(model_dir)
+        self.keep = keep_max if isinstance(keep_max, Keep) else Keep(keep_max)
+        self._clock, self._written = clock, written
+        self._warned = False
+
+    def save(self, snapshot: Snapshot, iterators: Mapping[int, tf.data.Iterator] | None = None) -> str:
+        """The path of the checkpoint of `snapshot`, durable and the latest when this returns.
+
+        Args:
+          iterators: by worker. Of one that cannot be saved the checkpoint says "skip", and the log, once, what that
+            costs.
+        """
+        return self.write(snapshot, self.serialize(iterators or {}))
+
+    def path_of(self, step: int) -> str:
+        """Where the checkpoint of `step` is, or will be."""
+        return str(self.model_dir / f"{layout.PREFIX}{step}")
+
+    def serialize(self, iterators: Mapping[int, tf.data.Iterator]) -> dict[int, tf.Tensor | None]:
+        """Where each iterator stands now, for `write`; None for one that cannot tell."""
+        states: dict[int, tf.Tensor | None] = {}
+        for worker, iterator in iterators.items():
+            try:
+                states[worker] = serialize_iterator(iterator)
+            except (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError) as error:
+                states[worker] = None
+                self._warn(error)
+        return states
+
+    def leave_input(self, step: int, worker: int, state: tf.Tensor) -> None:
+        """Writes where the input of `worker` stands, for the process that will `write` the checkpoint of `step`."""
+        self.model_dir.mkdir(parents=True, exist_ok=True)
+        tensor_bundle.write_bundle(self.left_input(step, worker), {ITERATOR: state})
+
+    def left_input(self, step: int, worker: int) -> Path:
+        """Where `leave_input` leaves it; one of the `inputs` of `write`."""
+        return input_path(self.model_dir / f"{layout.LEFT}{step}", worker)
+
+    def remove_left_inputs(self) -> None:
+        """Removes what was left for checkpoints that nobody has written."""
+        for file in self.model_dir.glob(f"{layout.LEFT}*"):
+            file.unlink(missing_ok=True)
+
+    def write(self, snapshot: Snapshot, inputs: Inputs, *, is_evaluated: bool = False) -> str:
+        """The path of the checkpoint; for any thread. Whenever it fails, the latest checkpoint stays what it was.
+
+        In a scratch folder: the bundle, the input of each worker, the manifest. Then they are moved to model_dir, the
+        state file follows, and what nothing keeps goes.
+
+        Args:
+          inputs: by worker, where its input stands: its state, the path of that, or None for one that cannot tell.
+          is_evaluated: a checkpoint of this step is there with the same values: what evaluations found of it holds.
+
+        Raises:
+          DiskFullError: it does not fit.
+        """
+        path = self.path_of(snapshot.step)
+        name, free = os.path.basename(path), _free_bytes(self.model_dir)
+        try:
+            with layout.scratch(self.model_dir) as folder:
+                self._write_files(folder / name, snapshot, inputs)
+                if not is_evaluated:
+                    Path(f"{path}{manifest.METRICS}").unlink(missing_ok=True)
+                layout.publish(folder / name, self.model_dir)
+                self._written(path)
+            retention.expire(self.model_dir, name, self.keep)
+        except Exception as error:
+            if _is_disk_full(error):
+                raise DiskFullError(self._disk_full(path, snapshot, free)) from error
+            error.add_note(f"while saving {path}; the checkpoints before it are as they were")
+            raise
+        return path
+
+    def _write_files(self, path: Path, snapshot: Snapshot, inputs: Inputs) -> None:
+        tensor_bundle.write_bundle(path, _tensors_of(snapshot))
+        for worker, state in inputs.items():
+            if isinstance(state, Path):
+                for file in state.parent.glob(f"{state.name}.*"):
+                    os.replace(file, path.parent / file.name.removeprefix("."))
+            elif state is not None:
+                tensor_bundle.write_bundle(input_path(path, worker), {ITERATOR: state})
+        kinds = {worker: "skip" if state is None else "saved" for worker, state in inputs.items()}
+        manifest.write_manifest(path, snapshot.step, self._clock(), kinds)
+
+    def _disk_full(self, path: str, snapshot: Snapshot, free: int) -> str:
+        latest = layout.latest_checkpoint(self.model_dir)
+        return (
+            f"no space left for the checkpoint {path}: its variables need {format_bytes(snapshot.bytes)}, and "
+            f"{format_bytes(free)} were free in {self.model_dir}. The checkpoints before it are as they were, the "
+            f"latest is {latest or 'none'}. Make space, or keep fewer (checkpoint.keep_max={self.keep.newest}), and "
+            "run the same again: it goes on from there."
+        )
+
+    def _warn(self, error: tf.errors.OpError) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "The position in the training input cannot be saved (%s) A run that resumes has to read and drop every "
+                "batch up to its step before it trains on. Files and arrays can be saved; from_generator, py_function "
+                "and tf.random ops that are not stateless cannot.",
+                error.message.split(" [Op:")[0].rpartition("}} ")[2],
+            )
+
+
+def serialize_iterator(iterator: tf.data.Iterator) -> tf.Tensor:
+    """Where `iterator` stands, with what its shuffle and prefetch buffers hold: a variant tensor for a bundle.
+
+    Raises: FailedPreconditionError, UnimplementedError: a source or a function of the dataset has state of its own.
+    """
+    fail = tf.data.experimental.ExternalStatePolicy.FAIL.value  # rather than lose state without a word
+    # What tf.train.Checkpoint(iterator=...) does, without its object graph: 0.5 ms and not 4, and the writing can wait.
+    return tf.raw_ops.SerializeIterator(resource_handle=handle_of(iterator), external_state_policy=fail)
+
+
+def _free_bytes(directory: Path) -> int:
+    """Free on the disk that `directory` is on, or will be."""
+    there = next(folder for folder in (directory.absolute(), *directory.absolute().parents) if folder.exists())
+    return shutil.disk_usage(there).free
+
+
+def _is_disk_full(error: BaseException) -> bool:
+    """TensorFlow 2.21 has no code of its own for it: it is a ResourceExhausted or an Unknown error with the text."""
+    words = ("No space left on device", "Disk quota exceeded")
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or any(text in str(error) for text in words)
+
+
+def _tensors_of(snapshot: Snapshot) -> dict[str, Any]:
+    """Key -> tensors of the bundle."""
+    tensors = dict(snapshot.tensors)
+    tensors.setdefault(GLOBAL_STEP, np.int64(snapshot.step))
+    for key, value in snapshot.extra.items():
+        tensors[EXTRA + key] = _encode(key, value)
+    return tensors
+
+
+def _encode(key: str, value: Any) -> Any:
+    """Arrays as they are, the rest as JSON in a scalar string."""
+    if isinstance(value, np.ndarray | np.generic | tf.Tensor) and not (
+        value.shape == () and tf.as_dtype(value.dtype) == tf.string
+    ):
+        return value
+    try:
+        return json.dumps(value)
+    except TypeError as error:
+        error.add_note(f"in the runner's state {key!r}: a checkpoint holds arrays and what JSON can hold")
+        raise

@@ -1,0 +1,217 @@
+"""`python -m runner.classic check`: what of a file will work here, what will differ, and what cannot work."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import collections
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from runner.classic.compat import module_paths, names
+from runner.classic.compat.differences import CANNOT, DIFFERS, RULES, RUN_CONFIG, instead_of
+from runner.classic.compat.installed_names import OF_EVERY_MODULE, Installed
+from runner.classic.compat.source import Use, uses
+from runner.classic.compat.tf1_imports import as_version_1, signs
+from runner.config.error_messages import did_you_mean
+from runner.config.source_names import V1
+
+WORKS = "works"
+VERSION = "2.21"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What is said of one use of a name.
+
+    Attributes:
+      verdict: "works", "differs" or "cannot".
+      text: the reason, and what to do; "" of what works.
+    """
+
+    file: str
+    line: int
+    column: int
+    verdict: str
+    name: str
+    text: str
+
+
+def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
+    """What is said of a source, in the order of its lines; each name once a line.
+
+    Raises: SyntaxError: it is no Python 3.
+    """
+    found: dict[tuple[int, str, str], Finding] = {}
+    tree = ast.parse(text, file)
+    sign = signs(tree, installed)
+    if sign.are_of_1 and sign.of_1 is not None:
+        use = sign.of_1
+        found[0, "", ""] = Finding(file, use.line, use.column, DIFFERS, use.said, _OF_1)
+        as_version_1(tree)
+    for use in uses(tree):
+        for verdict, said, name in _judged(use, installed):
+            found.setdefault((use.line, name, said), Finding(file, use.line, use.column, verdict, name, said))
+    return list(found.values())
+
+
+def _judged(use: Use, installed: Installed) -> Iterable[tuple[str, str, str]]:
+    """(verdict, text, name) of each thing to say of a use."""
+    gone = _gone(use, installed)
+    if gone is not None:
+        yield CANNOT, gone, use.said
+        return
+    was_private = module_paths.leads_to(use.name)
+    said = use.is_private or was_private
+    if was_private:
+        yield DIFFERS, "it was private: the runner has what of this module is public under tf.estimator", use.said
+    elif use.is_private:
+        yield DIFFERS, f"it is private: TensorFlow {VERSION} has it, and may move it in any release", use.said
+    for rule in RULES:
+        skipped = rule.only_in not in ("", use.place) or _gives(use, rule.without, rule.num_arguments)
+        if not skipped and (rule.fits(use.api_name) or rule.fits(use.name.removeprefix("tensorflow."))):
+            said = True
+            yield rule.verdict, rule.text, use.said
+    if use.is_base and use.api_name.endswith(".SessionRunHook"):
+        said = True
+        yield DIFFERS, _OWN_HOOK, use.said
+    if use.api_name in ("estimator.RunConfig", "estimator.tpu.RunConfig"):
+        for argument in sorted(set(use.keywords) & set(RUN_CONFIG)):
+            if not use.keywords[argument]:
+                said = True
+                yield DIFFERS, RUN_CONFIG[argument], f"{use.said}({argument}=)"
+    if use.api_name.startswith("losses.") and use.keywords.get("weights") is False:
+        said = True
+        yield DIFFERS, _WEIGHTED_LOSS, f"{use.said}(weights=)"
+    if not said and not use.name.startswith("."):
+        yield WORKS, "", use.said
+
+
+_WEIGHTED_LOSS = (
+    "only on several replicas: a mean by weights is that of the global batch, as on one device; in tf.estimator each "
+    "replica divided by its own weights"
+)
+_OF_1 = (
+    "TensorFlow 1: `python -m runner.classic` gives this file tensorflow.compat.v1 for tensorflow; started otherwise "
+    "it has to say `import tensorflow.compat.v1 as tf`"
+)
+_OWN_HOOK = (
+    "a hook of your own sees every step, since it may fetch anything and stop at any: loops of one step, which is "
+    "slower; a runner.Hook with an Every(steps=) sees a loop"
+)
+
+
+def _gives(use: Use, argument: str, num_arguments: int) -> bool:
+    """Whether the call gives `argument`, or is no call at all, where a rule is about calls without it."""
+    return bool(argument) and (argument in use.keywords or not 0 <= use.num_arguments < num_arguments)
+
+
+def _gone(use: Use, installed: Installed) -> str | None:
+    """Why there is no such name; None where there is."""
+    name = use.name
+    top, _, rest = name.partition(".")
+    if module_paths.leads_to(name):
+        return None
+    if top == "tensorflow_estimator":
+        return "the package is not part of TensorFlow any more: its public names are tf.estimator.*"
+    if top != "tensorflow" or not rest:
+        return None
+    if use.is_private:
+        instead = "tf.keras or tf.estimator" if "keras" in name or "estimator" in name else "the public name"
+        there = installed.has_private(name) or not installed.is_there
+        return None if there else f"it is private, and TensorFlow {VERSION} does not have it: use {instead}"
+    estimator = _of_estimator(name)
+    if estimator is not None:
+        return estimator or None
+    if not installed.is_there or installed.has(name):
+        return None
+    hint = instead_of(use.api_name)
+    if not hint and not name.startswith(V1) and installed.has(f"{V1}.{rest}"):
+        hint = f"TensorFlow 1's is tf.compat.v1.{rest}; `import tensorflow.compat.v1 as tf` brings all of them"
+    return f"TensorFlow {VERSION} has no such name{': ' if hint else ''}{hint}"
+
+
+_ESTIMATOR_MODULES = {
+    "tensorflow.estimator": names.NAMES,
+    f"{V1}.estimator": names.V1_NAMES,
+    "tensorflow.keras.estimator": names.KERAS_NAMES,
+    f"{V1}.keras.estimator": names.KERAS_NAMES,
+}
+
+
+def _of_estimator(name: str) -> str | None:
+    """Of a name under tf.estimator: why it is not there, "" where it is; None of other names."""
+    for module, table in _ESTIMATOR_MODULES.items():
+        if name == module:
+            return ""
+        if not name.startswith(f"{module}."):
+            continue
+        rest = name.removeprefix(f"{module}.")
+        if rest in OF_EVERY_MODULE:
+            return ""
+        if rest in names.GONE:
+            return names.GONE[rest]
+        is_there = any(rest == one or rest.startswith(f"{one}.") or one.startswith(f"{rest}.") for one in table)
+        if is_there:
+            return ""
+        if any(one == rest or one.startswith(f"{rest}.") for one in names.V1_NAMES):
+            return f"TensorFlow 1's is tf.compat.v1.estimator.{rest}"
+        return f"tf.estimator never had it.{did_you_mean(rest, table)}".removesuffix(".")
+    return None
+
+
+# --- what is printed --------------------------------------------------------------------------------------------------
+
+
+def report(findings: Sequence[Finding]) -> str:
+    """As compilers print: `file:line: verdict: name: text`; what works in one line each line of the source."""
+    works: dict[tuple[str, int], list[str]] = collections.defaultdict(list)
+    lines: list[tuple[str, int, str]] = []
+    for one in findings:
+        if one.verdict == WORKS:
+            works[one.file, one.line].append(one.name)
+        else:
+            lines.append((one.file, one.line, f"{one.verdict}: {one.name}: {one.text}"))
+    lines += [(file, line, f"{WORKS}: {', '.join(used)}") for (file, line), used in works.items()]
+    return "".join(f"{file}:{line}: {text}\n" for file, line, text in sorted(lines, key=lambda each: each[:2]))
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """One line: how many of each."""
+    counts = collections.Counter(one.verdict for one in findings)
+    if not findings:
+        return "uses nothing of TensorFlow"
+    return f"{counts[WORKS]} work as they did, {counts[DIFFERS]} differ, {counts[CANNOT]} cannot work"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints what is said of the files.
+
+    Returns: 0: nothing is impossible; 1: something cannot work; 2: a file is not there, or is no Python.
+    """
+    parser = argparse.ArgumentParser(prog="python -m runner.classic check", description=__doc__)
+    parser.add_argument("paths", nargs="+", type=Path, help="files, or folders of .py files")
+    parser.add_argument("--json", action="store_true", help="a list of objects with the fields of a finding")
+    options = parser.parse_args(arguments)
+    installed, findings = Installed(), list[Finding]()
+    try:
+        for path in _files(options.paths):
+            findings += check_source(path.read_text(), str(path), installed)
+    except (OSError, UnicodeDecodeError) as error:
+        print(f"runner.classic check: {error}", file=sys.stderr)
+        return 2
+    except SyntaxError as error:
+        print(f"{error.filename}:{error.lineno}: {error.msg} (Python 2? 2to3 is the first step)", file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps([dataclasses.asdict(one) for one in findings], indent=1))
+    else:
+        print(f"{report(findings)}{', '.join(map(str, options.paths))}: {summary(findings)}")
+    return int(any(one.verdict == CANNOT for one in findings))
+
+
+def _files(paths: Iterable[Path]) -> list[Path]:
+    return [file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]

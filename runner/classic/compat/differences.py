@@ -1,0 +1,284 @@
+"""What of TensorFlow 1 and tf.estimator differs on the runner, and what cannot work: by name, with the reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+from runner.classic.compat import names
+from runner.classic.compat.source import HOOK, MODEL_FN, SCRIPT
+
+DIFFERS, CANNOT = "differs", "cannot"
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What is said of some names.
+
+    Attributes:
+      names: without the module that brings them (`train.Saver`), or with it (`compat.v1.metrics.mean`); one that ends
+        in `.*` is all that begins so.
+      only_in: MODEL_FN, SCRIPT or HOOK: nothing is said of uses elsewhere.
+      without: nothing is said of a call that gives this argument; `num_arguments` by position include it.
+    """
+
+    verdict: str
+    names: tuple[str, ...]
+    text: str
+    only_in: str = ""
+    without: str = ""
+    num_arguments: int = 99
+
+    def fits(self, name: str) -> bool:
+        return any(
+            name == one or (one.endswith(".*") and (name == one[:-2] or name.startswith(one[:-1])))
+            for one in self.names
+        )
+
+
+_differs, _cannot = functools.partial(Rule, DIFFERS), functools.partial(Rule, CANNOT)
+
+_GIVEN = "there is no session that it could feed or run: give the tensors to model_fn through input_fn"
+_EAGER = (
+    "outside of model_fn everything is eager, disable_v2_behavior() or not, and it raises RuntimeError: make it in "
+    "model_fn, or under `with tf.Graph().as_default():`"
+)
+_TF_DATA = "queue runners do not run here, and a step would wait for ever: return a tf.data.Dataset from input_fn"
+_OWN_LOOP = (
+    "the loop over a session is the runner's: put the graph into a model_fn, and call Estimator.train with what the "
+    "loop did as hooks"
+)
+
+RULES: tuple[Rule, ...] = (
+    # --- cannot, though TensorFlow has it
+    _cannot(("Session", "InteractiveSession"), _GIVEN, only_in=MODEL_FN),
+    _cannot(("sparse_placeholder",), _GIVEN, only_in=MODEL_FN),
+    _cannot(
+        (
+            *("sparse_placeholder", "gradients", "hessians", "compat.v1.metrics.*"),
+            *("summary.merge", "summary.merge_all", "summary.FileWriter"),
+            *("train.import_meta_graph", "train.export_meta_graph", "data.make_initializable_iterator"),
+        ),
+        _EAGER,
+        only_in=SCRIPT,
+    ),
+    _cannot((".make_initializable_iterator",), _EAGER, only_in=SCRIPT),
+    _cannot(("train.Saver",), _EAGER, only_in=SCRIPT, without="var_list", num_arguments=1),
+    _cannot(
+        (
+            "train.MonitoredTrainingSession",
+            "train.MonitoredSession",
+            "train.SingularMonitoredSession",
+            "train.ChiefSessionCreator",
+            "train.WorkerSessionCreator",
+            "train.Supervisor",
+        ),
+        _OWN_LOOP,
+    ),
+    _cannot(
+        (
+            *("train.string_input_producer", "train.input_producer", "train.range_input_producer"),
+            *("train.slice_input_producer", "train.limit_epochs", "train.batch", "train.batch_join"),
+            *("train.shuffle_batch", "train.shuffle_batch_join", "train.maybe_batch", "train.maybe_shuffle_batch"),
+            *("train.start_queue_runners", "train.add_queue_runner", "train.QueueRunner", "train.queue_runner.*"),
+            *("TextLineReader", "TFRecordReader", "WholeFileReader", "FixedLengthRecordReader", "IdentityReader"),
+        ),
+        _TF_DATA,
+    ),
+    _cannot(
+        ("train.SyncReplicasOptimizer",),
+        "it needs queues and a session: RunConfig(train_distribute=tf.distribute.MultiWorkerMirroredStrategy()) adds "
+        "up the gradients of all workers in each step",
+    ),
+    # --- differs
+    _differs(
+        ("placeholder",),
+        "hooks alone can feed it, at each step: SessionRunArgs(feed_dict=), FeedFnHook; data comes through input_fn",
+        only_in=MODEL_FN,
+    ),
+    _differs(
+        ("train.FeedFnHook", "estimator.FeedFnHook"),
+        "it feeds placeholders of model_fn, and no other tensors; training then runs one step per loop",
+    ),
+    _differs(
+        ("train.replica_device_setter",),
+        "it places nothing: the strategy does. strategy=parameter_server puts variables on servers",
+    ),
+    _differs(
+        (
+            "disable_v2_behavior",
+            "disable_v2_tensorshape",
+            "disable_eager_execution",
+            "disable_control_flow_v2",
+            "disable_resource_variables",
+            "disable_tensor_equality",
+        ),
+        "it has no effect outside of model_fn, and says so: a model_fn is traced as a TensorFlow 1 graph anyway, and "
+        "everything else is eager; what needs a graph there, write it under `with tf.Graph().as_default():`",
+    ),
+    _differs(
+        ("placeholder",),
+        "outside of model_fn everything is eager: after disable_v2_behavior() and in files of TensorFlow 1 it says "
+        "what requests look like, for build_raw_serving_input_receiver_fn, else it raises RuntimeError; what is to be "
+        "fed, make it under `with tf.Graph().as_default():`",
+        only_in=SCRIPT,
+    ),
+    _differs(
+        ("Session", "InteractiveSession"),
+        "outside of model_fn everything is eager, disable_v2_behavior() or not, and a session cannot run what is: "
+        "make it, and the session, under `with tf.Graph().as_default():`",
+        only_in=SCRIPT,
+        without="graph",
+        num_arguments=2,
+    ),
+    _differs(
+        ("keras.optimizers.*", "optimizers.*"),
+        "the gradient is the mean over the global batch; on several replicas tf.estimator added the replicas' means "
+        "up: to get those updates again, multiply the learning rate by the number of replicas",
+        only_in=MODEL_FN,
+    ),
+    _differs(
+        ("clip_by_global_norm", "clip_by_norm", "clip_by_average_norm"),
+        "on several replicas each clips its own gradients, as in tf.estimator, so numbers depend on their number; "
+        "EstimatorSpec(optimizer=) with train.clip_global_norm clips the gradient of the global batch",
+        only_in=MODEL_FN,
+    ),
+    _differs(
+        ("py_func", "py_function", "numpy_function"),
+        "in an input_fn the position cannot be saved: a run that resumes reads and drops the batches it had; no export "
+        "and no other process has the Python function",
+    ),
+    _differs(
+        ("train.Saver",),
+        "model_fn's own Saver has no effect: the runner writes checkpoints, in its format",
+        only_in=MODEL_FN,
+    ),
+    _differs(
+        ("train.Scaffold",),
+        "init_op, init_fn, local_init_op and summary_op have an effect in training; saver, ready_op and "
+        "ready_for_local_init_op have none, and the log says so",
+    ),
+    _differs(
+        ("estimator.EvalSpec",),
+        "without steps=, 100 batches are evaluated, as in tf.estimator; steps=None evaluates every example, once, with "
+        "RunConfig(eval_distribute=) too",
+        without="steps",
+        num_arguments=2,
+    ),
+    _differs(
+        ("estimator.train_and_evaluate",),
+        "it returns metrics also where the training was finished before; the evaluator ends when training ends, for "
+        "whatever reason; saving_listeners are called under every strategy",
+    ),
+    _differs(
+        ("estimator.BestExporter",),
+        "the best value is kept in the model_dir: after a restart a worse model is not exported",
+    ),
+    _differs(
+        ("estimator.FinalExporter",),
+        "it exports at the end of training, whatever ended it; tf.estimator did so only at max_steps",
+    ),
+    _differs(
+        tuple(f"estimator.experimental.{name}" for name in names.EARLY_STOPPING),
+        "it works under every strategy, and nothing of it is in the checkpoint: a run that was stopped early stays so "
+        "with it, and can be trained on without",
+    ),
+    _differs(
+        ("estimator.experimental.InMemoryEvaluatorHook",),
+        "it works under every strategy of one process, too",
+    ),
+    _differs(
+        ("distribute.experimental.ParameterServerStrategy", "distribute.ParameterServerStrategy"),
+        "tf.estimator refused it; here a coordinator hands steps to the workers, and each gradient is one update",
+    ),
+    _differs(
+        ("train.Server", "distribute.Server"),
+        "the runner starts the servers of a cluster itself, and ends them with the run: TF_CONFIG is enough",
+    ),
+    _differs(
+        ("nn.dropout", "layers.dropout", "layers.Dropout", "random_uniform", "random_normal", "truncated_normal"),
+        "the numbers are other ones than those of TensorFlow 1, drawn from the seed, the step and the replica: a run "
+        "that resumes draws what the undisturbed one would have drawn",
+        only_in=MODEL_FN,
+    ),
+    # --- methods
+    _differs(
+        (".run",),
+        "in a hook it sees what does not depend on a batch, and only a placeholder that model_fn or a hook made can be "
+        "fed",
+        only_in=HOOK,
+    ),
+    _differs(
+        (".evaluate",),
+        "'loss' is the mean over examples, which was the mean over batches (and is, of heads that sum); each example "
+        "counts once under every strategy; without a checkpoint it raises ValueError, and does not evaluate initial "
+        "values",
+    ),
+    _differs(
+        (".predict",),
+        "with RunConfig(eval_distribute=) it runs on the devices of that strategy, which was always one device, and "
+        "keeps the order of the input; without a checkpoint it raises ValueError",
+    ),
+)
+
+_IGNORED = "has no effect here, and the log says so"
+RUN_CONFIG: Mapping[str, str] = {
+    "session_config": f"{_IGNORED}: there is no session; tf.config sets threads, memory and devices",
+    "device_fn": f"{_IGNORED}: the strategy places variables",
+    "protocol": f"{_IGNORED}: servers speak gRPC",
+    "session_creation_timeout_secs": f"{_IGNORED}: strategy.timeout_secs is how long workers wait for each other",
+    "experimental_max_worker_delay_secs": f"{_IGNORED}: workers begin together",
+    "experimental_distribute": "there is no standalone client mode: give train_distribute= and eval_distribute=",
+    "checkpoint_save_graph_def": f"{_IGNORED}: no graph is written beside checkpoints",
+}
+"""Argument of RunConfig that does not do what it did -> what is said of it."""
+
+REMOVED: tuple[tuple[str, str], ...] = (
+    ("contrib.data.map_and_batch", "use map and then batch of the dataset"),
+    ("contrib.data.shuffle_and_repeat", "use shuffle and then repeat of the dataset"),
+    ("contrib.data", "tf.data and tf.data.experimental have most of it"),
+    ("contrib.distribute", "use tf.distribute.MirroredStrategy and the like"),
+    ("contrib.cluster_resolver", "use tf.distribute.cluster_resolver.TPUClusterResolver and the like"),
+    *(
+        (f"contrib.estimator.{name}_hook", f"use tf.estimator.experimental.{name}_hook")
+        for name in ("stop_if_no_increase", "stop_if_no_decrease", "stop_if_higher", "stop_if_lower")
+    ),
+    ("contrib.estimator", "tf.estimator has most of it: add_metrics, the heads; replicas are what a strategy is for"),
+    ("contrib.feature_column", "use tf.feature_column.sequence_numeric_column and the like"),
+    ("contrib.learn.datasets", "use tf.keras.datasets"),
+    ("contrib.learn", "use tf.estimator: Estimator, TrainSpec, EvalSpec, train_and_evaluate"),
+    ("contrib.layers.variance_scaling_initializer", "use tf.compat.v1.variance_scaling_initializer(2.0)"),
+    ("contrib.layers.xavier_initializer", "use tf.compat.v1.glorot_uniform_initializer"),
+    ("contrib.layers.l2_regularizer", "use tf.keras.regularizers.l2 with half of the scale"),
+    ("contrib.layers", "the package tf_slim has it: tf_slim.layers; or use tf.compat.v1.layers, tf.feature_column"),
+    ("contrib.slim", "the package tf_slim has it"),
+    ("contrib.lookup", "use tf.lookup.StaticVocabularyTable; for words of indices, tf.lookup.StaticHashTable"),
+    ("contrib.metrics", "use tf.compat.v1.metrics, or Keras metrics"),
+    ("contrib.opt", "use Keras optimizers: AdamW, Nadam, LAMB and others are there"),
+    ("contrib.predictor", "export_saved_model writes what tf.saved_model.load loads"),
+    ("contrib.rnn", "use tf.compat.v1.nn.rnn_cell and tf.compat.v1.nn.dynamic_rnn"),
+    ("contrib.cudnn_rnn", "use tf.keras.layers.LSTM or tf.keras.layers.GRU: they use cuDNN where they can"),
+    ("contrib.seq2seq", "the package tensorflow_addons had it; take its source into your own"),
+    ("contrib.summary", "use tf.summary, or tf.compat.v1.summary"),
+    ("contrib.tpu.CrossShardOptimizer", "use tf.compat.v1.tpu.CrossShardOptimizer"),
+    ("contrib.tpu", "use tf.compat.v1.estimator.tpu"),
+    ("contrib.training", "HParams: a dict of params does it; python_io and loops: tf.data and Estimator.train"),
+    ("contrib.framework.get_or_create_global_step", "use tf.compat.v1.train.get_or_create_global_step"),
+    (
+        "contrib.framework",
+        "use tf.compat.v1.train.init_from_checkpoint, tf.train.list_variables, tf.compat.v1.get_variable",
+    ),
+    ("contrib.crf", "the package tensorflow_addons had it; take its source into your own"),
+    ("contrib", "TensorFlow 2 has no contrib"),
+    ("data.experimental.CheckpointInputPipelineHook", "remove it: every checkpoint holds the position in the input"),
+    ("examples.tutorials.mnist", "tf.keras.datasets.mnist.load_data() gives the data"),
+    ("train.SummaryWriter", "use tf.compat.v1.summary.FileWriter"),
+)
+"""Beginning of a name that TensorFlow has no more -> what to use instead; the first that fits."""
+
+
+def instead_of(name: str) -> str:
+    """What to use instead of a name that is gone; "" where nothing is known."""
+    fits = (text for beginning, text in REMOVED if name == beginning or name.startswith(f"{beginning}."))
+    return next(fits, "")

@@ -1,0 +1,274 @@
+"""Puts the classic names on TensorFlow, as soon as that is imported."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.abc
+import importlib.machinery
+import logging
+import os
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+from runner.classic.compat import module_paths, names
+from runner.tf_private import legacy_keras, tf_estimator
+
+_log = logging.getLogger(__name__)
+
+_OUT_OF_EAGER = frozenset({"disable_v2_behavior", "disable_eager_execution"})
+"""Switches after which a script builds a graph in TF 1."""
+
+SHAPES = frozenset({"disable_v2_behavior", "disable_v2_tensorshape"})
+"""Switches after which the dimensions of a shape have a `value`."""
+
+_SWITCHES = (
+    *SHAPES, "disable_eager_execution", "disable_control_flow_v2", "disable_resource_variables",
+    "disable_tensor_equality",
+)  # fmt: skip
+"""What scripts of TF 1 begin with, and under which the engine could not run."""
+
+called: set[str] = set()
+"""Those that were called, or that the source is written as after."""
+
+_warned: set[str] = set()
+"""The one of them that the log told of."""
+
+_INITIALIZERS = (
+    "global_variables_initializer", "initialize_all_variables", "initialize_local_variables", "initialize_variables",
+    "local_variables_initializer", "variables_initializer",
+)  # fmt: skip
+"""What a Scaffold may be made of: the variables of the engine have values before model_fn is called."""
+
+_PLACEHOLDERS = ("placeholder", "sparse_placeholder")
+"""What `build_raw_serving_input_receiver_fn` was given, made where the script is."""
+
+
+def install() -> None:
+    """Puts the names on TensorFlow: on what is imported of it now, on the rest when it is."""
+    if "tensorflow" not in sys.modules and legacy_keras.is_installed():
+        os.environ.setdefault(legacy_keras.VARIABLE, "1")
+    later = {}
+    for name, put in _PUTS.items():
+        if name in sys.modules:
+            put(sys.modules[name])
+        else:
+            later[name] = put
+    if not any(isinstance(finder, module_paths.ModulePaths) for finder in sys.meta_path):
+        sys.meta_path.insert(0, module_paths.ModulePaths())
+    if later and not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterImport(later))
+
+
+def _put_on_tensorflow(tf: Any) -> None:
+    _put_on_v2(tf)
+    _put_on_v2(tf.compat.v2)
+    _put_on_v1(tf.compat.v1)
+    for at in ("tensorflow.estimator", "tensorflow.compat.v2.estimator"):
+        _make_importable(at, _V2)
+
+
+def _put_on_v2(v2: Any) -> None:
+    v2.estimator = _V2
+    tf_estimator.put_on_keras(v2, "estimator", _KERAS)
+
+
+def _put_on_v1(v1: Any) -> None:
+    v1.estimator = _V1
+    _make_importable("tensorflow.compat.v1.estimator", _V1)
+    tf_estimator.put_on_keras(v1, "estimator", _KERAS)
+    v1.layers = LegacyKeras("layers", "tf.layers")
+    v1.nn.rnn_cell = LegacyKeras("rnn_cell", "tf.nn.rnn_cell")
+    v1.tpu.CrossShardOptimizer = cross_shard_optimizer
+    v1.train.ProfilerHook = profiler_hook
+    tf_estimator.state_without_a_graph(v1.train.Optimizer)
+    _put_strategies(v1.distribute, sys.modules["tensorflow"].distribute)
+    for name in _INITIALIZERS:
+        setattr(v1, name, _where_sessions_are(getattr(v1, name)))
+    for name in _PLACEHOLDERS:
+        setattr(v1, name, _as_in_a_graph(getattr(v1, name)))
+    for name in _SWITCHES:
+        setattr(v1, name, _without_effect(name))
+    for name in ("distribute", "nn", "tpu", "train"):  # an import of them would put another copy in their place
+        sys.modules.setdefault(f"tensorflow.compat.v1.{name}", getattr(v1, name))
+
+
+def _make_importable(at: str, module: Names) -> None:
+    """For `from tensorflow.estimator import ...` and `from tensorflow.estimator.export import ...`."""
+    sys.modules[at] = module
+    for name in module.modules():
+        _make_importable(f"{at}.{name}", getattr(module, name))
+
+
+def _put_strategies(old: Any, new: Any) -> None:
+    """Strategies of TF 1 are for its graphs, and share keys of collectives; today's have the same arguments."""
+    old.MirroredStrategy, old.OneDeviceStrategy = new.MirroredStrategy, new.OneDeviceStrategy
+    old.experimental.CentralStorageStrategy = new.experimental.CentralStorageStrategy
+    old.experimental.MultiWorkerMirroredStrategy = new.experimental.MultiWorkerMirroredStrategy
+
+
+def cross_shard_optimizer(opt: Any, *args: Any, **kwargs: Any) -> Any:
+    """`opt` as it is: the engine adds up the gradients of replicas by itself."""
+    return opt
+
+
+def profiler_hook(*args: Any, **kwargs: Any) -> Any:
+    """`runner.classic.hooks.ProfilerHook`; TensorFlow's own cannot be made without a session's graph."""
+    return names.lookup(names.NAMES, "ProfilerHook", "tf.train.ProfilerHook")(*args, **kwargs)
+
+
+def _where_sessions_are(initializer: Callable[..., Any]) -> Callable[..., Any]:
+    """`initializer` of variables, which in a graph that the engine traces has nothing to do."""
+
+    @functools.wraps(initializer)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        import tensorflow as tf
+
+        traced = getattr(tf.compat.v1.get_default_graph(), "building_function", False)
+        return tf.no_op() if traced else initializer(*args, **kwargs)
+
+    return made
+
+
+def _as_in_a_graph(placeholder: Callable[..., Any]) -> Callable[..., Any]:
+    """`placeholder`, which after a switch of TF 1 can be called outside of graphs: it is then in one of its own."""
+
+    @functools.wraps(placeholder)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        import tensorflow as tf
+
+        outside = tf.executing_eagerly() and not called.isdisjoint(_OUT_OF_EAGER)
+        with tf.Graph().as_default() if outside else contextlib.nullcontext():
+            return placeholder(*args, **kwargs)
+
+    return made
+
+
+def _without_effect(name: str) -> Callable[[], None]:
+    def said() -> None:
+        called.add(name)
+        if not _warned:  # it stands in every other file of such code
+            _warned.add(name)
+            _log.warning(
+                "tf.%s() has no effect outside of model_fn, which is traced as a TensorFlow 1 graph anyway: everything "
+                "else is eager. What needs a graph there, write it under `with tf.Graph().as_default():`.",
+                name,
+            )
+
+    return said
+
+
+class Names(types.ModuleType):
+    """A module whose names are looked up in a table when they are used.
+
+    Args:
+      shown: what users write.
+      table: name -> "module:attribute"; a dot in a name is a module inside.
+      prefix: of the names of this module.
+    """
+
+    def __init__(self, shown: str, table: Mapping[str, str], prefix: str = "") -> None:
+        super().__init__(shown, f"{shown} of TensorFlow 2.15, on the runner.")
+        self._table, self._prefix = table, prefix
+        self.__path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        full = f"{self._prefix}{name}"
+        shown = f"{self.__name__}.{name}"
+        if name in self.modules():
+            found: Any = Names(shown, self._table, f"{full}.")
+        else:
+            found = names.lookup(self._table, full, shown)
+        setattr(self, name, found)
+        return found
+
+    def modules(self) -> set[str]:
+        """Names of the modules in it."""
+        own = (name.removeprefix(self._prefix) for name in (*self._table, *names.GONE) if name.startswith(self._prefix))
+        return {name.partition(".")[0] for name in own if "." in name}
+
+    def __dir__(self) -> list[str]:
+        own = [name.removeprefix(self._prefix) for name in self._table if name.startswith(self._prefix)]
+        return sorted({name.partition(".")[0] for name in own})
+
+
+class LegacyKeras(types.ModuleType):
+    """A module of tf_keras that TensorFlow itself only finds with TF_USE_LEGACY_KERAS=1."""
+
+    def __init__(self, part: str, shown: str) -> None:
+        super().__init__(shown)
+        self._part = part
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__all__":
+            raise AttributeError(name)
+        return getattr(self._module(), name)
+
+    def __dir__(self) -> list[str]:
+        return dir(self._module())
+
+    def _module(self) -> Any:
+        try:
+            return tf_estimator.legacy_keras(self._part)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "tf_keras":
+                raise
+            raise ImportError(
+                f"{self.__name__} is part of Keras 2, the package tf_keras: pip install 'tf-runner[classic]'"
+            ) from None
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Has the names put on modules by whoever imports them.
+
+    Args:
+      puts: name of a module -> what to call with it when it has been imported.
+    """
+
+    def __init__(self, puts: Mapping[str, Callable[[Any], None]]) -> None:
+        self._puts = dict(puts)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        put = self._puts.get(fullname)  # asking where a module is does not import it
+        if put is None:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, put)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """Does what the module's own loader does, and then puts the names there."""
+
+    def __init__(self, loader: Any, put: Callable[[Any], None]) -> None:
+        self._loader, self._put = loader, put
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
+        module: types.ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self._loader  # TensorFlow looks for its files by it
+        self._loader.exec_module(module)
+        self._put(sys.modules[module.__name__])  # TensorFlow puts something else in its place
+
+
+_V2 = Names("tf.estimator", names.NAMES)
+_V1 = Names("tf.compat.v1.estimator", names.V1_NAMES)
+_KERAS = Names("tf.keras.estimator", names.KERAS_NAMES)
+
+# TensorFlow 2.21: `import tensorflow.compat.v1` makes another module than `tf.compat.v1` was before, of the same file.
+_PUTS: Mapping[str, Callable[[Any], None]] = {
+    "tensorflow": _put_on_tensorflow,
+    "tensorflow.compat.v1": _put_on_v1,
+    "tensorflow.compat.v2": _put_on_v2,
+}

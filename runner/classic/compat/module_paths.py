@@ -1,0 +1,96 @@
+"""Modules that scripts imported tf.estimator from although they were not public.
+
+`tensorflow.python.estimator.model_fn.ModeKeys`, or the same below `tensorflow_estimator.python`: 2.15 had
+both. What such a module had that was public under tf.estimator, too, is what it gives here.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import types
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+from runner.classic.compat import names
+
+_PACKAGES = ("tensorflow_estimator", "tensorflow_estimator.python")
+_ROOTS = ("tensorflow_estimator.python.estimator", "tensorflow.python.estimator")
+_MODULES = frozenset(
+    """
+    canned canned.baseline canned.dnn canned.dnn_linear_combined canned.head canned.linear canned.metric_keys
+    canned.optimizers canned.parsing_utils canned.prediction_keys early_stopping estimator estimator_lib export
+    export.export export.export_lib export.export_output exporter extenders head head.base_head head.binary_class_head
+    head.multi_class_head head.multi_head head.multi_label_head head.regression_head hooks hooks.basic_session_run_hooks
+    hooks.hooks hooks.session_run_hook inputs inputs.inputs inputs.numpy_io inputs.pandas_io keras keras_lib mode_keys
+    model_fn run_config tpu tpu.tpu_config tpu.tpu_estimator training
+    """.split()
+)
+_OTHERS = {
+    "MetricKeys": "runner.classic.keys:MetricKeys",
+    "PredictionKeys": "runner.classic.keys:PredictionKeys",
+    "get_optimizer_instance": "runner.classic.optimizers:v1_optimizer_of",
+    "estimator": "runner.classic.compat.install:_V2",  # tensorflow_estimator.estimator
+    "_Head": "builtins:object",  # it had nothing of its own: subclasses define all that it asked for
+}
+
+
+def is_module(name: str) -> bool:
+    """Whether `name` is such a module, or a package of them."""
+    root, rest = _parted(name)
+    return name in _PACKAGES or (bool(root) and (not rest or rest in _MODULES))
+
+
+def leads_to(name: str) -> bool:
+    """Whether the dotted `name` is such a module, or something in one; what comes after an object is not looked at."""
+    parts = name.split(".")
+    modules = [end for end in range(1, len(parts) + 1) if is_module(".".join(parts[:end]))]
+    return bool(modules) and (
+        modules[-1] == len(parts) or parts[modules[-1]] in table_of(".".join(parts[: modules[-1]]))
+    )
+
+
+def table_of(module: str) -> dict[str, str]:
+    """Name in such a module -> "module:attribute": all that was public, whichever the module, and what was not."""
+    own = _parted(module)[1].partition(".")[0]
+    return {**dict(_names(own)), **_OTHERS}
+
+
+def _names(own: str) -> Iterator[tuple[str, str]]:
+    public = {**names.V1_NAMES, **names.KERAS_NAMES}
+    for name in sorted(public, key=lambda name: (name.startswith(f"{own}."), "." not in name)):  # its own names win
+        yield name.rpartition(".")[2], public[name]
+    for name, place in names.NAMES.items():
+        yield f"{name}V2", place
+
+
+def _parted(name: str) -> tuple[str, str]:
+    """(which of the roots, what comes after it)."""
+    root = next((root for root in _ROOTS if name == root or name.startswith(f"{root}.")), "")
+    return root, name.removeprefix(root).removeprefix(".") if root else ""
+
+
+class ModulePaths(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports these modules."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self, is_package=True) if is_module(fullname) else None
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        return _Module(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """There is nothing to execute: names are looked up when they are used."""
+
+
+class _Module(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        module = self.__dict__["__name__"]
+        if is_module(f"{module}.{name}"):
+            return importlib.import_module(f"{module}.{name}")
+        return names.lookup(table_of(module), name, f"{module}.{name}")

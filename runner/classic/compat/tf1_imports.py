@@ -1,0 +1,226 @@
+"""Source files of TensorFlow 1: where they say `import tensorflow as tf`, tf is `tensorflow.compat.v1`.
+
+`python -m runner.classic` starts scripts by it, and imports what they import; `python -m runner` imports the user's
+functions by it where they use tf.estimator. A file shows that it is of TensorFlow 1
+by a name that TensorFlow 2 does not have (`tf.layers`, `tf.train.AdamOptimizer`, `tf.logging`), as long as it has none
+that only TensorFlow 2 has and does not ask for the version; a file without either is what the script is that was
+started. Installed packages are what they say they are.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib.abc
+import importlib.machinery
+import logging
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from typing import Any
+
+import runner
+from runner.classic.compat import install, names
+from runner.classic.compat.installed_names import Installed
+from runner.classic.compat.source import Use, uses
+from runner.config.source_names import V1
+
+_log = logging.getLogger(__name__)
+
+_AS_THEY_ARE = frozenset({"compat", "contrib", "core", "examples", "keras", "python", "tools"})
+"""Parts of TensorFlow that `tensorflow.compat.v1` does not have as modules, or that name their version themselves."""
+
+_VERSIONS = frozenset({"__version__", "VERSION"})
+_SAYING = ("print", "debug", "info", "warning")
+
+_PATHS = ("stdlib", "platstdlib", "purelib", "platlib")
+_INSTALLED = tuple(
+    os.path.join(path, "") for path in (*map(sysconfig.get_path, _PATHS), os.path.dirname(runner.__file__))
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Signs:
+    """What tells the version of a source.
+
+    Attributes:
+      of_1, of_2: the first use of a name that only this version of TensorFlow has; None: there is none.
+      asks: it makes something of `tf.__version__`, so it can do with several.
+      has_dimensions: it takes the `value` of elements of shapes.
+    """
+
+    of_1: Use | None = None
+    of_2: Use | None = None
+    asks: bool = False
+    has_dimensions: bool = False
+
+    @property
+    def are_of_1(self) -> bool:
+        """Whether the source cannot have been written for TensorFlow 2, of whatever version."""
+        return self.of_1 is not None and self.of_2 is None and not self.asks
+
+
+def signs(tree: ast.AST, installed: Installed) -> Signs:
+    """What tells the version of a source; nothing where no TensorFlow is installed."""
+    used = uses(tree)
+    found: dict[str, Any] = {"asks": _asks_for_version(tree, used), "has_dimensions": _has_dimensions(tree)}
+    tried = [node for node in ast.walk(tree) if isinstance(node, ast.Try) and node.handlers]
+    for use in used if installed.is_there else ():
+        if any(node.lineno <= use.line <= (node.end_lineno or 0) for node in tried):
+            continue  # what it does without that name is in `except`
+        if use.name.startswith(f"{V1}.") or not use.name.startswith("tensorflow.") or use.is_private:
+            continue
+        is_1, is_2 = _has(installed, f"{V1}.{use.api_name}"), _has(installed, use.name)
+        if is_1 != is_2:
+            found.setdefault("of_1" if is_1 else "of_2", use)
+    return Signs(**found)
+
+
+def _asks_for_version(tree: ast.AST, used: Sequence[Use]) -> bool:
+    """Whether TensorFlow's `__version__` is more than printed."""
+    asking = (use for use in used if _VERSIONS & set(use.name.split(".")))
+    places = {(use.line, use.column - 1) for use in asking}
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if (getattr(node, "lineno", 0), getattr(node, "col_offset", 0)) in places:
+            return True
+        function = node.func if isinstance(node, ast.Call) else None
+        if getattr(function, "attr", getattr(function, "id", "")) not in _SAYING:
+            waiting += ast.iter_child_nodes(node)
+    return False
+
+
+def _has_dimensions(tree: ast.AST) -> bool:
+    """Whether there is a `x.shape[-1].value` or `x.get_shape()[0].value`."""
+    values = (node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "value")
+    shapes = (one.value for one in values if isinstance(one, ast.Subscript))
+    called = (one.func if isinstance(one, ast.Call) else one for one in shapes)
+    return any(isinstance(one, ast.Attribute) and one.attr in ("shape", "get_shape") for one in called)
+
+
+def _has(installed: Installed, name: str) -> bool:
+    """Whether that version had `name`."""
+    module, _, rest = name.rpartition("estimator.")
+    if module in ("tensorflow.", f"{V1}."):
+        table = names.V1_NAMES if module == f"{V1}." else names.NAMES
+        return any(f"{rest}.".startswith(f"{one}.") or one.startswith(f"{rest}.") for one in table)
+    return installed.has(name) or name.startswith(f"{V1}.contrib.")
+
+
+def as_version_1(tree: ast.AST) -> None:
+    """Has the imports of a tree mean TensorFlow 1."""
+    for node in ast.walk(tree):
+        for field in ("body", "orelse", "finalbody"):
+            statements = getattr(node, field, ())
+            if isinstance(statements, list):
+                statements[:] = [one for statement in statements for one in _meaning_1(statement)]
+    ast.fix_missing_locations(tree)
+
+
+def _meaning_1(statement: ast.stmt) -> Iterator[ast.stmt]:
+    if isinstance(statement, ast.Import):
+        statement.names = [_renamed(alias) for alias in statement.names]
+        yield statement
+    elif not isinstance(statement, ast.ImportFrom) or statement.level or not _is_of_tensorflow(statement.module or ""):
+        yield statement
+    elif statement.module == "tensorflow":
+        kept = [alias for alias in statement.names if alias.name in _AS_THEY_ARE]
+        moved = [alias for alias in statement.names if alias.name not in _AS_THEY_ARE]
+        for module, aliases in ((V1, moved), ("tensorflow", kept)):
+            if aliases:
+                yield ast.copy_location(ast.ImportFrom(module, aliases, 0), statement)
+    else:
+        statement.module = _of_1(statement.module or "")
+        yield statement
+
+
+def _renamed(alias: ast.alias) -> ast.alias:
+    if alias.name == "tensorflow":
+        return ast.copy_location(ast.alias(V1, alias.asname or "tensorflow"), alias)
+    if alias.asname and _is_of_tensorflow(alias.name):
+        return ast.copy_location(ast.alias(_of_1(alias.name), alias.asname), alias)
+    return alias
+
+
+def _is_of_tensorflow(module: str) -> bool:
+    return module.partition(".")[0] == "tensorflow"
+
+
+def _of_1(module: str) -> str:
+    _, _, rest = module.partition(".")
+    return module if rest.partition(".")[0] in _AS_THEY_ARE else f"{V1}.{rest}"
+
+
+def watch_imports(main: str = "__main__") -> Sources:
+    """Has modules that are imported from now on compiled as what they are.
+
+    Args: main: see Sources.
+    """
+    sources = Sources(Installed(), main)
+    sys.meta_path.insert(0, sources)
+    return sources
+
+
+class Sources(importlib.abc.MetaPathFinder):
+    """Finds modules as Python does, and has those of TensorFlow 1 compiled as such.
+
+    Args:
+      installed: the TensorFlow whose names tell the version.
+      main: name of the module that is started; files that do not tell are of its version.
+    """
+
+    def __init__(self, installed: Installed, main: str) -> None:
+        self._installed, self._main, self._is_1 = installed, main, False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        loader = spec.loader if spec is not None else None
+        if spec is None or type(loader) is not SourceFileLoader or _is_installed(loader.path):
+            return None
+        spec.loader = _Loader(fullname, loader.path, self)
+        return spec
+
+    def script(self, path: str) -> Any:
+        """The code of the script that is started."""
+        return _Loader("__main__", path, self).get_code("__main__")
+
+    def compiled(self, text: bytes, path: str, name: str) -> Any:
+        """The code of the module `name`."""
+        tree = ast.parse(text, path)
+        if b"tensorflow" in text:
+            found = signs(tree, self._installed)
+            if name.removesuffix(".__main__") == self._main:
+                self._is_1 = found.are_of_1
+            if found.are_of_1:
+                assert found.of_1 is not None
+                _log.warning(
+                    "%s, line %d: %s is of TensorFlow 1, so `tensorflow` is tensorflow.compat.v1 in this file.",
+                    os.path.relpath(path), found.of_1.line, found.of_1.said,
+                )  # fmt: skip
+            is_1 = found.are_of_1 or (self._is_1 and found.of_2 is None and not found.asks)
+            if is_1 or found.has_dimensions:
+                install.called.update(install.SHAPES)
+            if is_1:
+                as_version_1(tree)
+        return compile(tree, path, "exec", dont_inherit=True)
+
+
+class _Loader(SourceFileLoader):
+    """Compiles the source itself: what Python has cached of it knows nothing of versions."""
+
+    def __init__(self, fullname: str, path: str, sources: Sources) -> None:
+        super().__init__(fullname, path)
+        self._sources = sources
+
+    def get_code(self, fullname: str) -> Any:
+        return self._sources.compiled(self.get_data(self.path), self.path, fullname)
+
+
+def _is_installed(path: str) -> bool:
+    return path.startswith(_INSTALLED) or "site-packages" in path.split(os.sep)

@@ -1,0 +1,44 @@
+"""What Python operators meant in the graph of TF 1, for as long as code that was written for it is called."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from runner.classic.compat import install
+from runner.tf_private import tf_estimator
+
+
+def as_classic(model_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`model_fn`, which is called with tensors and variables that can be keys of a dict, and are equal to themselves
+    only, as they were in the graph of an Estimator. Its hooks are called so, too.
+
+    After `tf.disable_v2_behavior()` the dimensions of shapes have a `value`, too.
+    """
+    if isinstance(model_fn, functools.partial):
+        return functools.partial(as_classic(model_fn.func), *model_fn.args, **model_fn.keywords)
+
+    @functools.wraps(model_fn)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with _operators():
+            return model_fn(*args, **kwargs)
+
+    called.operators = _operators  # type: ignore[attr-defined]
+    return called
+
+
+def _operators() -> contextlib.AbstractContextManager[None]:
+    return tf_estimator.operators_of_tf1(dimensions=bool(install.SHAPES & install.called))
+
+
+def eagerly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """`method`, which a script may call in a graph of its own: tf.estimator made another one each time."""
+
+    @functools.wraps(method)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with tf_estimator.eagerly():
+            return method(*args, **kwargs)
+
+    return called

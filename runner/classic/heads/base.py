@@ -1,0 +1,340 @@
+"""Head, which makes an EstimatorSpec of logits and labels, and what its subclasses share."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.classic import summaries
+from runner.classic.heads import checks
+from runner.classic.heads.metrics import add, mean
+from runner.classic.optimizers import minimize, optimizer_of
+from runner.export.outputs import PredictOutput
+from runner.model_fn import EstimatorSpec, ModeKeys
+from runner.programs.batch_losses import batch_part
+
+v1 = tf.compat.v1
+
+Losses = Sequence[tf.Tensor] | None
+"""Regularization losses; None: there are none, and no metric of them."""
+
+DEFAULT_SIGNATURE = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
+
+
+class Head(abc.ABC):
+    """Loss, predictions and metrics of a model's logits, and the EstimatorSpec that they make.
+
+    Subclasses bring the abstract members; `export_outputs` may be overridden.
+    """
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str | None:
+        """Put behind the name of each metric, `accuracy/<name>`; None: nothing is."""
+
+    @property
+    @abc.abstractmethod
+    def logits_dimension(self) -> int:
+        """Size of the last dimension of the logits."""
+
+    @property
+    @abc.abstractmethod
+    def loss_reduction(self) -> str:
+        """How the losses of a batch become one: of tf.keras.losses.Reduction or tf.compat.v1.losses.Reduction."""
+
+    @abc.abstractmethod
+    def loss(
+        self,
+        labels: Any,
+        logits: Any,
+        features: Any = None,
+        mode: str | None = None,
+        regularization_losses: Losses = None,
+    ) -> tf.Tensor:
+        """Return the scalar to minimise, `regularization_losses` included."""
+
+    @abc.abstractmethod
+    def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[Any, tf.Tensor]:
+        """Return name -> prediction, `[batch, ...]`; only those in `keys`, where given."""
+
+    @abc.abstractmethod
+    def metrics(self, regularization_losses: Losses = None) -> dict[str, Any]:
+        """Return name -> a new Keras metric."""
+
+    @abc.abstractmethod
+    def update_metrics(
+        self,
+        eval_metrics: dict[str, Any],
+        features: Any,
+        logits: Any,
+        labels: Any,
+        mode: str | None = None,
+        regularization_losses: Losses = None,
+    ) -> dict[str, Any]:
+        """Add a batch to the metrics that `metrics` made, and return them."""
+
+    def loss_weight(self, labels: Any, logits: Any, features: Any) -> Any:
+        """Return the weight of a batch's loss in the mean of an evaluation; None: its number of examples."""
+        return None
+
+    def export_outputs(self, predictions: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
+        """Return name of a signature of the exported model -> its outputs."""
+        output = PredictOutput(predictions)
+        return {DEFAULT_SIGNATURE: output, "predict": output}
+
+    def create_estimator_spec(
+        self,
+        features: Any,
+        mode: str,
+        logits: Any,
+        labels: Any = None,
+        optimizer: Any = None,
+        trainable_variables: Sequence[Any] | None = None,
+        train_op_fn: Callable[[tf.Tensor], Any] | None = None,
+        update_ops: Sequence[Any] | None = None,
+        regularization_losses: Losses = None,
+    ) -> EstimatorSpec:
+        """Return the EstimatorSpec that model_fn returns.
+
+        Args:
+          labels: not needed in PREDICT.
+          optimizer: TRAIN: a Keras or `tf.compat.v1.train` optimizer, which also advances the global step.
+          trainable_variables: what it trains; None: all trainable variables of the model.
+          train_op_fn: TRAIN: instead of `optimizer`; called with the loss, returns the train_op.
+          update_ops: run with each update, such as those of moving averages.
+          regularization_losses: scalars that are added to the loss.
+
+        Raises: ValueError: TRAIN, and not one of optimizer and train_op_fn is given; logits or labels do not fit.
+        """
+        predictions = self.predictions(logits)
+        if mode == ModeKeys.PREDICT:
+            return EstimatorSpec(mode, predictions, export_outputs=self.export_outputs(predictions))
+        loss = self.loss(labels, logits, features, mode, regularization_losses)
+        if mode == ModeKeys.EVAL:
+            metrics = self.metrics(regularization_losses)
+            metrics = self.update_metrics(
+                metrics, features, logits, labels, mode=mode, regularization_losses=regularization_losses
+            )
+            weight = self.loss_weight(labels, logits, features)
+            return EstimatorSpec(mode, predictions, loss, eval_metric_ops=metrics, loss_weight=weight)
+        train_op = _train_op(loss, optimizer, trainable_variables, train_op_fn, update_ops)
+        self._summarise(labels, logits, features)
+        if self._summary_key("loss") != "loss":  # which the runner writes
+            summaries.scalar(self._summary_key("loss"), loss)
+        if regularization_losses is not None:
+            summaries.scalar(self._summary_key("regularization_loss"), tf.add_n(list(regularization_losses)))
+        return EstimatorSpec(mode, predictions, loss, train_op=train_op)
+
+    def _summarise(self, labels: Any, logits: Any, features: Any) -> None:  # noqa: B027
+        """Write summaries of a batch of training."""
+
+    def _summary_key(self, metric: str) -> str:
+        return self._key(metric)
+
+    def _key(self, metric: str) -> str:
+        return f"{metric}/{self.name}" if self.name else metric
+
+
+class HeadOfOne(Head):
+    """A single head. Its subclasses say what a label is, and what a wrong prediction costs.
+
+    Args: see BinaryClassHead.
+    """
+
+    _prediction_keys: tuple[str, ...] = ()
+    _weights_may_differ_in_one_example = False
+
+    def __init__(
+        self, logits_dimension: int, weight_column: Any, loss_reduction: str, loss_fn: Any, name: str | None
+    ) -> None:
+        checks.check_reduction(loss_reduction)
+        checks.check_loss_fn(loss_fn)
+        self._logits_dimension = logits_dimension
+        self._weight_column = weight_column
+        self._loss_reduction = loss_reduction
+        self._loss_fn = loss_fn
+        self._name = name
+
+    @property
+    def name(self) -> str | None:
+        return self._name
+
+    @property
+    def logits_dimension(self) -> int:
+        return self._logits_dimension
+
+    @property
+    def loss_reduction(self) -> str:
+        return self._loss_reduction
+
+    @abc.abstractmethod
+    def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
+        """Return the labels, checked, as numbers of the rank of the logits."""
+
+    @abc.abstractmethod
+    def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        """Return the loss of each example, `[batch, ..., 1]`, or of each logit."""
+
+    @property
+    def _loss_dimension(self) -> int:
+        return 1
+
+    def _weights(self, features: Any, logits: tf.Tensor) -> tf.Tensor | None:
+        each = self._weights_may_differ_in_one_example
+        return checks.example_weights(features, self._weight_column, logits, one_each_logit=each)
+
+    def _all_losses(self, labels: tf.Tensor, logits: tf.Tensor, features: Any) -> tf.Tensor:
+        if self._loss_fn is None:
+            return self._losses(labels, logits)
+        more = {"features": features} if "features" in checks.arguments(self._loss_fn) else {}
+        losses = self._loss_fn(labels=labels, logits=logits, **more)
+        return checks.checked_losses(losses, logits, self._loss_dimension)
+
+    @property
+    def _is_v1(self) -> bool:
+        """True for a head of tf.compat.v1.estimator, which was given one of tf.compat.v1.losses.Reduction."""
+        return self.loss_reduction.startswith("weighted_")
+
+    def _summarise(self, labels: Any, logits: Any, features: Any) -> None:
+        if self.loss_reduction == "weighted_sum":  # which says little: the average, too
+            summaries.scalar(self._key("average_loss"), self.average_loss(labels, logits, features))
+
+    def loss(
+        self,
+        labels: Any,
+        logits: Any,
+        features: Any = None,
+        mode: str | None = None,
+        regularization_losses: Losses = None,
+    ) -> tf.Tensor:
+        losses, weights = self._weighted(labels, logits, features)
+        loss = checks.reduced(losses, weights, self.loss_reduction, batch_part())
+        return with_regularization(loss, regularization_losses)
+
+    def average_loss(self, labels: Any, logits: Any, features: Any) -> tf.Tensor:
+        """Return the weighted mean of the losses of a batch, whichever the reduction."""
+        return checks.reduced(*self._weighted(labels, logits, features), "weighted_mean")
+
+    def loss_weight(self, labels: Any, logits: Any, features: Any) -> Any:
+        """Return the weight in the mean over batches: one each for sums, as in tf.estimator; that of weighted means."""
+        if checks.is_sum(self.loss_reduction):
+            return batch_part().share(tf.float64)
+        if checks.is_weighted_mean(self.loss_reduction):
+            return checks.divisor(*self._weighted(labels, logits, features), self.loss_reduction)
+        return None
+
+    def _weighted(self, labels: Any, logits: Any, features: Any) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Return (all losses, the weights of the examples)."""
+        logits = checks.checked_logits(logits, self.logits_dimension)
+        losses = self._all_losses(self._labels(labels, logits), logits, features)
+        return losses, self._weights(features, logits)
+
+    def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[Any, tf.Tensor]:
+        unknown = [key for key in keys or () if key not in self._prediction_keys]
+        if unknown:
+            raise ValueError(f"predictions(keys={keys}): {unknown} are none of {', '.join(self._prediction_keys)}.")
+        logits = checks.checked_logits(logits, self.logits_dimension)
+        wanted = keys or self._prediction_keys
+        return {key: self._prediction(key, logits) for key in self._prediction_keys if key in wanted}
+
+    def _prediction(self, key: str, logits: tf.Tensor) -> tf.Tensor:
+        raise NotImplementedError
+
+    def metrics(self, regularization_losses: Losses = None) -> dict[str, Any]:
+        made = {"average_loss": mean, **self._metrics()}
+        if regularization_losses is not None:
+            made["regularization_loss"] = mean
+        return {self._key(name): make(name) for name, make in made.items()}
+
+    def update_metrics(
+        self,
+        eval_metrics: dict[str, Any],
+        features: Any,
+        logits: Any,
+        labels: Any,
+        mode: str | None = None,
+        regularization_losses: Losses = None,
+    ) -> dict[str, Any]:
+        logits = checks.checked_logits(logits, self.logits_dimension)
+        labels = self._labels(labels, logits)
+        weights = self._weights(features, logits)
+        add(eval_metrics[self._key("average_loss")], self._all_losses(labels, logits, features), weights=weights)
+        for name, values in self._measured(labels, logits).items():
+            add(eval_metrics[self._key(name)], *values, weights=weights)
+        if regularization_losses is not None:
+            add(eval_metrics[self._key("regularization_loss")], tf.add_n(list(regularization_losses)), weights=None)
+        for name, operations in self._v1_metrics(labels, logits, weights).items():
+            eval_metrics[self._key(name)] = operations
+        return eval_metrics
+
+    @abc.abstractmethod
+    def _metrics(self) -> dict[str, Callable[[str], Any]]:
+        """Return name -> what makes the Keras metric, without `average_loss` and `regularization_loss`."""
+
+    @abc.abstractmethod
+    def _measured(self, labels: tf.Tensor, logits: tf.Tensor) -> dict[str, tuple[tf.Tensor, ...]]:
+        """Return name -> what the metric of `_metrics` is updated with, each of the same shape."""
+
+    def _v1_metrics(self, labels: tf.Tensor, logits: tf.Tensor, weights: tf.Tensor | None) -> dict[str, Any]:
+        """Return name -> (value, update) of metrics that TensorFlow 1 computes otherwise than Keras does."""
+        return {}
+
+
+def with_regularization(loss: tf.Tensor, regularization_losses: Losses) -> tf.Tensor:
+    if regularization_losses is None:
+        return loss
+    return loss + tf.cast(tf.add_n(list(regularization_losses)), loss.dtype)
+
+
+def exported(predictions: Mapping[Any, tf.Tensor], **output: Any) -> dict[str, Any]:
+    """Return name of a signature -> its outputs: the one `output`, which is the default, too, and the predictions."""
+    ((name, default),) = output.items()
+    return {DEFAULT_SIGNATURE: default, name: default, "predict": PredictOutput(predictions)}
+
+
+def of_each_example(values: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    """Repeat `values`, `[classes]`, for each example: `[batch, classes]`."""
+    return tf.tile(tf.expand_dims(values, 0), [tf.shape(logits)[0], 1])
+
+
+def names_of_classes(num_classes: int, label_vocabulary: Sequence[Any] | None) -> tf.Tensor:
+    if label_vocabulary:
+        return tf.convert_to_tensor(list(label_vocabulary))
+    return tf.strings.as_string(tf.range(num_classes))
+
+
+def ids_of_labels(labels: tf.Tensor, label_vocabulary: Sequence[Any], head: str) -> tf.Tensor:
+    """Return the ids of `labels` in the vocabulary; each batch is checked to have no others."""
+    keys = tf.convert_to_tensor(list(label_vocabulary))
+    if labels.dtype != keys.dtype:
+        raise ValueError(
+            f"{head}: labels are {labels.dtype.name} and label_vocabulary is {keys.dtype.name}: {label_vocabulary}."
+        )
+    places = tf.range(len(label_vocabulary), dtype=tf.int64)
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, places), default_value=-1)
+    ids = table.lookup(labels)
+    unknown = tf.boolean_mask(labels, ids < 0)
+    message = f"labels must be in label_vocabulary={list(label_vocabulary)[:20]}; these are not:"
+    return checks.after(tf.debugging.Assert(tf.reduce_all(ids >= 0), [message, unknown], summarize=10), ids)
+
+
+def _train_op(
+    loss: tf.Tensor,
+    optimizer: Any,
+    trainable_variables: Sequence[Any] | None,
+    train_op_fn: Callable[[tf.Tensor], Any] | None,
+    update_ops: Sequence[Any] | None,
+) -> Any:
+    if (optimizer is None) == (train_op_fn is None):
+        given = "both" if optimizer is not None else "neither"
+        raise ValueError(f"create_estimator_spec: TRAIN takes one of optimizer and train_op_fn, and got {given}.")
+    with v1.name_scope(None), v1.name_scope("training"):  # variables of optimizers have it in their names
+        if optimizer is not None:
+            train_op = minimize(optimizer_of(optimizer), loss, trainable_variables)
+        else:
+            assert train_op_fn is not None
+            train_op = train_op_fn(loss)
+        return tf.group(train_op, *(update_ops or ()))

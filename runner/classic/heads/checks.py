@@ -1,0 +1,214 @@
+"""Checks of logits, labels and weights: during the trace where shapes are known, else in each batch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.programs.batch_losses import WholeBatch
+from runner.tf_private.feature_columns import dense_tensor
+
+v1 = tf.compat.v1
+_WHOLE = WholeBatch()
+
+_REDUCTIONS = {
+    "auto": "batch",
+    "sum_over_batch_size": "batch",
+    "weighted_sum_over_batch_size": "batch",
+    "sum": "sum",
+    "weighted_sum": "sum",
+    "weighted_mean": "weights",
+    "weighted_sum_by_nonzero_weights": "nonzero",
+}
+"""Values of tf.keras.losses.Reduction and tf.compat.v1.losses.Reduction -> what the sum is divided by."""
+
+_LOSS_FN_ARGUMENTS = ("labels", "logits", "features", "loss_reduction")
+
+
+def check_reduction(loss_reduction: str) -> None:
+    """Raises: ValueError: it is none of tf.keras.losses.Reduction, tf.compat.v1.losses.Reduction; or it is NONE."""
+    if loss_reduction not in _REDUCTIONS:
+        raise ValueError(f"loss_reduction={loss_reduction!r} is not one of: {', '.join(_REDUCTIONS)}.")
+
+
+def is_sum(loss_reduction: str) -> bool:
+    """Report whether losses are added up, and divided by nothing."""
+    return _REDUCTIONS.get(loss_reduction) == "sum"
+
+
+def is_weighted_mean(loss_reduction: str) -> bool:
+    """Report whether their sum is divided by something that depends on the weights."""
+    return _REDUCTIONS[loss_reduction] in ("weights", "nonzero")
+
+
+def arguments(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments that a function takes."""
+    return list(inspect.signature(function).parameters)
+
+
+def check_loss_fn(loss_fn: Callable[..., Any] | None) -> None:
+    """Raises: ValueError: it takes no labels or logits, or something that heads do not give."""
+    if loss_fn is None:
+        return
+    takes = arguments(loss_fn)
+    missing = [name for name in ("labels", "logits") if name not in takes]
+    unknown = [name for name in takes if name not in _LOSS_FN_ARGUMENTS]
+    if missing or unknown:
+        raise ValueError(
+            f"loss_fn takes ({', '.join(takes)}). It takes labels and logits, and may take features; "
+            f"missing: {', '.join(missing) or 'none'}; not known: {', '.join(unknown) or 'none'}."
+        )
+
+
+def check_thresholds(thresholds: Sequence[float] | None) -> tuple[float, ...]:
+    """Raises: ValueError: one is not between 0 and 1."""
+    wrong = [one for one in thresholds or () if not 0 < one < 1]
+    if wrong:
+        raise ValueError(f"thresholds={list(thresholds or ())}: each is between 0 and 1, not {wrong}.")
+    return tuple(thresholds or ())
+
+
+def check_vocabulary(label_vocabulary: Sequence[Any] | None, num_classes: int) -> None:
+    """Raises: ValueError: it is no list, or has not one entry for each class."""
+    if label_vocabulary is None:
+        return
+    if not isinstance(label_vocabulary, (list, tuple)):
+        raise ValueError(f"label_vocabulary is a list or tuple, not {type(label_vocabulary).__name__}.")
+    if len(label_vocabulary) != num_classes:
+        raise ValueError(
+            f"label_vocabulary has {len(label_vocabulary)} entries and n_classes is {num_classes}: {label_vocabulary}."
+        )
+
+
+def checked_logits(logits: Any, dimension: int) -> tf.Tensor:
+    """Return `logits` as a floating tensor `[..., dimension]`. Raises: ValueError: it has another shape."""
+    logits = tf.convert_to_tensor(logits)
+    if logits.dtype != tf.float64:
+        logits = tf.cast(logits, tf.float32)
+    rank = logits.shape.rank
+    if rank is not None and (rank < 2 or logits.shape[-1] not in (None, dimension)):
+        raise ValueError(
+            f"logits are {logits.shape}; this head takes [batch, ..., {dimension}] (its logits_dimension)."
+        )
+    if rank is not None and logits.shape[-1] is not None:
+        return logits
+    right = tf.equal(tf.shape(logits)[-1], dimension)
+    message = f"this head takes logits [batch, ..., {dimension}]; their shape is:"
+    return after(tf.debugging.Assert(right, [message, tf.shape(logits)]), logits)
+
+
+def checked_labels(labels: Any, logits: tf.Tensor, dimension: int) -> tf.Tensor:
+    """Return `labels` as a dense tensor of the shape of `logits`, with `dimension` in its last place.
+
+    `[batch]` becomes `[batch, 1]`.
+
+    Raises: ValueError: there are none, or they are sparse, or of another shape.
+    """
+    if labels is None:
+        raise ValueError(
+            "the head got labels=None. TRAIN and EVAL need labels: let the input function return (features, labels)."
+        )
+    if isinstance(labels, tf.sparse.SparseTensor):
+        raise ValueError(
+            f"labels are a SparseTensor; this head takes a dense one, [batch, ..., {dimension}]. "
+            "Use tf.sparse.to_dense in the input function."
+        )
+    labels = tf.convert_to_tensor(labels)
+    if labels.shape.rank is not None and logits.shape.rank is not None and labels.shape.rank == logits.shape.rank - 1:
+        labels = tf.expand_dims(labels, -1)
+    expected = logits.shape[:-1].concatenate(dimension)
+    if not labels.shape.is_compatible_with(expected):
+        raise ValueError(
+            f"labels are {labels.shape}; with logits {logits.shape} this head takes {expected}. Is n_classes (or "
+            "label_dimension) what the data has? One-hot labels become classes with tf.argmax(labels, -1)."
+        )
+    wanted = tf.concat([tf.shape(logits)[:-1], [dimension]], axis=0)
+    right = tf.reduce_all(tf.equal(tf.shape(labels), wanted)) if labels.shape.rank is not None else False
+    message = "labels have another shape than the head takes; found and wanted:"
+    return after(tf.debugging.Assert(right, [message, tf.shape(labels), wanted]), labels)
+
+
+def checked_range(labels: tf.Tensor, num_classes: int, what: str = "labels") -> tf.Tensor:
+    """Return `labels`, checked in each batch to be in 0..num_classes-1; the message shows those that are not."""
+    right = tf.logical_and(labels >= 0, labels <= num_classes - 1)
+    message = f"{what} must be in 0..{num_classes - 1}; these are not:"
+    wrong = tf.boolean_mask(labels, tf.logical_not(right))
+    return after(tf.debugging.Assert(tf.reduce_all(right), [message, wrong], summarize=10), labels)
+
+
+def checked_losses(losses: Any, logits: tf.Tensor, dimension: int) -> tf.Tensor:
+    """Return what a loss_fn returned, checked. Raises: ValueError: it is not `[batch, ..., dimension]`."""
+    losses = tf.convert_to_tensor(losses)
+    expected = logits.shape[:-1].concatenate(dimension)
+    if not losses.shape.is_compatible_with(expected):
+        raise ValueError(f"loss_fn returned {losses.shape} for logits {logits.shape}; it must return {expected}.")
+    wanted = tf.concat([tf.shape(logits)[:-1], [dimension]], axis=0)
+    right = tf.reduce_all(tf.equal(tf.shape(losses), wanted))
+    message = "loss_fn returned another shape than it must; found and wanted:"
+    return after(tf.debugging.Assert(right, [message, tf.shape(losses), wanted]), losses)
+
+
+def example_weights(
+    features: Any, weight_column: Any, logits: tf.Tensor, *, one_each_logit: bool = False
+) -> tf.Tensor | None:
+    """Return the weights of the examples, `[batch, ..., 1]`; None where there is no weight column.
+
+    Args:
+      weight_column: a key of `features`, or a `tf.feature_column.numeric_column`.
+      one_each_logit: they may also have the shape of the logits.
+
+    Raises: ValueError, TypeError: there is no such feature, or it has another shape or type.
+    """
+    if weight_column is None:
+        return None
+    if isinstance(weight_column, str):
+        if not isinstance(features, Mapping) or weight_column not in features:
+            there = ", ".join(map(str, features)) if isinstance(features, Mapping) else "no dict"
+            raise ValueError(f"weight_column={weight_column!r} is no feature. There are: {there}.")
+        weight_column = tf.feature_column.numeric_column(weight_column)
+    elif not hasattr(weight_column, "normalizer_fn"):
+        raise TypeError(f"weight_column is a key or a numeric_column, not {type(weight_column).__name__}.")
+    weights = dense_tensor(weight_column, features)
+    weights = tf.cast(weights, logits.dtype)
+    if weights.shape.rank is not None and logits.shape.rank is not None and weights.shape.rank == logits.shape.rank - 1:
+        weights = tf.expand_dims(weights, -1)
+    allowed = [logits.shape[:-1].concatenate(1)] + ([logits.shape] if one_each_logit else [])
+    if not any(weights.shape.is_compatible_with(shape) for shape in allowed):
+        shapes = " or ".join(map(str, allowed))
+        raise ValueError(f"weights are {weights.shape} for logits {logits.shape}; they must be {shapes}.")
+    return weights
+
+
+def reduced(losses: tf.Tensor, weights: tf.Tensor | None, loss_reduction: str, part: WholeBatch = _WHOLE) -> tf.Tensor:
+    """Reduce the losses to a scalar. SUM_OVER_BATCH_SIZE divides by their number, not by the weights, as it did.
+
+    Args:
+      part: what they are of the losses of a batch, whose sum or weighted mean is then meant.
+    """
+    total = tf.reduce_sum(losses * _of_each(losses, weights))
+    if is_sum(loss_reduction):
+        return part.of_sum(total)
+    if is_weighted_mean(loss_reduction):
+        return part.of_mean(total, divisor(losses, weights, loss_reduction))
+    return total / tf.cast(tf.size(losses), losses.dtype)
+
+
+def divisor(losses: tf.Tensor, weights: tf.Tensor | None, loss_reduction: str) -> tf.Tensor:
+    """Return the number by which a weighted mean divides the sum."""
+    of_each = _of_each(losses, weights)
+    if _REDUCTIONS[loss_reduction] == "nonzero":
+        of_each = tf.cast(tf.not_equal(of_each, 0), of_each.dtype)
+    return tf.reduce_sum(of_each)
+
+
+def _of_each(losses: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
+    return tf.ones_like(losses) if weights is None else weights * tf.ones_like(losses)
+
+
+def after(check: Any, value: tf.Tensor) -> tf.Tensor:
+    """Return `value`, which is computed only after `check` has passed."""
+    with tf.control_dependencies([check] if check is not None else []):
+        return tf.identity(value)

@@ -1,0 +1,194 @@
+"""Heads of classifiers: two classes, or several of which one is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.classic.heads import base, checks, metrics
+from runner.export.outputs import ClassificationOutput, RegressionOutput
+
+v1 = tf.compat.v1
+
+
+class BinaryClassHead(base.HeadOfOne):
+    """Two classes, one logit: sigmoid cross entropy.
+
+    Labels are `[batch]` or `[batch, 1]`: 0 and 1 (or a probability between them), or entries of `label_vocabulary`.
+
+    Args:
+      weight_column: key of a feature, or numeric_column: the weight of each example in loss and metrics.
+      thresholds: accuracy, precision and recall at each of these probabilities, besides those at 0.5.
+      label_vocabulary: the labels, in the order of their ids; None: they are ids.
+      loss_reduction: SUM_OVER_BATCH_SIZE divides by the number of examples; also SUM.
+      loss_fn: called with labels and logits, and features if it takes them; gives `[batch, 1]`.
+      name: put behind the names of the metrics.
+    """
+
+    _prediction_keys = (
+        "logits", "logistic", "probabilities", "class_ids", "classes", "all_class_ids", "all_classes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        weight_column: Any = None,
+        thresholds: Sequence[float] | None = None,
+        label_vocabulary: Sequence[Any] | None = None,
+        loss_reduction: str = "sum_over_batch_size",
+        loss_fn: Callable[..., Any] | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(1, weight_column, loss_reduction, loss_fn, name)
+        checks.check_vocabulary(label_vocabulary, 2)
+        self._thresholds = checks.check_thresholds(thresholds)
+        self._label_vocabulary = label_vocabulary
+
+    def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
+        labels = checks.checked_labels(labels, logits, 1)
+        if self._label_vocabulary is not None:
+            labels = base.ids_of_labels(labels, self._label_vocabulary, "BinaryClassHead")
+        return checks.checked_range(tf.cast(labels, logits.dtype), 2)
+
+    def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        return tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
+
+    def _prediction(self, key: str, logits: tf.Tensor) -> tf.Tensor:
+        if key == "logits":
+            return logits
+        if key == "logistic":
+            return tf.sigmoid(logits)
+        both = tf.concat([tf.zeros_like(logits), logits], axis=-1)
+        return _of_classes(key, both, self._label_vocabulary)
+
+    def _metrics(self) -> dict[str, Callable[[str], Any]]:
+        made: dict[str, Callable[[str], Any]] = {
+            "accuracy": metrics.mean,
+            "precision": metrics.precision,
+            "recall": metrics.recall,
+            "prediction/mean": metrics.mean,
+            "label/mean": metrics.mean,
+            "accuracy_baseline": metrics.baseline,
+            "auc": metrics.area,
+        }
+        if not self._is_v1:
+            made["auc_precision_recall"] = metrics.area_of_precision
+        return made | metrics.metrics_at(self._thresholds)
+
+    def _measured(self, labels: tf.Tensor, logits: tf.Tensor) -> dict[str, tuple[tf.Tensor, ...]]:
+        logistic = tf.sigmoid(logits)
+        chosen = tf.cast(logits > 0, labels.dtype)  # as argmax decides a tie
+        found: dict[str, tuple[tf.Tensor, ...]] = {
+            "accuracy": (tf.equal(labels, chosen),),
+            "precision": (labels, chosen),
+            "recall": (labels, chosen),
+            "prediction/mean": (logistic,),
+            "label/mean": (labels,),
+            "accuracy_baseline": (labels,),
+            "auc": (labels, logistic),
+        }
+        if not self._is_v1:
+            found["auc_precision_recall"] = labels, logistic
+        return found | metrics.measured_at(self._thresholds, labels, logistic)
+
+    def _v1_metrics(self, labels: tf.Tensor, logits: tf.Tensor, weights: tf.Tensor | None) -> dict[str, Any]:
+        if not self._is_v1:
+            return {}
+        # It joins the points of the curve by straight lines, and Keras interpolates.
+        return {"auc_precision_recall": v1.metrics.auc(labels, tf.sigmoid(logits), weights, curve="PR")}
+
+    def export_outputs(self, predictions: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
+        classified = _classified(predictions, 2, self._label_vocabulary)
+        regression = RegressionOutput(value=predictions["logistic"])
+        return {**base.exported(predictions, classification=classified), "regression": regression}
+
+
+class MultiClassHead(base.HeadOfOne):
+    """Several classes of which one is right: softmax cross entropy.
+
+    Labels are integers `[batch]` or `[batch, 1]`, 0..n_classes-1, or entries of `label_vocabulary`.
+
+    Args:
+      n_classes: at least 3; two are BinaryClassHead's.
+      Others: see BinaryClassHead.
+    """
+
+    _prediction_keys = ("logits", "probabilities", "class_ids", "classes", "all_class_ids", "all_classes")
+
+    def __init__(
+        self,
+        n_classes: int,
+        weight_column: Any = None,
+        label_vocabulary: Sequence[Any] | None = None,
+        loss_reduction: str = "sum_over_batch_size",
+        loss_fn: Callable[..., Any] | None = None,
+        name: str | None = None,
+    ) -> None:
+        if n_classes is None or n_classes <= 2:
+            raise ValueError(f"MultiClassHead(n_classes={n_classes}): more than 2; BinaryClassHead is for 2.")
+        super().__init__(n_classes, weight_column, loss_reduction, loss_fn, name)
+        checks.check_vocabulary(label_vocabulary, n_classes)
+        self._label_vocabulary = label_vocabulary
+
+    def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
+        labels = checks.checked_labels(labels, logits, 1)
+        if self._label_vocabulary is not None:
+            return base.ids_of_labels(labels, self._label_vocabulary, "MultiClassHead")
+        if not labels.dtype.is_integer:
+            raise ValueError(
+                f"MultiClassHead: labels are {labels.dtype.name}; they are integers 0..{self.logits_dimension - 1}, "
+                "or entries of label_vocabulary."
+            )
+        return checks.checked_range(labels, self.logits_dimension)
+
+    def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tf.squeeze(labels, -1), logits=logits)
+        return tf.expand_dims(losses, -1)
+
+    def _prediction(self, key: str, logits: tf.Tensor) -> tf.Tensor:
+        return logits if key == "logits" else _of_classes(key, logits, self._label_vocabulary)
+
+    def _metrics(self) -> dict[str, Callable[[str], Any]]:
+        return {"accuracy": metrics.mean}
+
+    def _measured(self, labels: tf.Tensor, logits: tf.Tensor) -> dict[str, tuple[tf.Tensor, ...]]:
+        chosen = tf.expand_dims(tf.argmax(logits, -1), -1)
+        return {"accuracy": (tf.equal(tf.cast(labels, tf.int64), chosen),)}
+
+    def export_outputs(self, predictions: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
+        classified = _classified(predictions, self.logits_dimension, self._label_vocabulary)
+        return base.exported(predictions, classification=classified)
+
+
+def binary_or_multi_class_head(
+    n_classes: int, weight_column: Any, label_vocabulary: Sequence[Any] | None, loss_reduction: str
+) -> base.Head:
+    """The head of a classifier."""
+    if n_classes == 2:
+        return BinaryClassHead(weight_column, label_vocabulary=label_vocabulary, loss_reduction=loss_reduction)
+    return MultiClassHead(n_classes, weight_column, label_vocabulary, loss_reduction)
+
+
+def _of_classes(key: str, logits: tf.Tensor, label_vocabulary: Sequence[Any] | None) -> tf.Tensor:
+    """Args: logits: `[batch, ..., classes]`."""
+    num_classes = logits.shape[-1]
+    if key == "probabilities":
+        return tf.nn.softmax(logits)
+    if key == "all_class_ids":
+        return base.of_each_example(tf.range(num_classes), logits)
+    if key == "all_classes":
+        return base.of_each_example(base.names_of_classes(num_classes, label_vocabulary), logits)
+    class_ids = tf.expand_dims(tf.argmax(logits, -1), -1)
+    if key == "class_ids":
+        return class_ids
+    if label_vocabulary is None:
+        return tf.strings.as_string(class_ids)
+    return tf.gather(base.names_of_classes(num_classes, label_vocabulary), class_ids)
+
+
+def _classified(
+    predictions: Mapping[Any, tf.Tensor], num_classes: int, label_vocabulary: Sequence[Any] | None
+) -> ClassificationOutput:
+    names = base.of_each_example(base.names_of_classes(num_classes, label_vocabulary), predictions["logits"])
+    return ClassificationOutput(scores=predictions["probabilities"], classes=names)

@@ -1,0 +1,161 @@
+"""Several heads on one model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.classic import summaries
+from runner.classic.heads import base, checks, metrics
+from runner.export.outputs import PredictOutput
+from runner.model_fn import ModeKeys
+
+
+class MultiHead(base.Head):
+    """Several tasks: each head has a part of the logits and labels of its own; their losses are added.
+
+    Logits are a dict of heads' names, or one tensor `[batch, sum of the heads' dimensions]`, divided in the heads'
+    order. Labels are a dict of heads' names. Predictions have keys `(head, key)`, metrics `key/head`.
+
+    Args:
+      heads: each with a name.
+      head_weights: one for each head, which its loss is multiplied by; None: 1.
+    """
+
+    def __init__(self, heads: Sequence[base.Head], head_weights: Sequence[float] | None = None) -> None:
+        if not heads:
+            raise ValueError(f"MultiHead(heads={heads}): there must be some.")
+        if head_weights and len(head_weights) != len(heads):
+            raise ValueError(f"MultiHead: {len(heads)} heads and {len(head_weights)} head_weights.")
+        names = [head.name for head in heads]
+        if None in names or len(set(names)) < len(names):
+            raise ValueError(f"MultiHead: each head needs a name of its own, and they have {names}.")
+        self._heads = {str(head.name): head for head in heads}
+        self._head_weights = tuple(head_weights or (1.0 for _ in heads))
+
+    @property
+    def name(self) -> str:
+        return "_".join(self._heads)
+
+    @property
+    def logits_dimension(self) -> int:
+        return sum(head.logits_dimension for head in self._heads.values())
+
+    @property
+    def loss_reduction(self) -> str:
+        reductions = {head.loss_reduction for head in self._heads.values()}
+        if len(reductions) > 1:
+            raise ValueError(f"MultiHead: all heads have the same loss_reduction; these are {sorted(reductions)}.")
+        return reductions.pop()
+
+    def loss(
+        self,
+        labels: Any,
+        logits: Any,
+        features: Any = None,
+        mode: str | None = None,
+        regularization_losses: base.Losses = None,
+    ) -> tf.Tensor:
+        losses = self._losses(self._of_heads("labels", labels), self._logits(logits), features, mode)
+        weighted = [loss * weight for loss, weight in zip(losses.values(), self._head_weights, strict=True)]
+        return base.with_regularization(tf.add_n(weighted), regularization_losses)
+
+    def _losses(self, labels: Any, logits: Any, features: Any, mode: str | None) -> dict[str, tf.Tensor]:
+        return {
+            name: head.loss(labels[name], logits[name], features=features, mode=mode)
+            for name, head in self._heads.items()
+        }
+
+    def loss_weight(self, labels: Any, logits: Any, features: Any) -> Any:
+        """That of the heads, where they all sum."""
+        labels, logits = self._of_heads("labels", labels), self._logits(logits)
+        if not all(checks.is_sum(head.loss_reduction) for head in self._heads.values()):
+            return None
+        name, head = next(iter(self._heads.items()))
+        return head.loss_weight(labels[name], logits[name], features)
+
+    def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[Any, tf.Tensor]:
+        parts = self._logits(logits)
+        return {
+            (name, key): value
+            for name, head in self._heads.items()
+            for key, value in head.predictions(parts[name], keys).items()
+        }
+
+    def metrics(self, regularization_losses: base.Losses = None) -> dict[str, Any]:
+        made = {f"loss/{name}": metrics.mean(f"loss/{name}") for name in self._heads}
+        if regularization_losses is not None:
+            made[self._key("regularization_loss")] = metrics.mean("regularization_loss")
+        for head in self._heads.values():
+            made |= head.metrics()
+        return made
+
+    def update_metrics(
+        self,
+        eval_metrics: dict[str, Any],
+        features: Any,
+        logits: Any,
+        labels: Any,
+        mode: str | None = None,
+        regularization_losses: base.Losses = None,
+    ) -> dict[str, Any]:
+        labels, logits = self._of_heads("labels", labels), self._logits(logits)
+        for name, loss in self._losses(labels, logits, features, mode).items():
+            weight = self._heads[name].loss_weight(labels[name], logits[name], features)
+            add_scalar(eval_metrics[f"loss/{name}"], loss, num_examples(logits) if weight is None else weight)
+        if regularization_losses is not None:
+            name = self._key("regularization_loss")
+            add_scalar(eval_metrics[name], tf.add_n(list(regularization_losses)), num_examples(logits))
+        for name, head in self._heads.items():
+            head.update_metrics(eval_metrics, features, logits[name], labels[name])
+        return eval_metrics
+
+    def export_outputs(self, predictions: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
+        exported: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        for name, head in self._heads.items():
+            own = {key: value for (owner, key), value in predictions.items() if owner == name}
+            outputs = head.export_outputs(own)
+            exported.setdefault(base.DEFAULT_SIGNATURE, outputs[base.DEFAULT_SIGNATURE])
+            for key, output in outputs.items():
+                exported[name if key == base.DEFAULT_SIGNATURE else f"{name}/{key}"] = output
+            merged |= {f"{name}/{key}": value for key, value in own.items()}
+        return {**exported, "predict": PredictOutput(merged)}
+
+    def _summarise(self, labels: Any, logits: Any, features: Any) -> None:
+        losses = self._losses(self._of_heads("labels", labels), self._logits(logits), features, ModeKeys.TRAIN)
+        for name, loss in losses.items():
+            summaries.scalar(f"loss/{name}", loss)
+
+    def _summary_key(self, metric: str) -> str:
+        return metric
+
+    def _logits(self, logits: Any) -> Mapping[str, tf.Tensor]:
+        if isinstance(logits, Mapping):
+            return self._of_heads("logits", logits)
+        logits = tf.convert_to_tensor(logits)
+        sizes = [head.logits_dimension for head in self._heads.values()]
+        if logits.shape.rank is not None and logits.shape[-1] not in (None, sum(sizes)):
+            raise ValueError(
+                f"MultiHead: logits are {logits.shape}; the heads take {' + '.join(map(str, sizes))} = {sum(sizes)}."
+            )
+        return dict(zip(self._heads, tf.split(logits, sizes, axis=-1), strict=True))
+
+    def _of_heads(self, what: str, values: Any) -> Mapping[str, Any]:
+        if not isinstance(values, Mapping):
+            raise ValueError(f"MultiHead: {what} are a dict of {', '.join(self._heads)}, not {type(values).__name__}.")
+        missing = [name for name in self._heads if name not in values]
+        if missing:
+            raise ValueError(f"MultiHead: {what} have no {', '.join(missing)}. There are: {', '.join(values)}.")
+        return values
+
+
+def num_examples(logits: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    return tf.shape(next(iter(logits.values())))[0]
+
+
+def add_scalar(metric: Any, value: tf.Tensor, weight: tf.Tensor) -> None:
+    """Adds what a batch came to to a metric; it counts for `weight`, whoever has the batch."""
+    metric.update_state(tf.cast(value, tf.float64), sample_weight=tf.cast(weight, tf.float64))

@@ -1,0 +1,114 @@
+"""The head of classifiers of which several classes may be right at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.classic.heads import base, checks, metrics
+from runner.export.outputs import ClassificationOutput
+
+
+class MultiLabelHead(base.HeadOfOne):
+    """Several classes, each right or not: the mean over classes of sigmoid cross entropy.
+
+    Labels are 0 and 1, `[batch, n_classes]`, or a SparseTensor of classes: their ids, or entries of `label_vocabulary`.
+
+    Args:
+      n_classes: at least 2.
+      classes_for_class_based_metrics: ids or names of classes that get AUC and mean probability of their own.
+      Others: see BinaryClassHead. A threshold adds accuracy, precision and recall over all classes.
+    """
+
+    _prediction_keys = ("logits", "probabilities", "classes")
+
+    def __init__(
+        self,
+        n_classes: int,
+        weight_column: Any = None,
+        thresholds: Sequence[float] | None = None,
+        label_vocabulary: Sequence[Any] | None = None,
+        loss_reduction: str = "sum_over_batch_size",
+        loss_fn: Callable[..., Any] | None = None,
+        classes_for_class_based_metrics: Sequence[Any] | None = None,
+        name: str | None = None,
+    ) -> None:
+        if n_classes is None or n_classes < 2:
+            raise ValueError(f"MultiLabelHead(n_classes={n_classes}): there are at least 2 classes.")
+        super().__init__(n_classes, weight_column, loss_reduction, loss_fn, name)
+        checks.check_vocabulary(label_vocabulary, n_classes)
+        self._thresholds = checks.check_thresholds(thresholds)
+        self._label_vocabulary = label_vocabulary
+        self._measured_classes = _ids(classes_for_class_based_metrics or (), n_classes, label_vocabulary)
+
+    def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
+        if isinstance(labels, tf.sparse.SparseTensor):
+            labels = self._indicators(labels)
+        labels = checks.checked_labels(labels, logits, self.logits_dimension)
+        return checks.checked_range(labels, 2, "labels (1: the class is right, 0: it is not)")
+
+    def _indicators(self, labels: tf.sparse.SparseTensor) -> tf.Tensor:
+        values = labels.values
+        if values.dtype == tf.string:
+            values = base.ids_of_labels(values, self._label_vocabulary or (), "MultiLabelHead")
+        elif not values.dtype.is_integer:
+            raise ValueError(f"MultiLabelHead: sparse labels are {values.dtype.name}; they are integers or strings.")
+        values = checks.checked_range(values, self.logits_dimension)
+        ids = tf.sparse.SparseTensor(labels.indices, values, labels.dense_shape)
+        return tf.cast(tf.sparse.to_indicator(ids, self.logits_dimension), tf.int64)
+
+    def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=tf.cast(labels, logits.dtype), logits=logits)
+        return tf.reduce_mean(losses, axis=-1, keepdims=True)
+
+    def _prediction(self, key: str, logits: tf.Tensor) -> tf.Tensor:
+        if key == "logits":
+            return logits
+        if key == "probabilities":
+            return tf.sigmoid(logits)
+        return base.of_each_example(base.names_of_classes(self.logits_dimension, self._label_vocabulary), logits)
+
+    def _metrics(self) -> dict[str, Callable[[str], Any]]:
+        made: dict[str, Callable[[str], Any]] = {"auc": metrics.area, "auc_precision_recall": metrics.area_of_precision}
+        made |= metrics.metrics_at(self._thresholds)
+        for suffix in self._suffixes().values():
+            made[f"probability_mean/{suffix}"] = metrics.mean
+            made[f"auc/{suffix}"] = metrics.area
+            made[f"auc_precision_recall/{suffix}"] = metrics.area_of_precision
+        return made
+
+    def _measured(self, labels: tf.Tensor, logits: tf.Tensor) -> dict[str, tuple[tf.Tensor, ...]]:
+        probabilities = tf.sigmoid(logits)
+        found: dict[str, tuple[tf.Tensor, ...]] = {
+            "auc": (labels, probabilities),
+            "auc_precision_recall": (labels, probabilities),
+        }
+        found |= metrics.measured_at(self._thresholds, labels, probabilities)
+        for class_id, suffix in self._suffixes().items():
+            of_class = labels[..., class_id : class_id + 1], probabilities[..., class_id : class_id + 1]
+            found[f"probability_mean/{suffix}"] = of_class[1:]
+            found[f"auc/{suffix}"] = found[f"auc_precision_recall/{suffix}"] = of_class
+        return found
+
+    def _suffixes(self) -> dict[int, str]:
+        """Id of a class with metrics of its own -> what their names end with."""
+        names = self._label_vocabulary
+        return {one: f"class{one}" if names is None else str(names[one]) for one in self._measured_classes}
+
+    def export_outputs(self, predictions: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
+        classified = ClassificationOutput(scores=predictions["probabilities"], classes=predictions["classes"])
+        return base.exported(predictions, classification=classified)
+
+
+def _ids(classes: Sequence[Any], num_classes: int, label_vocabulary: Sequence[Any] | None) -> list[int]:
+    names = list(label_vocabulary or ())
+    given = f"classes_for_class_based_metrics={list(classes)}"
+    unknown = [one for one in classes if isinstance(one, str) and one not in names]
+    if unknown:
+        raise ValueError(f"{given}: {unknown} are not in label_vocabulary={names}.")
+    ids = [names.index(one) if isinstance(one, str) else int(one) for one in classes]
+    if any(not 0 <= one < num_classes for one in ids):
+        raise ValueError(f"{given}: ids are in 0..{num_classes - 1}.")
+    return ids

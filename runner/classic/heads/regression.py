@@ -1,0 +1,103 @@
+"""Heads that predict numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from runner.classic.heads import base, checks, metrics
+from runner.export.outputs import RegressionOutput
+
+
+class RegressionHead(base.HeadOfOne):
+    """Numbers: the squared error.
+
+    Labels are `[batch, label_dimension]`, or `[batch]` where that is 1.
+
+    Args:
+      label_dimension: numbers to predict for an example.
+      weight_column: as in BinaryClassHead; a weight may also be given for each number, `[batch, label_dimension]`.
+      loss_fn: as in BinaryClassHead; gives `[batch, label_dimension]`.
+      inverse_link_fn: makes predictions of logits; None: they are the logits.
+      Others: see BinaryClassHead.
+    """
+
+    _weights_may_differ_in_one_example = True
+
+    def __init__(
+        self,
+        label_dimension: int = 1,
+        weight_column: Any = None,
+        loss_reduction: str = "sum_over_batch_size",
+        loss_fn: Callable[..., Any] | None = None,
+        inverse_link_fn: Callable[[tf.Tensor], tf.Tensor] | None = None,
+        name: str | None = None,
+    ) -> None:
+        if label_dimension < 1:
+            raise ValueError(f"RegressionHead(label_dimension={label_dimension}): it is at least 1.")
+        super().__init__(label_dimension, weight_column, loss_reduction, loss_fn, name)
+        self._inverse_link_fn = inverse_link_fn
+        self._prediction_keys = ("predictions",) if inverse_link_fn is None else ("predictions", "logits")
+
+    @property
+    def _loss_dimension(self) -> int:
+        return self.logits_dimension
+
+    def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
+        return tf.cast(checks.checked_labels(labels, logits, self.logits_dimension), logits.dtype)
+
+    def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        return tf.math.squared_difference(logits, labels)
+
+    def _prediction(self, key: str, logits: tf.Tensor) -> tf.Tensor:
+        is_logits = key == "logits" or self._inverse_link_fn is None
+        return logits if is_logits else self._inverse_link_fn(logits)  # type: ignore[misc]
+
+    def _metrics(self) -> dict[str, Callable[[str], Any]]:
+        return {"prediction/mean": metrics.mean, "label/mean": metrics.mean}
+
+    def _measured(self, labels: tf.Tensor, logits: tf.Tensor) -> dict[str, tuple[tf.Tensor, ...]]:
+        return {"prediction/mean": (self._prediction("predictions", logits),), "label/mean": (labels,)}
+
+    def export_outputs(self, predictions: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
+        return base.exported(predictions, regression=RegressionOutput(value=predictions["predictions"]))
+
+
+class PoissonRegressionHead(RegressionHead):
+    """Counts: the loss of a Poisson distribution whose logarithm of the rate are the logits.
+
+    Args:
+      compute_full_loss: with the term that depends on the labels alone, by Stirling's approximation.
+      Others: see RegressionHead.
+    """
+
+    def __init__(
+        self,
+        label_dimension: int = 1,
+        weight_column: Any = None,
+        loss_reduction: str = "sum_over_batch_size",
+        compute_full_loss: bool = True,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(label_dimension, weight_column, loss_reduction, inverse_link_fn=tf.exp, name=name)
+        self._compute_full_loss = compute_full_loss
+
+    def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        return tf.nn.log_poisson_loss(targets=labels, log_input=logits, compute_full_loss=self._compute_full_loss)
+
+
+class LogisticRegressionHead(RegressionHead):
+    """A probability: sigmoid cross entropy with labels from 0 to 1. Args: see RegressionHead."""
+
+    def __init__(
+        self, weight_column: Any = None, loss_reduction: str = "sum_over_batch_size", name: str | None = None
+    ) -> None:
+        super().__init__(1, weight_column, loss_reduction, inverse_link_fn=tf.sigmoid, name=name)
+
+    def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
+        return checks.checked_range(super()._labels(labels, logits), 2)
+
+    def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        return tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)

@@ -1,0 +1,145 @@
+"""Feature columns that a config describes: `model.params.columns`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.config.error_messages import did_you_mean
+
+fc = tf.feature_column
+
+
+class Columns:
+    """The feature columns of a config, by name.
+
+    Args:
+      written: name -> {kind: ..., and the settings of that kind}. Columns that are made of others name them in `of`.
+
+    Raises: ValueError: a kind, a setting or a column that is named does not exist; the message has the key to change.
+    """
+
+    def __init__(self, written: Mapping[str, Mapping[str, Any]]) -> None:
+        self._written = written
+        self._made: dict[str, Any] = {}
+        self._under_way: list[str] = []
+        for name in written:
+            self[name]
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._written:
+            raise ValueError(f"there is no model.params.columns.{name}.{_nearest(name, self._written)}")
+        if name in self._under_way:
+            raise ValueError(f"model.params.columns: {' -> '.join([*self._under_way, name])} are made of each other.")
+        if name not in self._made:
+            self._under_way.append(name)
+            self._made[name] = self._make(name, dict(self._written[name]))
+            self._under_way.pop()
+        return self._made[name]
+
+    def chosen(self, names: Sequence[str] | None, key: str) -> list[Any]:
+        """Return the columns of `names`; None: all. Raises: ValueError: `key` names one that does not exist."""
+        names = list(self._written) if names is None else list(names)
+        for name in names:
+            if name not in self._written:
+                raise ValueError(f"{key} has {name!r}, and there is no such column.{_nearest(name, self._written)}")
+        return [self[name] for name in names]
+
+    def _make(self, name: str, settings: dict[str, Any]) -> Any:
+        key = f"model.params.columns.{name}"
+        kind = settings.pop("kind", None)
+        if kind not in _KINDS:
+            raise ValueError(f"{key}.kind={kind!r}: {_nearest(str(kind), _KINDS).strip() or _one_of(_KINDS)}")
+        make = _KINDS[kind]
+        takes = inspect.signature(make).parameters
+        for setting in settings:
+            if setting not in takes or setting == "name":
+                raise ValueError(
+                    f"{key}.{setting}: a column of kind {kind} has no such setting."
+                    f"{_nearest(setting, [one for one in takes if one != 'name'])}"
+                )
+        needed = [one for one, parameter in takes.items() if parameter.default is parameter.empty and one != "name"]
+        missing = [one for one in needed if one not in settings]
+        if missing:
+            raise ValueError(f"{key}: a column of kind {kind} needs {', '.join(missing)}.")
+        if "of" in settings:
+            of = settings["of"]
+            settings["of"] = self[of] if isinstance(of, str) else [self._part(one) for one in of]
+        return make(name, **settings)
+
+    def _part(self, name: str) -> Any:
+        """Return a part of a cross: a column or a feature's key. Of a hashed column, its feature: a cross hashes."""
+        written = self._written.get(name)
+        if written is None:
+            return name
+        return written.get("feature") or name if written.get("kind") == "hashed" else self[name]
+
+
+def _numeric(
+    name: str, feature: str | None = None, shape: Any = 1, mean: Any = 0.0, std: Any = 1.0, log: bool = False
+) -> Any:
+    def normalise(values: tf.Tensor) -> tf.Tensor:
+        values = tf.math.log1p(values) if log else values
+        return (values - tf.constant(mean, tf.float32)) / tf.constant(std, tf.float32)
+
+    return fc.numeric_column(feature or name, tuple(_as_list(shape)), normalizer_fn=normalise)
+
+
+def _bucketized(name: str, boundaries: Sequence[float], feature: str | None = None) -> Any:
+    return fc.bucketized_column(fc.numeric_column(feature or name), [float(one) for one in boundaries])
+
+
+def _vocabulary(name: str, values: Sequence[Any], feature: str | None = None, num_oov: int = 0) -> Any:
+    return fc.categorical_column_with_vocabulary_list(feature or name, list(values), num_oov_buckets=num_oov)
+
+
+def _hashed(name: str, buckets: int, feature: str | None = None, dtype: str = "string") -> Any:
+    return fc.categorical_column_with_hash_bucket(feature or name, buckets, tf.as_dtype(dtype))
+
+
+def _identity(name: str, buckets: int, feature: str | None = None, default: int | None = None) -> Any:
+    return fc.categorical_column_with_identity(feature or name, buckets, default)
+
+
+def _crossed(name: str, of: Sequence[Any], buckets: int) -> Any:
+    return fc.crossed_column(list(of), buckets)
+
+
+def _embedding(name: str, of: Any, dimension: int, combiner: str = "mean") -> Any:
+    return fc.embedding_column(of, dimension, combiner)
+
+
+def _indicator(name: str, of: Any) -> Any:
+    return fc.indicator_column(of)
+
+
+def _weighted(name: str, of: Any, weight: str) -> Any:
+    return fc.weighted_categorical_column(of, weight)
+
+
+_KINDS: Mapping[str, Callable[..., Any]] = {
+    "numeric": _numeric,
+    "bucketized": _bucketized,
+    "vocabulary": _vocabulary,
+    "hashed": _hashed,
+    "identity": _identity,
+    "crossed": _crossed,
+    "embedding": _embedding,
+    "indicator": _indicator,
+    "weighted": _weighted,
+}
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, Sequence) else [value]
+
+
+def _one_of(names: Any) -> str:
+    return f"it is one of {', '.join(names)}."
+
+
+def _nearest(name: str, names: Any) -> str:
+    return f"{did_you_mean(name, names)} There are: {', '.join(names)}."

@@ -1,0 +1,170 @@
+"""The layers of premade estimators, as variables of tf.compat.v1 under the names that tf.estimator gave them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.tf_private import feature_columns
+
+v1 = tf.compat.v1
+
+
+def sorted_columns(columns: Any, what: str = "feature_columns") -> list[Any]:
+    """Feature columns in the order of their names, in which their values are joined.
+
+    Raises: ValueError: there are none, or two of one name, or something that is no column.
+    """
+    columns = list(columns.values()) if isinstance(columns, Mapping) else _as_list(columns)
+    strange = [one for one in columns if not hasattr(one, "parse_example_spec")]
+    if strange:
+        raise ValueError(f"{what}: {strange[0]!r} is no feature column; tf.feature_column.* makes them.")
+    if not columns:
+        raise ValueError(f"{what} is empty: there is nothing to predict from.")
+    names = [column.name for column in columns]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{what}: there are several columns of the name {', '.join(twice)}; each may be there once.")
+    return sorted(columns, key=lambda column: column.name)
+
+
+def dense_features(features: Any, columns: Any, *, scope: str) -> tf.Tensor:
+    """The values of all columns, joined: `[batch, sum of their sizes]`, float32.
+
+    Args:
+      columns: dense ones: numeric, bucketized, indicators, embeddings, shared embeddings.
+      scope: variables are `<scope>/<column>/embedding_weights`.
+
+    Raises: ValueError: a column is not dense; features are no dict.
+    """
+    features, columns = checked_features(features), sorted_columns(columns)
+    state, cache = _state(scope), feature_columns.cache_of(features)
+    parts = []
+    for column in columns:
+        if not isinstance(column, feature_columns.DenseColumn):
+            raise ValueError(
+                f"the column {column.name!r} is categorical, and a network takes numbers. "
+                "Put tf.feature_column.embedding_column or indicator_column around it."
+            )
+        column.create_state(state)
+        values = column.get_dense_tensor(cache, state)
+        parts.append(tf.reshape(values, [tf.shape(values)[0], column.variable_shape.num_elements()]))
+    return tf.concat(parts, -1)
+
+
+def linear_sum(
+    features: Any, columns: Any, *, units: int, scope: str, sparse_combiner: str
+) -> tuple[tf.Tensor, list[tf.Variable]]:
+    """(logits `[batch, units]`, its variables, the bias last): the sum of a weight for each value of each column.
+
+    Args:
+      columns: dense and categorical ones.
+      scope: variables are `<scope>/<column>/weights` and `<scope>/bias_weights`, and begin with 0.
+      sparse_combiner: how the weights of several values of a categorical column are joined: sum, mean, sqrtn.
+    """
+    features, columns = checked_features(features), sorted_columns(columns)
+    state, cache = _state(scope), feature_columns.cache_of(features)
+    sums, weights = [], []
+    for column in columns:
+        column.create_state(state)
+        is_categorical = hasattr(column, "num_buckets")
+        size = column.num_buckets if is_categorical else column.variable_shape.num_elements()
+        weight = state.create_variable(
+            column, "weights", shape=(size, units), dtype=tf.float32, initializer=v1.zeros_initializer()
+        )
+        weights.append(weight)
+        if is_categorical:
+            sums.append(_sum_of_ids(column.get_sparse_tensors(cache, state), weight, sparse_combiner))
+        else:
+            values = column.get_dense_tensor(cache, state)
+            sums.append(tf.matmul(tf.reshape(values, [tf.shape(values)[0], size]), weight))
+    bias = variable(f"{scope}/bias_weights", [units], v1.zeros_initializer())
+    return tf.nn.bias_add(tf.add_n(sums), bias), [*weights, bias]
+
+
+def dense(x: tf.Tensor, units: int, *, scope: str, activation: Callable[[tf.Tensor], tf.Tensor] | None = None) -> Any:
+    """`[batch, units]`: a layer with `<scope>/kernel` and `<scope>/bias`."""
+    kernel = variable(f"{scope}/kernel", [x.shape[-1], units], v1.glorot_uniform_initializer())
+    bias = variable(f"{scope}/bias", [units], v1.zeros_initializer())
+    y = tf.nn.bias_add(tf.matmul(x, kernel), bias)
+    return y if activation is None else activation(y)
+
+
+def batch_norm(x: tf.Tensor, *, scope: str, training: bool, momentum: float = 0.999) -> tuple[tf.Tensor, list[Any]]:
+    """(`x` normalised over the batch, the updates of the moving averages; none where it is not training)."""
+    size = [x.shape[-1]]
+    gamma = variable(f"{scope}/gamma", size, v1.ones_initializer())
+    beta = variable(f"{scope}/beta", size, v1.zeros_initializer())
+    means = variable(f"{scope}/moving_mean", size, v1.zeros_initializer(), trainable=False)
+    variances = variable(f"{scope}/moving_variance", size, v1.ones_initializer(), trainable=False)
+    updates: list[Any] = []
+    mean, variance = tf.convert_to_tensor(means), tf.convert_to_tensor(variances)
+    if training:
+        mean, variance = tf.nn.moments(x, [0])
+        for moving, now in ((means, mean), (variances, variance)):
+            updates.append(moving.assign(moving * momentum + now * (1 - momentum)))
+    return tf.nn.batch_normalization(x, mean, variance, beta, gamma, 1e-3), updates
+
+
+def variable(
+    name: str, shape: Sequence[Any], initializer: Any, *, trainable: bool = True, dtype: Any = tf.float32
+) -> Any:
+    """The variable of that name in the current variable scope."""
+    scope, _, last = name.rpartition("/")
+    with v1.variable_scope(scope, auxiliary_name_scope=False):
+        return v1.get_variable(last, shape, dtype, initializer, trainable=trainable, use_resource=True)
+
+
+def forget_shared_embeddings(*columns: Any) -> None:
+    """To be called once in each call of a model_fn, before its columns are used."""
+    for some in columns:
+        feature_columns.forget_shared_embeddings(_as_list(some))
+
+
+def checked_features(features: Any) -> Mapping[str, Any]:
+    """Raises: ValueError: features are no dict, which columns find theirs in."""
+    if not isinstance(features, Mapping):
+        raise ValueError(
+            f"features are a {type(features).__name__}; feature columns take theirs from a dict of tensors. "
+            "Let the input function return {'name': tensor}, and name it in the column."
+        )
+    return features
+
+
+def activation_of(activation: Any) -> Callable[[tf.Tensor], tf.Tensor]:
+    """The function that a name or a function is. Raises: ValueError: nothing is called so."""
+    if callable(activation):
+        return activation
+    found = getattr(tf.nn, str(activation), None)
+    if activation is not None and found is None:
+        raise ValueError(f"activation_fn={activation!r}: a function, or the name of one of tf.nn such as 'relu'.")
+    return found if found is not None else tf.identity
+
+
+def _state(scope: str) -> feature_columns.Columns:
+    def make(column: Any, name: str, *, shape: Any, **arguments: Any) -> Any:
+        full = f"{scope}/{_in_scope(column.name)}/{name}"
+        return variable(full, shape, arguments.pop("initializer", None), **arguments)
+
+    return feature_columns.Columns(make)
+
+
+def _sum_of_ids(pair: Any, weight: Any, sparse_combiner: str) -> tf.Tensor:
+    ids = tf.sparse.reshape(pair.id_tensor, [tf.shape(pair.id_tensor)[0], -1])
+    weights = pair.weight_tensor
+    if weights is not None:
+        weights = tf.sparse.reshape(weights, [tf.shape(weights)[0], -1])
+    return tf.nn.safe_embedding_lookup_sparse(weight, ids, sparse_weights=weights, combiner=sparse_combiner)
+
+
+def _in_scope(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.\-]", "_", name)
+
+
+def _as_list(columns: Any) -> list[Any]:
+    if hasattr(columns, "parse_example_spec"):
+        return [columns]
+    return list(columns or ())

@@ -1,0 +1,142 @@
+"""Functions from features to logits: those of the premade estimators, and how a user's own is called."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.classic import summaries
+from runner.classic.premade import layers
+from runner.model_fn import ModeKeys
+
+v1 = tf.compat.v1
+
+LogitFn = Callable[..., tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Deep:
+    """The network of a model; see `dnn_logit_fn_builder`."""
+
+    hidden_units: Sequence[int]
+    feature_columns: Any
+    activation_fn: Any = tf.nn.relu
+    dropout: float | None = None
+    batch_norm: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Wide:
+    """The linear part of a model; see `linear_logit_fn_builder`."""
+
+    feature_columns: Any
+    sparse_combiner: str = "sum"
+
+
+def call_logit_fn(logit_fn: Callable[..., Any], features: Any, mode: str, params: Any, config: Any) -> Any:
+    """Return the logits of a function, called with those of features, mode, params and config that it takes.
+
+    Raises: ValueError: it returned something else than a tensor or a dict of tensors.
+    """
+    available = {"features": features, "mode": mode, "params": params, "config": config}
+    takes = inspect.signature(logit_fn).parameters
+    result = logit_fn(**{name: value for name, value in available.items() if name in takes})
+    if not tf.is_tensor(result) and not isinstance(result, Mapping):
+        name = getattr(logit_fn, "__name__", type(logit_fn).__name__)
+        raise ValueError(f"{name} returned {type(result).__name__}; a logit_fn returns a tensor or a dict of tensors.")
+    return result
+
+
+def dnn_logit_fn_builder(
+    units: int,
+    hidden_units: Sequence[int],
+    feature_columns: Any,
+    activation_fn: Any = tf.nn.relu,
+    dropout: float | None = None,
+    input_layer_partitioner: Any = None,
+    batch_norm: bool = False,
+) -> LogitFn:
+    """Return a function (features, mode) -> logits `[batch, units]`: a network over feature columns.
+
+    Its variables are in the variable scope that it is called in; the updates of moving averages are in UPDATE_OPS.
+
+    Args:
+      hidden_units: sizes of the hidden layers.
+      activation_fn: of the hidden layers: a function, or the name of one of tf.nn.
+      dropout: in training, the share of the units of each hidden layer that is left out.
+      input_layer_partitioner: has no effect: the strategy places variables.
+      batch_norm: the values of each hidden layer are normalised over the batch, after the activation.
+    """
+    _check_units(units)
+    deep = Deep(hidden_units, feature_columns, activation_fn, dropout, batch_norm)
+
+    def dnn_logit_fn(features: Any, mode: str) -> tf.Tensor:
+        layers.forget_shared_embeddings(feature_columns)
+        return deep_logits(features, mode, units, deep)
+
+    return dnn_logit_fn
+
+
+def linear_logit_fn_builder(units: int, feature_columns: Any, sparse_combiner: str = "sum") -> LogitFn:
+    """Return a function (features) -> logits `[batch, units]`, linear in the values of feature columns.
+
+    Args:
+      sparse_combiner: how the weights of several values of a categorical column are joined: sum, mean, sqrtn.
+    """
+    _check_units(units)
+
+    def linear_logit_fn(features: Any) -> tf.Tensor:
+        layers.forget_shared_embeddings(feature_columns)
+        return linear_logits(features, units, Wide(feature_columns, sparse_combiner))
+
+    return linear_logit_fn
+
+
+def deep_logits(features: Any, mode: str, units: int, deep: Deep, scope: str = "") -> tf.Tensor:
+    """Return the logits of a network. Args: scope: put before the names of the variables, `dnn/` for example."""
+    training = mode == ModeKeys.TRAIN
+    activation = layers.activation_of(deep.activation_fn)
+    x = layers.dense_features(features, deep.feature_columns, scope=f"{scope}input_from_feature_columns/input_layer")
+    for number, size in enumerate(deep.hidden_units):
+        name = f"{scope}hiddenlayer_{number}"
+        x = layers.dense(x, size, scope=name, activation=activation)
+        if deep.dropout is not None and training:
+            x = tf.nn.dropout(x, rate=deep.dropout)
+        if deep.batch_norm:
+            x, updates = layers.batch_norm(x, scope=f"{name}/batchnorm_{number}", training=training)
+            for update in updates:
+                v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, update)
+        summarise(x, name)
+    logits = layers.dense(x, units, scope=f"{scope}logits")
+    summarise(logits, f"{scope}logits")
+    return logits
+
+
+def linear_logits(features: Any, units: int, wide: Wide, scope: str = "") -> tf.Tensor:
+    """Return the logits of a linear model. Args: scope: as of `deep_logits`."""
+    logits, variables = layers.linear_sum(
+        features, wide.feature_columns, units=units, scope=f"{scope}linear_model", sparse_combiner=wide.sparse_combiner
+    )
+    *weights, bias = map(tf.convert_to_tensor, variables)
+    if units > 1:
+        summaries.histogram("bias", bias)
+    else:
+        summaries.scalar("bias", bias[0])
+    flat = tf.concat([tf.reshape(weight, [-1]) for weight in weights], 0)
+    summaries.scalar("fraction_of_zero_weights", tf.math.zero_fraction(flat))
+    return logits
+
+
+def summarise(values: tf.Tensor, name: str) -> None:
+    """Write the summaries that tf.estimator wrote of each layer."""
+    summaries.scalar(f"{name}/fraction_of_zero_values", tf.math.zero_fraction(values))
+    summaries.histogram(f"{name}/activation", values)
+
+
+def _check_units(units: int) -> None:
+    if not isinstance(units, int) or units < 1:
+        raise ValueError(f"units={units!r}: the logits_dimension of a head, a positive int.")

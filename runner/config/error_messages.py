@@ -1,0 +1,110 @@
+"""The words for what is wrong with a key or a value of the config, and "did you mean" for every other room.
+
+What Hydra itself refuses to compose is worded in `runner.config.hydra`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, get_type_hints
+
+from runner.config.changed_keys import REMOVED
+from runner.config.schema import Config, ConfigError, Limits, class_at
+from runner.system.redaction import masked_override
+
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "list[str]": "a list",
+}
+
+
+def did_you_mean(name: str, names: Iterable[str], n: int = 1) -> str:
+    """Return " Did you mean 'x' or 'y'?" with up to `n` of `names` that are like `name`; '' where none is."""
+    return _suggestion(nearest(str(name), names, n=n))
+
+
+def nearest(name: str, names: Iterable[str], n: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Return up to `n` of `names` that are like `name`, the most similar first."""
+    return difflib.get_close_matches(name, list(names), n=n, cutoff=cutoff)
+
+
+def _suggestion(names: list[str]) -> str:
+    return f" Did you mean {' or '.join(map(repr, names))}?" if names else ""
+
+
+def unknown_key(key: str, value: Any = None) -> ConfigError:
+    """Return the error for a key that the schema does not have, or has no longer.
+
+    It says the nearest key, also when that lives in another group.
+    """
+    shown = masked_override(f"{key}={value}") if value is not None else key
+    if key in REMOVED:
+        return ConfigError(f"{shown}: this key was removed. {REMOVED[key].instead}")
+    parent, _, name = key.rpartition(".")
+    owner, everywhere = class_at(parent), list(_all_keys(Config, ""))
+    siblings = [setting.name for setting in dataclasses.fields(owner)] if owner else []
+    close = [f"{parent}.{sibling}".lstrip(".") for sibling in nearest(name, siblings)]
+    close = close or [other for other in everywhere if other.rpartition(".")[2] == name]
+    hint = _suggestion(close[:1] or nearest(key, everywhere, cutoff=0.7))
+    if not hint and not parent:
+        hint = f" A parameter of the model is model.params.{name}."
+    where = f"Keys of {parent}" if parent else "Groups and keys"
+    return ConfigError(f"{shown}: there is no key {key!r}.{hint} {where}: {', '.join(siblings)}.")
+
+
+def wrong_type(key: str, value: Any) -> ConfigError:
+    """Return the error for a value that the schema cannot take."""
+    parent, _, name = key.rpartition(".")
+    owner = class_at(parent)
+    words = _type_in_words(get_type_hints(owner).get(name) if owner else None)
+    claim = f"neither {words.removesuffix(' or null')} nor null" if words.endswith(" or null") else f"not {words}"
+    shown = "null" if value is None else value
+    return ConfigError(f"{masked_override(f'{key}={shown}')} is {claim}.")
+
+
+def check_limits(limits: Limits, value: Any, written: Callable[[Any], str]) -> None:
+    """Check a value, or each of a list, against the limits that its field declares.
+
+    Args:
+      written: makes "key=value" of a value, as whoever set it wrote it.
+
+    Raises:
+      ConfigError: it is not allowed.
+    """
+    if limits.auto and value == "auto":
+        return
+    if limits.auto and (not isinstance(value, int) or isinstance(value, bool)):
+        raise ConfigError(f"{written('null' if value is None else repr(value))} is neither 'auto' nor a whole number.")
+    for one in value if isinstance(value, list) else [value]:
+        if limits.choices and one not in limits.choices:
+            choices = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in limits.choices]
+            hint = did_you_mean(one, choices)
+            raise ConfigError(f"{written(one)} is not allowed.{hint} Allowed: {', '.join(choices)}.")
+    # Each the right way round to refuse NaN, which is neither.
+    if limits.minimum is not None and not value >= limits.minimum:
+        raise ConfigError(f"{written(value)} must be at least {limits.minimum}.")
+    above, below = limits.above, limits.below
+    if (above is not None and not value > above) or (below is not None and not value < below):
+        bounds = f"more than {above}" if below is None else f"more than {above} and less than {below}"
+        raise ConfigError(f"{written(value)} must be {bounds}.")
+
+
+def _all_keys(cls: type, at: str) -> Iterator[str]:
+    for name, hint in get_type_hints(cls).items():
+        key = f"{at}.{name}".lstrip(".")
+        yield key
+        if dataclasses.is_dataclass(hint):
+            yield from _all_keys(hint, key)  # type: ignore[arg-type]
+
+
+def _type_in_words(hint: Any) -> str:
+    text = str(getattr(hint, "__name__", hint)) if hint in (int, float, bool, str) else str(hint)
+    for name, words in _TYPES.items():
+        if text == name or text.startswith(f"{name} |"):
+            return f"{words} or null" if "None" in text else words
+    return "a group of settings" if "dict" in text or dataclasses.is_dataclass(hint) else "allowed here"

@@ -1,0 +1,248 @@
+"""All that knows Hydra: what it composes from, how it is kept fast, and its errors in our words."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import IConfigRepository
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
+from hydra.core.default_element import ResultDefault
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from hydra.plugins.config_source import ConfigResult
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
+from yaml import MarkedYAMLError
+
+import runner
+from runner.config import changed_keys, parsing, schema
+from runner.config.error_messages import did_you_mean, unknown_key, wrong_type
+from runner.config.job_id import job_id, sweep_id
+from runner.system.redaction import masked_override
+
+_PLUGINS = {
+    "joblib": "hydra-joblib-launcher",
+    "submitit_local": "hydra-submitit-launcher",
+    "submitit_slurm": "hydra-submitit-launcher",
+}
+"""Launchers that work as they are, once they are installed."""
+
+
+def register_schema() -> None:
+    """Make the schema known to Hydra: `conf/runner.yaml` starts from it."""
+    node = parsing.schema_node()
+    ConfigStore.instance().store(group="schema", name="config", node=node, package="_global_", provider="runner")
+
+
+def prepare(note_sweep: Callable[[str], None] = lambda directory: None) -> None:
+    """Makes all of it known to Hydra; may be called again.
+
+    Args:
+      note_sweep: gets the folder of the sweep, when Hydra asks for it.
+    """
+
+    def sweep_dir(given: str | None, overrides: Any) -> str:
+        texts: Any = OmegaConf.to_container(overrides, resolve=False)
+        directory = given or f"outputs/sweeps/{sweep_id(texts)}"
+        note_sweep(directory)
+        return directory
+
+    register_schema()
+    if UsersConf not in Plugins.instance().discover(SearchPathPlugin):
+        Plugins.instance().register(UsersConf)
+    for name, resolver, is_cached in (
+        ("new_name", lambda: secrets.token_hex(2), True),
+        ("run_dir", run_dir, False),
+        ("run_files", run_files, False),
+        ("sweep_dir", sweep_dir, True),  # cached: of the whole sweep, also where a job's own overrides are in sight
+        ("job_dir", job_dir, False),
+    ):
+        OmegaConf.register_new_resolver(name, resolver, use_cache=is_cached, replace=True)
+
+
+class Composition:
+    """A context in which Hydra composes: methods of Hydra are replaced for its length, and then put back.
+
+    Raises:
+      RuntimeError: it is entered a second time before it was left, and would put back its own methods.
+    """
+
+    _is_under_way = False
+
+    def __init__(self) -> None:
+        self._warnings: set[str] = set()
+
+    def __enter__(self) -> Composition:
+        if Composition._is_under_way:
+            raise RuntimeError("a config is being composed already, and Hydra's methods are replaced only once")
+        Composition._is_under_way = True
+        # Hydra 1.3 copies all that is stored for each group that --help lists, 125 times (0.55 s); `load` hands out
+        # copies anyway. Leave it out once Hydra does.
+        ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
+        self._load = load = ConfigLoaderImpl._load_single_config
+
+        def load_renamed(loader: ConfigLoaderImpl, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
+            """Load a config file, in which old keys get their new names."""
+            loaded = load(loader, default, repo)
+            renamed = changed_keys.rename_in(loaded.config) if isinstance(loaded.config, DictConfig) else []
+            for warning in (f"conf/{default.config_path}.yaml: {text}" for text in renamed):
+                if warning not in self._warnings:  # Hydra loads a file more than once
+                    changed_keys.warn(warning)
+                self._warnings.add(warning)
+            return loaded
+
+        ConfigLoaderImpl._load_single_config = load_renamed  # type: ignore
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        Composition._is_under_way = False
+        del ConfigStore.__deepcopy__  # type: ignore[attr-defined]
+        ConfigLoaderImpl._load_single_config = self._load  # type: ignore
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the composition while a job runs, which may use Hydra itself."""
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()
+
+
+def conf_path() -> str:
+    """Where our `conf/` is: packed as `runner.conf` in an installed wheel, beside the package in a checkout."""
+    package = Path(runner.__file__).parent
+    return "pkg://runner.conf" if (package / "conf").is_dir() else str(package.parent / "conf")
+
+
+class UsersConf(SearchPathPlugin):
+    """Puts the user's `./conf` before ours: it adds options to every group, and its files win over ours."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        users = Path.cwd() / "conf"
+        if users.is_dir() and not (Path(conf_path()).is_dir() and users.samefile(conf_path())):
+            search_path.prepend("your ./conf", users.as_uri())
+
+
+def run_dir(command: str, given: str | None, new: str) -> str:
+    """Hydra's directory of a run: that of a training run is its model_dir; no other command makes one."""
+    return (given or new) if command in schema.TRAINING_RUNS else "."
+
+
+def run_files(command: str) -> str | None:
+    """Where in it Hydra notes the composed config; None: nowhere."""
+    return ".hydra" if command in schema.TRAINING_RUNS else None
+
+
+def job_dir(*, _root_: DictConfig) -> str:
+    """The folder of a job in its sweep."""
+    tree: Any = {}
+    for name in _root_:
+        if name != "hydra":
+            value = _root_[name]
+            is_node = OmegaConf.is_config(value)
+            tree[name] = OmegaConf.to_container(value, resolve=True) if is_node else value
+    reads_a_run = tree.get("command") not in schema.TRAINING_COMMANDS
+    return job_id(changed_keys.with_removed(tree), reads_a_run=reads_a_run)
+
+
+# --- Hydra's errors, in our words -----------------------------------------------------------------------------------
+
+
+def worded(error: Exception, argv: Sequence[str]) -> str:
+    """One message for `error`, in terms of what was typed, its value and what is allowed."""
+    cause = error.__cause__
+    if isinstance(error, MissingConfigException):
+        return _missing_option(error)
+    if isinstance(error, OverrideParseException):
+        return _unreadable(str(error.override), error.message.splitlines()[0])
+    if isinstance(error, MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        where = f"{mark.name}, line {mark.line + 1}" if mark else "a config file"
+        return f"{where}: {error.problem or error.context}."
+    if str(error).startswith("In '") and isinstance(error.__context__, OmegaConfBaseException):
+        return _in_a_file(str(error).split("'")[1], error.__context__)
+    if isinstance(error, ConfigCompositionException):
+        while isinstance(cause, ConfigCompositionException):  # Hydra wraps its own error once more
+            error, cause = cause, cause.__cause__
+        if isinstance(cause, ConfigKeyError | ConfigAttributeError):
+            key = str(cause.full_key)
+            return str(unknown_key(key, _value_typed(argv, key)))
+        if isinstance(cause, ValidationError) and cause.full_key:
+            key = str(cause.full_key)
+            return str(wrong_type(key, _value_typed(argv, key)))
+        key = str(error).partition("Could not override '")[2].partition("'")[0]
+        if key:
+            return str(unknown_key(key, _value_typed(argv, key)))
+    if str(error).startswith("Ambiguous value for argument '"):
+        override = str(error).partition("'")[2].partition("'")[0]
+        return f"{override} gives several values. Add --multirun to try each; a list is written [1,2]."
+    if "does not support deletion" in str(cause):
+        key = str(error).partition("~")[2]
+        return f"~{key}: {key} is a key of every run, and cannot be taken away. Set it: {key}=null is nothing."
+    if isinstance(error, ConfigCompositionException) and isinstance(cause, OmegaConfBaseException):
+        return f"{error} ({str(cause).splitlines()[0]})"
+    if isinstance(error, OmegaConfBaseException):
+        return f"{error.full_key or 'config'}: {str(error).splitlines()[0]}"
+    text = str(error) or str(cause)
+    return text.strip().replace("\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.", "")
+
+
+def _unreadable(override: str, reason: str) -> str:
+    """An override that Hydra's grammar does not take, for what it calls `reason`."""
+    key, equals, value = override.partition("=")
+    if not equals:
+        return f"cannot read {override!r}: write key=value, without spaces around the equals sign."
+    shown = masked_override(override)
+    if "${" in value or value.startswith(("[", "{", "'", '"')) or value.endswith(","):
+        return f"cannot read {shown!r}: {reason}"
+    quoted = masked_override(f'{key}="{value}"')
+    return (
+        f"cannot read {shown!r}: a value with other characters than a-z, A-Z, 0-9 and /-\\+.$%*@?| "
+        f"goes in quotes, and these in those of the shell: '{quoted}'."
+    )
+
+
+def _in_a_file(name: str, error: OmegaConfBaseException) -> str:
+    """A mistake in a config file: `train/default`."""
+    key = str(error.full_key or "")
+    if not key and isinstance(error, ValidationError):
+        return f"conf/{name}.yaml holds no keys with values."
+    if isinstance(error, ConfigKeyError | ConfigAttributeError):
+        return f"conf/{name}.yaml: {unknown_key(key)}"
+    if isinstance(error, ValidationError):
+        value = str(error.msg).partition("Value '")[2].partition("'")[0]
+        return f"conf/{name}.yaml: {wrong_type(key, value)}"
+    return f"conf/{name}.yaml: {key}: {str(error).splitlines()[0]}"
+
+
+def _missing_option(error: MissingConfigException) -> str:
+    """`strategy=mirored`: names the option, the nearest and all that exist."""
+    missing, options = str(error.missing_cfg_file or ""), list(error.options or ())
+    group, _, name = missing.rpartition("/")
+    if not options:
+        return str(error).strip().splitlines()[0]
+    hint = did_you_mean(name, options)
+    if group == "hydra/launcher" and name in _PLUGINS:
+        hint = f" It is a plugin of Hydra: pip install {_PLUGINS[name]}."
+    return f"{group}={name}: no {name!r} in conf/{group}.{hint} Available: {', '.join(sorted(options))}."
+
+
+def _value_typed(argv: Sequence[str], key: str) -> Any:
+    """The value that the command line gives to `key`; None when it does not."""
+    for text in argv:
+        try:
+            override = OverridesParser.create().parse_override(text)
+        except (HydraException, ValueError):
+            continue
+        if override.key_or_group == key:
+            return text.partition("=")[2]
+    return None

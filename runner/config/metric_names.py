@@ -1,0 +1,26 @@
+"""Names of metrics as the journal, MLflow and config keys have them (`eval_<name>/loss`), and which value is best."""
+
+from __future__ import annotations
+
+LARGER_IS_BETTER = ("accuracy", "auc", "precision", "recall", "f1", "r2", "iou", "map", "bleu", "rouge", "score")
+
+
+def evaluation_prefix(name: str | None) -> str:
+    """Return what stands before the slash in the metrics of the evaluation `name`; None or '' is the only one."""
+    return f"eval_{name}" if name else "eval"
+
+
+def evaluation_of(metric: str) -> str:
+    """Return the name of the evaluation that `metric` belongs to; '' is the only one."""
+    return metric.partition("/")[0].removeprefix("eval").removeprefix("_")
+
+
+def is_of_evaluation(metric: str) -> bool:
+    """Report whether `metric` belongs to an evaluation, and not to training."""
+    return metric.startswith(("eval/", "eval_"))
+
+
+def mode_of(metric: str, mode: str | None = None) -> str:
+    """min or max: `mode`, and where that is None what the metric's name says."""
+    name = metric.rpartition("/")[2].lower()
+    return mode or ("max" if any(word in name for word in LARGER_IS_BETTER) else "min")

@@ -1,0 +1,127 @@
+"""Which TensorFlow a model was written for: found in its source, which nobody has to import for that.
+
+`model.classic`: the names of tf.estimator and tf.layers are put on TensorFlow. `model.keras`: what `tf.keras` is.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from runner.config import source_names, user_code
+from runner.config.schema import Config, ConfigError, ModelConfig
+from runner.tf_private import legacy_keras
+
+_CLASSIC = ("estimator", "layers", "nn.rnn_cell", "tpu.CrossShardOptimizer", "keras.estimator")
+_OF_TF_KERAS = ("layers", "nn.rnn_cell", "keras.layers.DenseFeatures", "keras.experimental", "keras.estimator")
+_MAX_FILES = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """A name of TensorFlow in a source file, without `compat.v1`."""
+
+    name: str
+    file: Path
+    line: int
+
+    def __str__(self) -> str:
+        return f"tf.{self.name} in {os.path.relpath(self.file)}, line {self.line}"
+
+
+def resolved(config: Config, env: Mapping[str, str]) -> tuple[Config, str]:
+    """`config` with `auto` of `model.classic` and `model.keras` decided, and one line that says why; '' where the
+    decision is TensorFlow's own.
+
+    Args:
+      env: an environment that sets TF_USE_LEGACY_KERAS decides what `auto` leaves open.
+
+    Raises:
+      ConfigError: Keras 2 is needed and not installed.
+    """
+    model = config.model
+    if not any(key == "model.fn" for key, _, _ in config.functions()) or _is_decided(model):
+        return config, ""
+    uses, imports_keras = _uses(config)
+    classic, why = _first(uses, _CLASSIC), ""
+    is_classic = bool(classic) if model.classic == "auto" else model.classic
+    keras, needed = model.keras, _first(uses, _OF_TF_KERAS)
+    if keras == "auto":
+        needed = needed or (_first(uses, ("keras",)) if is_classic and not imports_keras else None)
+        keras = "legacy" if needed is not None else "keras3"
+        if legacy_keras.VARIABLE in env:
+            keras = "legacy" if legacy_keras.is_asked_for(env) else "keras3"
+    if keras == "legacy" and not legacy_keras.is_installed():
+        raise ConfigError(
+            f"model.fn={model.fn} needs Keras 2 ({needed or 'model.keras=legacy'}), the package tf_keras, which is not "
+            "installed: pip install 'tf-runner[classic]'"
+        )
+    if is_classic or keras == "legacy":
+        what = ["the names of tf.estimator and tf.layers are there (model.classic=true)"] if is_classic else []
+        what += ["tf.keras is Keras 2 (model.keras=legacy)"] if keras == "legacy" else []
+        found = [str(use) for use in dict.fromkeys((classic, needed)) if use is not None]
+        why = f"Model: {', '.join(what)}{': it uses ' if found else ''}{' and '.join(found)}."
+    decided = dataclasses.replace(model, classic=is_classic, keras=keras)
+    return dataclasses.replace(config, model=decided), why
+
+
+def environment(model: ModelConfig, env: Mapping[str, str]) -> dict[str, str]:
+    """`env` for a process that imports TensorFlow for `model`."""
+    if model.keras == "auto":
+        return dict(env)
+    return {**env, legacy_keras.VARIABLE: "1" if model.keras == "legacy" else "0"}
+
+
+def _is_decided(model: ModelConfig) -> bool:
+    return model.classic != "auto" and model.keras == "keras3"
+
+
+def _first(uses: list[Use], names: tuple[str, ...]) -> Use | None:
+    return next((use for use in uses for name in names if f"{use.name}.".startswith(f"{name}.")), None)
+
+
+def _uses(config: Config) -> tuple[list[Use], bool]:
+    """(names of TensorFlow in the files of the user's functions, whether one of them imports `keras` itself)."""
+    waiting: list[Path | None] = [user_code.locate(*function).file for function in config.functions()]
+    uses: list[Use] = []
+    imports_keras = False
+    read: set[Path] = set()
+    while waiting and len(read) < _MAX_FILES:
+        file = waiting.pop(0)
+        if file is None or file in read:
+            continue
+        read.add(file)
+        try:
+            tree = ast.parse(file.read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            continue  # importing it gives the better message
+        imports_keras = imports_keras or "keras" in _imported_modules(tree)
+        uses += [Use(one.api_name, file, one.line) for one in source_names.uses(tree)]
+        waiting += _files_beside(tree, file)
+    return uses, imports_keras
+
+
+def _imported_modules(tree: ast.AST) -> set[str]:
+    """Top-level names of the modules that a file imports."""
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
+    return {name.split(".")[0] for name in names}
+
+
+def _files_beside(tree: ast.AST, file: Path) -> list[Path | None]:
+    """The files of the user that a file imports: those in the directory of the run."""
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            package = list(file.parent.relative_to(Path.cwd()).parts) if file.is_relative_to(Path.cwd()) else []
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *filter(None, [node.module])])
+            names += [module, *(f"{module}.{alias.name}" for alias in node.names)]
+    candidates = [Path.cwd().joinpath(*name.split(".")) for name in names if name]
+    found = [path for name in candidates for path in (name.with_suffix(".py"), name / "__init__.py")]
+    return [path for path in found if path.is_file()]

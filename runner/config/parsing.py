@@ -1,0 +1,197 @@
+"""From what Hydra composed to a checked `Config`; all mistakes are found here, before TensorFlow is imported.
+
+Hydra's own schema check is not enough: `++key=value` gets around it, and it knows types but no limits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from omegaconf import Container, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+
+from runner.config.error_messages import check_limits, did_you_mean, nearest, unknown_key, wrong_type
+from runner.config.schema import (
+    Config,
+    ConfigError,
+    InputBlock,
+    VocabularyConfig,
+    WarmStartConfig,
+    class_at,
+    eval_key,
+    limits_of,
+    read,
+)
+from runner.config.step_range import parse_step_range
+from runner.config.validation import check
+from runner.system.redaction import masked_override
+
+FAST_DEV_STEPS = 2
+
+_VOCABULARIES = "train.warm_start.vocabularies"
+
+
+def parse(tree: Mapping[str, Any]) -> Config:
+    """The config in `tree` (plain, resolved), with every value checked.
+
+    Raises:
+      ConfigError: a key that does not exist, a value of the wrong type or out of range, what this version cannot do
+        yet, settings that exclude each other.
+    """
+    config: Config = _merge(Config, tree, "")
+    config = dataclasses.replace(config, input=dataclasses.replace(config.input, eval=_evals(config.input.eval or {})))
+    warm_start = dataclasses.replace(config.train.warm_start, vocabularies=_vocabularies(config.train.warm_start))
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, warm_start=warm_start))
+    _check_limits(config, "")
+    for name, vocabulary in warm_start.vocabularies.items():
+        _check_limits(vocabulary, f"{_VOCABULARIES}.{name}")
+    for name, block in config.input.evals.items():
+        _check_limits(block, eval_key(name))
+    check(config)
+    return debugged(config)
+
+
+def load(path: Path) -> Config:
+    """Return the config in a `config.yaml` that `save` wrote."""
+    return parse(read(path))
+
+
+def schema_node() -> Any:
+    """Return the schema for OmegaConf: the keys that it declares; `params`, `tags` and names of variables are free."""
+    node = thawed(OmegaConf.structured(Config))
+    inputs = node.input
+    free = [node.model.params, inputs.train.params, inputs.eval, inputs.predict.params, node.tracking.tags]
+    for mapping in (*free, node.train.warm_start.rename, node.train.warm_start.vocabularies):
+        OmegaConf.set_struct(mapping, False)
+    return node
+
+
+def thawed(node: Any) -> Any:
+    """Make `node` writable and return it: frozen dataclasses make read-only nodes, into which Hydra cannot merge."""
+    OmegaConf.set_readonly(node, None)
+    for key in () if node._is_none() else node:
+        child = node._get_node(key)
+        if isinstance(child, Container):
+            thawed(child)
+    return node
+
+
+def _merge(cls: type, tree: Mapping[str, Any], at: str) -> Any:
+    """`tree` as an instance of the dataclass `cls`; `at` is where it sits, for the error."""
+    node = schema_node() if cls is Config else thawed(OmegaConf.structured(cls))
+    if cls is InputBlock:
+        OmegaConf.set_struct(node.params, False)
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(node, tree))
+    except OmegaConfBaseException as error:
+        _translate(error, tree, at)
+
+
+def _evals(tree: Mapping[str, Any]) -> dict[str, InputBlock]:
+    """The evaluation inputs by name, from `input.eval`: one block, or blocks by name.
+
+    Settings beside named blocks hold for each of them that has none of its own: what a command line or an experiment
+    says is added to the one block that the input's own file has.
+    """
+    settings = _keys_of(InputBlock)
+    common = {name: value for name, value in tree.items() if name in settings}
+    named = {str(name): block for name, block in tree.items() if name not in settings}
+    if common and not named:
+        return {"": _merge(InputBlock, common, eval_key(""))}
+    for name, block in named.items():
+        is_misspelt = bool(nearest(name, settings, cutoff=0.8))
+        if common and (is_misspelt or not isinstance(block, Mapping)):
+            raise unknown_key(eval_key(name), block)
+        if not isinstance(block, Mapping):
+            shown = masked_override(f"{eval_key(name)}={block!r}")
+            raise ConfigError(
+                f"{shown} is neither a setting of an input ({', '.join(settings)}) nor a block of them."
+                f"{did_you_mean(name, settings)}"
+            )
+    blocks = {name: OmegaConf.to_container(OmegaConf.merge(common, block)) for name, block in named.items()}
+    return {name: _merge(InputBlock, block, eval_key(name)) for name, block in blocks.items()}  # type: ignore[arg-type]
+
+
+def _vocabularies(settings: WarmStartConfig) -> dict[str, VocabularyConfig]:
+    for name, block in settings.vocabularies.items():
+        if not isinstance(block, Mapping):
+            keys = ", ".join(_keys_of(VocabularyConfig))
+            raise ConfigError(f"{_VOCABULARIES}.{name}={block!r} is not a block of settings: {keys}.")
+    return {
+        name: _merge(VocabularyConfig, block, f"{_VOCABULARIES}.{name}")
+        for name, block in settings.vocabularies.items()
+    }
+
+
+def _translate(error: OmegaConfBaseException, tree: Mapping[str, Any], at: str) -> NoReturn:
+    key = str(error.full_key or "")
+    full_key = f"{at}.{key}".strip(".")
+    value = _value_at(tree, key)
+    if isinstance(error, ConfigKeyError):
+        raise unknown_key(full_key, value) from error
+    if value == "???":
+        raise ConfigError(f"{full_key} is not set: a config file leaves it open (???). Give {full_key}=...") from error
+    if key:
+        raise wrong_type(full_key, value) from error
+    for name, child in tree.items():  # a scalar where a group belongs: OmegaConf does not say which
+        if dataclasses.is_dataclass(class_at(f"{at}.{name}".strip("."))) and not isinstance(child, Mapping):
+            raise ConfigError(f"{name}={child!r} is not a group of settings.") from error
+    raise ConfigError(f"{at or 'config'}: {error.msg or error}") from error
+
+
+def _value_at(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def _keys_of(cls: type) -> list[str]:
+    return [setting.name for setting in dataclasses.fields(cls)]
+
+
+def _check_limits(value: Any, at: str) -> None:
+    """Check what the fields declare, at every depth."""
+    for setting in dataclasses.fields(value):
+        key, found = f"{at}.{setting.name}".lstrip("."), getattr(value, setting.name)
+        if dataclasses.is_dataclass(found):
+            _check_limits(found, key)
+        elif found is not None or limits_of(setting).auto:
+            check_limits(limits_of(setting), found, f"{key}={{}}".format)
+
+
+# --- run.debug ------------------------------------------------------------------------------------------------------
+
+
+def debugged(config: Config) -> Config:
+    """Return `config` with what `run.debug` changes in it; to apply it again changes nothing.
+
+    fast_dev: two steps of training, one batch of each evaluation, and no tracking.
+    overfit: the first batch again and again (`runner.task.build` sees to that), for `train.max_steps`.
+
+    Raises:
+      ConfigError: overfit, and nothing says when to stop; fast_dev, and steps are to be profiled that it does not take.
+    """
+    train = config.train
+    if config.run.debug == "fast_dev":
+        if config.run.profile is not None and parse_step_range(config.run.profile).last > FAST_DEV_STEPS:
+            raise ConfigError(
+                f"run.profile={config.run.profile}: run.debug=fast_dev takes no more than {FAST_DEV_STEPS} steps. "
+                "Set one of them to null."
+            )
+        return dataclasses.replace(
+            config,
+            train=dataclasses.replace(train, max_steps=min(train.max_steps or FAST_DEV_STEPS, FAST_DEV_STEPS)),
+            eval=dataclasses.replace(config.eval, steps=1),
+            tracking=dataclasses.replace(config.tracking, backend="none"),
+        )
+    if config.run.debug == "overfit":
+        if train.max_steps is None:
+            raise ConfigError(
+                "run.debug=overfit trains on one batch without end, and train.max_steps=null does not end it. "
+                "Set train.max_steps."
+            )
+        return dataclasses.replace(config, train=dataclasses.replace(train, max_epochs=None))
+    return config

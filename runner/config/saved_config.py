@@ -1,0 +1,70 @@
+"""The config that a run left in its model_dir, changed by what the command line says.
+
+`command=evaluate model_dir=outputs/x` evaluates the model that outputs/x trained, not the one that the shipped defaults
+describe. So the commands that read a run begin with its own config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from runner.config.schema import read
+
+FILE = "config.yaml"
+
+_OF_THIS_COMMAND = ("command", "model_dir", "run.progress", "run.inline", "sweep")
+"""What always comes from the command line, also where it leaves the default."""
+
+
+def read_saved(model_dir: Path) -> dict[str, Any] | None:
+    """The tree in `model_dir/config.yaml`; None when there is none.
+
+    Raises:
+      ConfigError: it is damaged.
+    """
+    path = model_dir / FILE
+    return read(path) if path.exists() else None
+
+
+def changed_by(saved: Mapping[str, Any], composed: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """`saved` with what `overrides` say, taken from `composed`, where they have been applied to the defaults.
+
+    A group that was chosen (`strategy=mirrored`) is taken whole, a value (`eval.steps=3`) alone. `experiment=...` and
+    groups of the user's own can change anything: with them `composed` is taken as it is.
+    """
+    tree: dict[str, Any] = _copied(saved)
+    keys = [_key_of(text) for text in overrides]
+    if any("." not in key and key not in composed for key in keys) or "experiment" in keys:
+        tree = _copied(composed)
+        return tree
+    for key in (*keys, *_OF_THIS_COMMAND):
+        _take(tree, composed, key.split("."))
+    return tree
+
+
+def _key_of(text: str) -> str:
+    """The key that an override is about: `a.b` for `++a.b=1`, `~a.b`, `a.b@x=1`."""
+    return str(OverridesParser.create().parse_override(text).key_or_group).replace("/", ".")
+
+
+def _take(tree: dict[str, Any], composed: Mapping[str, Any], path: Sequence[str]) -> None:
+    """Sets the value at `path` in `tree` to that of `composed`; deletes what is not there."""
+    for part in path[:-1]:
+        if not isinstance(composed.get(part), Mapping):
+            return
+        composed = composed[part]
+        if not isinstance(tree.get(part), dict):
+            tree[part] = {}
+        tree = tree[part]
+    if path[-1] in composed:
+        tree[path[-1]] = composed[path[-1]]
+    else:
+        tree.pop(path[-1], None)
+
+
+def _copied(tree: Any) -> Any:
+    return {key: _copied(value) for key, value in tree.items()} if isinstance(tree, Mapping) else tree

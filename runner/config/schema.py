@@ -1,0 +1,477 @@
+"""What a run's config may say: the schema of every group.
+
+These dataclasses are what the rest of the program sees. The YAML files under `conf/` hold the same keys with a comment
+over each; Hydra merges them into this schema, and `runner.config.parsing` checks what comes out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from runner.config import changed_keys
+from runner.system.files import write_atomically
+from runner.system.redaction import secrets_of
+
+COMMANDS = ("train_and_evaluate", "train", "evaluate", "predict", "export", "dry_run", "inspect", "cluster_info")
+TRAINING_COMMANDS = ("train_and_evaluate", "train", "dry_run")
+"""Those that need an input to train on; the others read what a run left in its model_dir."""
+TRAINING_RUNS = ("train_and_evaluate", "train")
+"""Those that make a model_dir and write its config."""
+UNRECORDED_COMMANDS = ("dry_run", "inspect")
+"""Those that only tell something: they leave nothing behind, no journal either."""
+ENVIRONMENT_COMMANDS = ("cluster_info",)
+"""Those that are about no run: they need neither functions nor a model_dir, and start no task."""
+EVALUATING_COMMANDS = ("train_and_evaluate", "evaluate", "dry_run")
+"""Those that need the functions of `input.eval`."""
+STRATEGY_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "one_device": ("devices", "virtual_devices"),
+    "mirrored": ("devices", "num_gpus", "virtual_devices", "cross_device_ops", "num_packs"),
+    "central_storage": ("devices", "num_gpus", "virtual_devices"),
+    "multi_worker": ("communication", "timeout_secs", "bytes_per_pack", "virtual_devices"),
+    "parameter_server": ("partitioner", "virtual_devices"),
+    "tpu": ("address", "zone", "project"),
+}
+"""Strategy name -> the options that mean something for it."""
+CLUSTER_STRATEGIES = ("multi_worker", "parameter_server")
+"""Those that train with several processes."""
+CLUSTER_COMMANDS = ("train_and_evaluate", "train", "evaluate")
+"""Those that all these processes take part in; the others run in one."""
+
+
+class ConfigError(ValueError):
+    """The config is wrong; the message names the key, the value, what is allowed and the nearest valid name."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The values that a setting may have. `error_messages.check_limits` checks them and words what is wrong.
+
+    Attributes:
+      choices: the value, or each of a list, is one of these; (): anything.
+      minimum: the smallest number.
+      above, below: a number lies between them, neither of them included.
+      auto: the word auto may stand in place of a whole number.
+    """
+
+    choices: tuple[Any, ...] = ()
+    minimum: int | None = None
+    above: float | None = None
+    below: float | None = None
+    auto: bool = False
+
+
+def _setting(default: Any, **limits: Any) -> Any:
+    """Declare a field with its `Limits`."""
+    return field(default=default, metadata={"limits": Limits(**limits)})
+
+
+def _ranking() -> Any:
+    """The field `mode` beside a metric. None: by the metric's name (`runner.launch.sweep` says how)."""
+    return _setting(None, choices=("min", "max"))
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which model_fn, the `params` it is called with, and the TensorFlow that it was written for.
+
+    Attributes:
+      classic: whether the names of tf.estimator are put on TensorFlow: true, false, or auto.
+    """
+
+    fn: str | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+    classic: Any = _setting("auto", choices=("auto", True, False))
+    keras: str = _setting("auto", choices=("auto", "keras3", "legacy"))
+
+
+@dataclass(frozen=True)
+class InputBlock:
+    """One input: which input_fn, its params, and how its examples are divided. `batch_size` is global."""
+
+    fn: str | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+    batch_size: int | None = _setting(None, minimum=1)
+    shard: str = _setting("auto", choices=("auto", "files", "examples", "input_fn", "off"))
+    shuffle_seed: int | None = None
+
+
+@dataclass(frozen=True)
+class InputConfig:
+    """The inputs of a run. `eval` in YAML is one block, or a mapping of names to blocks: several evaluations.
+
+    Attributes:
+      eval: None: no evaluation. Once parsed, read `evals` instead.
+      predict: what command=predict reads.
+    """
+
+    train: InputBlock = field(default_factory=InputBlock)
+    eval: dict[str, Any] | None = field(default_factory=dict)
+    predict: InputBlock = field(default_factory=InputBlock)
+
+    @property
+    def evals(self) -> dict[str, InputBlock]:
+        """The input of each evaluation by its name; a single one has the name ''. Of a parsed config only."""
+        return self.eval or {}
+
+
+@dataclass(frozen=True)
+class EvalStrategyConfig:
+    """A tf.distribute strategy of one process and its options; None: TensorFlow's own default.
+
+    Attributes:
+      name: None: evaluation has the strategy of training.
+    """
+
+    name: str | None = _setting(None, choices=tuple(STRATEGY_OPTIONS))
+    devices: list[str] | None = None
+    num_gpus: int | None = _setting(None, minimum=0)
+    virtual_devices: int | None = _setting(None, minimum=1)
+    cross_device_ops: str | None = _setting(
+        None, choices=("auto", "nccl", "hierarchical_copy", "reduction_to_one_device")
+    )
+    num_packs: int | None = _setting(None, minimum=0)
+
+
+@dataclass(frozen=True)
+class StrategyConfig(EvalStrategyConfig):
+    """The tf.distribute strategy of training, with the options of strategies of several processes and of TPUs."""
+
+    name: str | None = _setting("default", choices=tuple(STRATEGY_OPTIONS))
+    communication: str | None = _setting(None, choices=("auto", "ring", "nccl"))
+    timeout_secs: int | None = _setting(None, minimum=1)
+    bytes_per_pack: int | None = _setting(None, minimum=1)
+    partitioner: str | None = _setting(None, choices=("min_size", "fixed_shards"))
+    address: str | None = None
+    zone: str | None = None
+    project: str | None = None
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """The processes that a cluster strategy trains with, and how their loss is met.
+
+    Attributes:
+      port: what tasks listen on where Slurm or Kubernetes starts them; None: chosen by the resolver.
+      service: the headless Service of Kubernetes; None: it has the name of the Job or StatefulSet.
+    """
+
+    resolver: str = _setting("auto", choices=("auto", "local", "tf_config", "slurm", "kubernetes", "tpu"))
+    num_workers: int = _setting(2, minimum=1)
+    num_ps: int = _setting(1, minimum=1)
+    evaluator: bool = False
+    max_restarts: int | None = _setting(None, minimum=0)
+    start_timeout_secs: int = _setting(120, minimum=1)
+    port: int | None = _setting(None, above=0, below=65536)
+    service: str | None = None
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What holds for the whole run."""
+
+    seed: int | None = _setting(1, minimum=0)
+    deterministic: bool = False
+    progress: str = _setting("auto", choices=("auto", "rich", "plain", "off"))
+    inline: bool = False
+    debug: str | None = _setting(None, choices=("fast_dev", "overfit"))
+    profile: str | None = None
+
+
+@dataclass(frozen=True)
+class EarlyStoppingConfig:
+    """When training ends before its last step. `metric` None: never."""
+
+    metric: str | None = None
+    mode: str | None = _ranking()
+    patience_evals: int = _setting(1, minimum=1)
+    min_delta: float = _setting(0.0, minimum=0)
+    min_steps: int = _setting(0, minimum=0)
+
+
+@dataclass(frozen=True)
+class VocabularyConfig:
+    """What the rows of a variable stand for, here and in the checkpoint of a warm start: a VocabInfo of tf.estimator.
+
+    Both files have to be given. A size of None: all lines of its file.
+    """
+
+    new_vocab: str | None = None
+    new_vocab_size: int | None = _setting(None, minimum=1)
+    num_oov_buckets: int = _setting(0, minimum=0)
+    old_vocab: str | None = None
+    old_vocab_size: int | None = _setting(None, minimum=1)
+    axis: int = _setting(0, choices=(0, 1))
+
+
+@dataclass(frozen=True)
+class WarmStartConfig:
+    """Values that a fresh run begins with. `checkpoint` None: initial values; `include` None: all variables.
+
+    Attributes:
+      vocabularies: of variables by their names; once parsed a VocabularyConfig each.
+    """
+
+    checkpoint: str | None = None
+    include: list[str] | None = None
+    rename: dict[str, str] = field(default_factory=dict)
+    vocabularies: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long to train, how a step is taken, and what is said on the way."""
+
+    max_steps: int | None = _setting(None, minimum=1)
+    max_epochs: int | None = _setting(None, minimum=1)
+    steps_per_loop: Any = _setting("auto", minimum=1, auto=True)
+    gradient_accumulation: int = _setting(1, minimum=1)
+    clip_global_norm: float | None = _setting(None, above=0)
+    jit: bool = False
+    precision: str = _setting("float32", choices=("float32", "mixed_bfloat16", "mixed_float16"))
+    learning_rate_scaling: str = _setting("none", choices=("none", "linear", "sqrt"))
+    warmup_steps: int = _setting(0, minimum=0)
+    ema_decay: float | None = _setting(None, above=0, below=1)
+    nan: str = _setting("stop", choices=("stop", "rollback", "ignore"))
+    early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    log_steps: int | None = _setting(100, minimum=1)
+    summary_steps: int | None = _setting(100, minimum=1)
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """How much is evaluated, and how often."""
+
+    steps: int | None = _setting(None, minimum=1)
+    throttle_secs: int = _setting(0, minimum=0)
+    start_delay_secs: int = _setting(0, minimum=0)
+    at_start: bool = False
+
+
+@dataclass(frozen=True)
+class KeepBestConfig:
+    """The best checkpoints, kept beside the newest. `metric` None: none."""
+
+    metric: str | None = None
+    mode: str | None = _ranking()
+    max: int = _setting(1, minimum=1)
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When checkpoints are written and how many are kept. Both cadences None: only at the end."""
+
+    save_steps: int | None = _setting(None, minimum=1)
+    save_secs: int | None = _setting(600, above=0)  # RunConfig takes fractions of a second
+    keep_max: int | None = _setting(5, minimum=1)
+    keep_best: KeepBestConfig = field(default_factory=KeepBestConfig)
+    keep_every_hours: float | None = _setting(None, above=0)
+    asynchronous: bool = True
+
+
+@dataclass(frozen=True)
+class ExportBestConfig:
+    """What the best model is. `metric` None: the loss of the first evaluation."""
+
+    metric: str | None = None
+    mode: str | None = _ranking()
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Which SavedModels a run leaves. `exporters` None: none; `dir` None: `export` in model_dir.
+
+    Attributes:
+      receiver_fn: None: requests are the features of the input.
+      checkpoint: what command=export exports; None: the newest.
+    """
+
+    exporters: list[str] | None = _setting(None, choices=("final", "latest", "best"))
+    dir: str | None = None
+    keep: int | None = _setting(5, minimum=1)
+    best: ExportBestConfig = field(default_factory=ExportBestConfig)
+    receiver_fn: str | None = None
+    checkpoint: str | None = None
+
+
+@dataclass(frozen=True)
+class TrackingConfig:
+    """Where the run is recorded."""
+
+    backend: str = _setting("mlflow", choices=("mlflow", "none"))
+    uri: str | None = None
+    experiment: str | None = None
+    run_name: str | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+    tensorboard: bool = True
+    system_metrics: bool = False
+
+
+@dataclass(frozen=True)
+class PredictConfig:
+    """What command=predict writes. `output` None: predictions.jsonl in model_dir; `keys` None: all of them."""
+
+    output: str | None = None
+    keys: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """Where the jobs of a sweep live and how they are ranked. `dir` None: by the sweep's identity."""
+
+    dir: str | None = None
+    metric: str | None = None
+    mode: str | None = _ranking()
+    parallel: int = _setting(1, minimum=1)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run, checked."""
+
+    command: str = _setting("train_and_evaluate", choices=COMMANDS)
+    model_dir: str | None = None
+    model: ModelConfig = field(default_factory=ModelConfig)
+    input: InputConfig = field(default_factory=InputConfig)
+    strategy: StrategyConfig = field(default_factory=StrategyConfig)
+    eval_strategy: EvalStrategyConfig = field(default_factory=EvalStrategyConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    run: RunSettings = field(default_factory=RunSettings)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
+    predict: PredictConfig = field(default_factory=PredictConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    @property
+    def max_restarts(self) -> int:
+        """`cluster.max_restarts`, and what null means for the strategy."""
+        return (3 if self.is_cluster else 0) if self.cluster.max_restarts is None else self.cluster.max_restarts
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether several processes do together what the command says."""
+        return self.strategy.name in CLUSTER_STRATEGIES and self.command in CLUSTER_COMMANDS
+
+    @property
+    def exports(self) -> bool:
+        """Whether this run writes SavedModels."""
+        return self.command == "export" or (self.command in TRAINING_COMMANDS and bool(self.export.exporters))
+
+    @property
+    def export_input(self) -> tuple[str, InputBlock]:
+        """(config key, block) of the input whose features are what requests of an exported model hold.
+
+        That of prediction last: who gives functions of training and evaluation may have left it at the shipped one.
+        """
+        evals = [(eval_key(name), block) for name, block in self.input.evals.items()]
+        blocks = [*evals, ("input.train", self.input.train), ("input.predict", self.input.predict)]
+        return next(((key, block) for key, block in blocks if block.fn), blocks[-1])
+
+    def functions(self) -> Iterator[tuple[str, str, str]]:
+        """(config key, dotted name, default function) of each function of the user that this run calls."""
+        yield from dict.fromkeys(self._functions())
+
+    def _functions(self) -> Iterator[tuple[str, str, str]]:
+        if self.command in ("inspect", *ENVIRONMENT_COMMANDS):
+            return
+        assert self.model.fn is not None
+        yield "model.fn", self.model.fn, "model_fn"
+        if self.command in TRAINING_COMMANDS:
+            yield "input.train.fn", str(self.input.train.fn), "input_fn"
+        if self.command == "predict":
+            yield "input.predict.fn", str(self.input.predict.fn), "input_fn"
+        if self.command in EVALUATING_COMMANDS:
+            for name, block in self.input.evals.items():
+                yield f"{eval_key(name)}.fn", str(block.fn), "input_fn"
+        if self.exports and self.export.receiver_fn:
+            yield "export.receiver_fn", self.export.receiver_fn, "serving_input_receiver_fn"
+        elif self.exports:
+            key, block = self.export_input
+            yield f"{key}.fn", str(block.fn), "input_fn"
+
+
+def eval_key(name: str) -> str:
+    """The config key of the evaluation `name`; '' is the only one."""
+    return f"input.eval.{name}" if name else "input.eval"
+
+
+def class_at(key: str) -> type | None:
+    """Return the dataclass that holds the settings under `key`; None where anything goes (`model.params`)."""
+    cls: Any = Config
+    for part in filter(None, key.split(".")):
+        if cls is InputConfig and part == "eval":
+            return InputBlock
+        if cls is WarmStartConfig and part == "vocabularies":
+            return VocabularyConfig
+        cls = get_type_hints(cls).get(part) if dataclasses.is_dataclass(cls) else None
+    return cls if dataclasses.is_dataclass(cls) else None  # type: ignore[return-value]
+
+
+def limits_of(setting: dataclasses.Field[Any]) -> Limits:
+    """Return the limits that a field declares; none declared: anything goes."""
+    limits: Limits = setting.metadata.get("limits", Limits())
+    return limits
+
+
+# --- as a tree, as text, as a file ----------------------------------------------------------------------------------
+
+
+def to_tree(config: Config) -> dict[str, Any]:
+    """The config as plain dicts, as it is written in YAML."""
+    tree = dataclasses.asdict(config)
+    if set(tree["input"]["eval"] or ()) == {""}:
+        tree["input"]["eval"] = tree["input"]["eval"][""]
+    return tree
+
+
+def flatten(tree: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+    """Return dotted key -> value, for what has no nesting (MLflow's parameters). An empty mapping is itself a value."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        nested = flatten(value, f"{at}{key}.") if isinstance(value, Mapping) else {}
+        flat |= nested or {f"{at}{key}": value}
+    return flat
+
+
+def as_yaml(tree: Mapping[str, Any]) -> str:
+    """Return the text of a config file."""
+    return OmegaConf.to_yaml(OmegaConf.create(dict(tree)))
+
+
+def save(config: Config, path: Path) -> None:
+    """Write the config where a child, a rerun or a person reads it; never leave half a file.
+
+    Only its owner may read one that holds secrets.
+    """
+    tree = to_tree(config)
+    write_atomically(path, as_yaml(tree), mode=0o600 if secrets_of(tree) else 0o644)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the tree in a config file that `save` wrote, in this version or an earlier one; it is not checked.
+
+    Raises:
+      ConfigError: it is damaged.
+    """
+    try:
+        tree = OmegaConf.load(path)
+        if isinstance(tree, DictConfig):
+            changed_keys.update_saved(tree, str(path))
+        found: Any = OmegaConf.to_container(tree, resolve=True)
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds no config.")
+    return found

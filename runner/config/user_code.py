@@ -1,0 +1,159 @@
+"""The user's functions, found by the dotted names in the config: first on disk without running it, then imported."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import os
+import pkgutil
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+from runner.config.error_messages import did_you_mean
+
+
+class UserCodeError(ValueError):
+    """A dotted name in the config leads nowhere; the message says what was looked for and where."""
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a dotted name leads: an object in a module.
+
+    Attributes:
+      module: the dotted name of the module.
+      attribute: the object in it, possibly dotted (`Class.method`).
+      file: the source file; None where there is none (built in, compiled, a zip).
+    """
+
+    module: str
+    attribute: str
+    file: Path | None
+
+
+def add_to_path(directory: Path) -> None:
+    """Puts `directory` first on sys.path, so that a user's ./model_fns and ./input_fns are found, installed or not."""
+    entry = str(directory)
+    if entry not in (os.path.abspath(existing) for existing in sys.path):
+        sys.path.insert(0, entry)
+
+
+def locate(key: str, name: str, default: str) -> Location:
+    """Where `name` leads, found without importing the user's code (importing it may take TensorFlow's four seconds).
+
+    Args:
+      key: the config key that holds the name, for the error.
+      name: `package.module` or `package.module.function`.
+      default: the function of a name that is a module: `model_fn`, `input_fn`.
+
+    Raises:
+      UserCodeError: no such module, or a module whose source has no such function.
+    """
+    spec, rest, directories = _deepest_module(key, name)
+    attribute = ".".join(rest) or default
+    file = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+    if spec.origin is None and directories:  # a package without __init__.py defines nothing itself
+        raise UserCodeError(_missing_module(key, name, spec.name, rest, directories))
+    defined = _top_level_names(file) if file else None
+    first = attribute.split(".")[0]
+    if defined is not None and first not in defined:
+        hint = did_you_mean(first, defined)
+        if rest and directories:
+            raise UserCodeError(_missing_module(key, name, spec.name, rest, directories, defined))
+        raise UserCodeError(f"{key}={name}: {file} defines no {first!r}.{hint} Give {spec.name}.<function>.")
+    return Location(spec.name, attribute, file)
+
+
+def load(key: str, name: str, default: str) -> Callable[..., Any]:
+    """The object that `name` leads to, imported.
+
+    Raises:
+      UserCodeError: it is not there, or cannot be called. What the user's module raises while it is imported passes.
+    """
+    location = locate(key, name, default)
+    found: Any = importlib.import_module(location.module)
+    for part in location.attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            hint = did_you_mean(part, [other for other in dir(found) if not other.startswith("_")])
+            raise UserCodeError(f"{key}={name}: {location.module} has no {location.attribute!r}.{hint}") from None
+    if not callable(found):
+        raise UserCodeError(f"{key}={name} is a {type(found).__name__}, which cannot be called. Name a function.")
+    function: Callable[..., Any] = found
+    return function
+
+
+def _deepest_module(key: str, name: str) -> tuple[ModuleSpec, list[str], list[str]]:
+    """The spec of the longest prefix of `name` that is a module, the parts that are left, where its submodules are."""
+    parts = name.split(".")
+    if not all(part.isidentifier() for part in parts):
+        likely = name.replace(".py", "").replace("/", ".").replace(":", ".")  # a path, or module:function
+        hint = f" Did you mean {likely!r}?" if all(part.isidentifier() for part in likely.split(".")) else ""
+        raise UserCodeError(f"{key}={name} is not a dotted name.{hint} Use package.module or package.module.function.")
+    spec = _find_spec(parts[0], None)
+    if spec is None:
+        names = [module.name for module in pkgutil.iter_modules() if not module.name.startswith("_")]
+        names += [entry.name for entry in Path.cwd().iterdir() if entry.is_dir()]  # packages without __init__.py
+        raise UserCodeError(
+            f"{key}={name}: no module {parts[0]!r} in {os.getcwd()} or among the installed packages."
+            f"{did_you_mean(parts[0], names)}"
+        )
+    used, path = 1, list(spec.submodule_search_locations or ())
+    while used < len(parts) and path:
+        deeper = _find_spec(".".join(parts[: used + 1]), path)
+        if deeper is None:
+            break
+        spec, used, path = deeper, used + 1, list(deeper.submodule_search_locations or ())
+    return spec, parts[used:], path
+
+
+def _find_spec(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """Like importlib.util.find_spec, but a submodule is found without importing its package."""
+    for finder in sys.meta_path:
+        try:
+            spec = finder.find_spec(fullname, path)
+        except KeyError:
+            # A directory without __init__.py inside a package: Python asks sys.modules for the package, which nobody
+            # has imported.
+            spec = ModuleSpec(fullname, None, is_package=True)
+            entries = [os.path.join(entry, fullname.rpartition(".")[2]) for entry in path or ()]
+            spec.submodule_search_locations = [entry for entry in entries if os.path.isdir(entry)]
+        if spec is not None:
+            return spec
+    return None
+
+
+def _missing_module(
+    key: str, name: str, package: str, rest: list[str], path: list[str], defined: Iterable[str] = ()
+) -> str:
+    names = sorted(module.name for module in pkgutil.iter_modules(path) if not module.name.startswith("_"))
+    directories = ", ".join(entry for entry in path if os.path.isdir(entry))
+    if not rest:
+        return f"{key}={name} is a package. Name a module in it: {', '.join(names) or 'it has none'}."
+    hint = did_you_mean(rest[0], [*names, *defined])
+    return f"{key}={name}: no {rest[0]!r} in {package} ({directories}).{hint} There are: {', '.join(names) or 'none'}."
+
+
+def _top_level_names(file: Path) -> set[str] | None:
+    """The names that a source file defines at its top level; None when only running it can tell."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None  # importing it gives the better message
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        # Every depth: `if`, `try` and `with` at the top level define names too. A name that only a function defines
+        # slips through here and is reported when the module is loaded.
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
+    return None if "*" in names or "__getattr__" in names else names

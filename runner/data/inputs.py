@@ -1,0 +1,315 @@
+"""An input function and what becomes of it: one dataset a process, and its examples divided over the replicas."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from runner.data import one_shot_iterator, sharding
+from runner.data.dataset_adapter import as_dataset, check_batches, none_spec
+from runner.data.replica_batches import Division, ReplicaBatches, RoundRobin, any_rows, part_spec
+from runner.data.sharding import InputContext, Plan, WorkerPlace
+from runner.run_config import RunConfig
+from runner.types import copied_params
+
+__all__ = ["Input", "InputContext", "InputPipeline", "build_input_pipeline"]
+
+SHARD_CHOICES = ("auto", "files", "examples", "input_fn", "off")
+ARGUMENTS = ("mode", "params", "config", "input_context", "num_epochs")
+_BLOCKS = {"train": "input.train", "eval": "input.eval", "infer": "input.predict"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """An input function and how its examples reach the replicas.
+
+    Attributes:
+      fn: called with those of mode, params, config, input_context that it declares. Returns a tf.data.Dataset of
+        (features, labels) or of features, or these as tensors. One that declares num_epochs ends after so many
+        passes where training is limited to them (train.max_epochs), and is not given it elsewhere.
+      params: what `fn` gets as params; None: the Estimator's (tf.estimator's rule).
+      batch_size: examples of one step over all replicas; in TRAIN it divides evenly by their number. None: the
+        function's own batches are per replica and taken in turn, as in tf.estimator.
+      shard: how several workers share the data.
+        examples: all run the same pipeline, each takes its rows of each global batch (step k is then the same at any
+          number of workers). files: each opens its own part of the files only; where there are fewer than workers,
+          or none, it is examples. input_fn: the function divides the data by its input_context. off: nobody divides,
+          every worker trains on all of it. auto: input_fn where the function reads `input_context.input_pipeline_id`
+          or `num_input_pipelines`, else files where it reads enough of them, else examples.
+      shuffle_seed: given to `fn` as params["shuffle_seed"]; None: not given.
+      first_batch_only: the batch of the first step comes again and again, without end.
+
+    Raises:
+      ValueError: a batch_size that is not a positive int, or an unknown shard.
+    """
+
+    fn: Callable[..., Any]
+    params: Any = None
+    batch_size: int | None = None
+    shard: str = "auto"
+    shuffle_seed: int | None = None
+    first_batch_only: bool = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise ValueError(f"an input needs a function, got {self.fn!r}.")
+        if self.shard not in SHARD_CHOICES:
+            raise ValueError(f"shard={self.shard!r} of {_describe(self.fn)} is not one of {', '.join(SHARD_CHOICES)}.")
+        size = self.batch_size
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+            raise ValueError(f"batch_size={size!r} of {_describe(self.fn)} is not a number of examples (1 or more).")
+
+
+@dataclasses.dataclass(frozen=True)
+class InputPipeline:
+    """This process's input: a dataset and how one step's examples are divided over the local replicas.
+
+    Attributes:
+      dataset: elements are (features,) or (features, labels).
+      num_replicas: replicas of this process.
+      global_batch_size: examples of one step over all replicas; None: whatever the function's batches hold.
+      shard: examples, files, input_fn or off; never auto.
+      reason: why, for the log.
+      division: does the dividing.
+      num_micro_batches: a replica computes its batch in so many parts, one after the other.
+      num_epochs: the dataset is so many passes over the examples; None: nobody counts.
+      given: the dataset without what the runner has added to it.
+      is_chief: whether what is to be said of the input is said here, and not by another worker.
+      num_pipelines, pipeline_index: processes that read data of their own, and which of them this is; 1 and 0 where
+        there is one, or all read the same.
+    """
+
+    dataset: tf.data.Dataset
+    num_replicas: int
+    global_batch_size: int | None
+    shard: str
+    reason: str
+    division: Division
+    num_micro_batches: int = 1
+    num_epochs: int | None = None
+    _: dataclasses.KW_ONLY
+    given: tf.data.Dataset
+    is_chief: bool = True
+    num_pipelines: int = 1
+    pipeline_index: int = 0
+
+    @property
+    def element_spec(self) -> Any:
+        """Of `given`; where workers read data of their own, as it is at any number of them."""
+        spec = self.given.element_spec
+        return spec if self.num_pipelines == 1 else any_rows(spec)
+
+    @property
+    def replica_spec(self) -> tuple[Any, Any]:
+        """(features, labels or None) of TensorSpecs, as a replica sees them, one part at a time.
+
+        The leading dimension is None unless it is static and divides; the others are the dataset's.
+        """
+        spec = tf.nest.map_structure(none_spec, self.dataset.element_spec)
+        spec = part_spec(self.division.replica_spec(spec), self.num_micro_batches)
+        return spec[0], (spec[1] if len(spec) > 1 else None)
+
+    def remaining_steps(self) -> float | None:
+        """Steps from the start to the end of the dataset: an int; math.inf if it has none; None if nobody knows."""
+        if self.division.ends_together:
+            return None
+        cardinality = int(self.given.cardinality())
+        if cardinality == tf.data.INFINITE_CARDINALITY:
+            return math.inf
+        if cardinality == tf.data.UNKNOWN_CARDINALITY:
+            return None
+        return self.division.num_steps(cardinality)
+
+    def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> ReplicaBatches:
+        """Return one batch a replica, in replica order. In graph, once a step.
+
+        Args:
+          element: the first element of the step, which the caller pulled from `iterator`.
+          iterator: of `dataset`; more is pulled from it where the replicas take batches in turn. These pulls must not
+            be pruned, even where their value is not used.
+        """
+        return self.division.replica_batches(element, iterator)
+
+    @property
+    def elements_per_step(self) -> int:
+        """Elements of `dataset` that one step reads."""
+        return self.division.elements_per_step
+
+    @property
+    def ends_together(self) -> bool:
+        """Whether the end of the data is a step of `global_count` 0 on all workers, and no end of the iterator."""
+        return self.division.ends_together
+
+    def global_count(self, element: tuple[Any, ...], batches: ReplicaBatches) -> tf.Tensor:
+        """int64 scalar: real examples of the step over all replicas of all processes. In graph."""
+        return self.division.global_count(element, batches)
+
+
+def build_input_pipeline(
+    input: Input | Callable[..., Any],
+    mode: str,
+    place: WorkerPlace,
+    *,
+    params: Any = None,
+    config: RunConfig | None = None,
+    num_epochs: int | None = None,
+) -> InputPipeline:
+    """Call the input function and make its result this process's InputPipeline.
+
+    Args:
+      input: an Input, or the bare function (no batch_size, shard auto).
+      mode: train, eval or infer.
+      params: the Estimator's; used where the Input has none of its own.
+      place: this process among those that train together; all call this with the same input.
+      config: handed to the function as it is; in TRAIN its `gradient_accumulation` divides a replica's batch.
+      num_epochs: passes over the examples; None: as many as the function makes.
+
+    Raises:
+      ValueError: the batch size does not divide (TRAIN), the function cannot be called or returned something else
+        than data; the message names the function or the setting.
+    """
+    source = input if isinstance(input, Input) else Input(input)
+    num_micro_batches = config.gradient_accumulation if config is not None and mode == "train" else 1
+    _check_batch_size(source, mode, place, num_micro_batches)
+    name = _describe(source.fn)
+
+    def build(plan: Plan) -> tf.data.Dataset:
+        result = _call(source, plan, mode, params, config, num_epochs)
+        dataset = _passes(as_dataset(result, name, mode), source.fn, num_epochs)
+        if source.batch_size is not None:
+            # EVAL may hold any batches: all are counted right. In TRAIN the size is part of what is trained.
+            expected = plan.batch_size if mode == "train" and isinstance(result, tf.data.Dataset) else None
+            check_batches(dataset.element_spec, name, f"{_BLOCKS[mode]}.batch_size={source.batch_size}", expected)
+        return dataset
+
+    sharded = sharding.choose(source.shard, source.batch_size, place, build)
+    if sharded is None:
+        raise ValueError(
+            f"{_BLOCKS[mode]}.shard=input_fn leaves it to {name} to take its part of the data, but that reads neither "
+            "input_context.input_pipeline_id nor num_input_pipelines. Read them, or use shard=examples."
+        )
+    given, division = sharded.dataset, sharded.division
+    if source.first_batch_only:
+        given = given.take(division.elements_per_step).cache().repeat()
+    if isinstance(division, RoundRobin):
+        division = dataclasses.replace(division, endless=int(given.cardinality()) == tf.data.INFINITE_CARDINALITY)
+    dataset = given
+    # Evaluation counts what each worker has, and adds it up at the end; workers of a coordinator take their own steps.
+    if sharded.is_own and mode == "train" and place.collectives.num_workers > 1:
+        dataset, division = sharding.train_division(sharded, given, place)
+    elif place.num_workers > 1:
+        options = tf.data.Options()
+        options.deterministic = True  # all workers see the same elements at the same place
+        dataset = given.with_options(options)
+    return InputPipeline(
+        dataset,
+        place.num_replicas,
+        source.batch_size,
+        sharded.shard,
+        sharded.reason,
+        division,
+        num_micro_batches,
+        num_epochs,
+        given=given,
+        is_chief=place.worker_index == 0,
+        num_pipelines=place.num_workers if sharded.is_own else 1,
+        pipeline_index=place.worker_index if sharded.is_own else 0,
+    )
+
+
+def _passes(dataset: tf.data.Dataset, fn: Any, num_epochs: int | None) -> tf.data.Dataset:
+    """`num_epochs` passes over what one call of `fn` gave; as it is where nobody counts, or `fn` has done it."""
+    if num_epochs is None:
+        return dataset
+    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(
+            f"train.max_epochs={num_epochs}: {_describe(fn)} gives data without end, of which nobody can count the "
+            "passes. Leave out its repeat(); or let it take an argument num_epochs and end after so many; or set "
+            "train.max_steps, and train.max_epochs=null."
+        )
+    return dataset if "num_epochs" in _declared(fn) else dataset.repeat(num_epochs)
+
+
+def _call(source: Input, plan: Plan, mode: str, params: Any, config: Any, num_epochs: int | None) -> Any:
+    """Calls the function with those of ARGUMENTS that it declares."""
+    given: dict[str, Any] = {}
+    if plan.batch_size is not None:
+        given["batch_size"] = plan.batch_size
+    if source.shuffle_seed is not None:
+        given["shuffle_seed"] = source.shuffle_seed
+    values = copied_params(params if source.params is None else source.params, **given)
+    offered = {"mode": mode, "params": values, "config": config, "input_context": plan.context}
+    if num_epochs is not None or _must_be_given(source.fn, "num_epochs"):  # else its own default holds
+        offered["num_epochs"] = num_epochs
+    arguments = {name: offered[name] for name in _declared(source.fn) if name in offered}
+    try:
+        return one_shot_iterator.call(lambda: source.fn(**arguments), _describe(source.fn), training=mode == "train")
+    except Exception as error:
+        with_what = ", ".join(arguments) or "nothing"
+        error.add_note(f"in {_describe(source.fn)}, called for {_BLOCKS[mode]} with {with_what}")
+        if "placeholder" in str(error).lower():
+            error.add_note("nobody feeds an input function: make the dataset of the arrays, not of placeholders")
+        raise
+
+
+def _must_be_given(fn: Callable[..., Any], name: str) -> bool:
+    return name in _declared(fn) and inspect.signature(fn).parameters[name].default is inspect.Parameter.empty
+
+
+def _declared(fn: Callable[..., Any]) -> list[str]:
+    """Those of ARGUMENTS that `fn` takes by name; not those that a functools.partial already binds."""
+    try:
+        parameters = inspect.signature(fn).parameters
+    except ValueError:  # some builtins have none
+        return []
+    bound = set(fn.keywords) if isinstance(fn, functools.partial) else set()
+    by_name = {
+        name: parameter
+        for name, parameter in parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and name not in bound
+    }
+    kinds = {parameter.kind for parameter in parameters.values()}
+    required = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and name not in bound
+        and not (name in by_name and name in ARGUMENTS)
+    ]
+    if required:
+        raise ValueError(
+            f"{_describe(fn)} needs {', '.join(map(repr, required))}. An input function is given, by name: "
+            f"{', '.join(ARGUMENTS)}. Bind the rest with functools.partial, or take it from params."
+        )
+    # To one that takes anything, num_epochs may mean nothing: it is for those who say that they end.
+    takes_all = inspect.Parameter.VAR_KEYWORD in kinds
+    return [name for name in ARGUMENTS if name in by_name or (takes_all and name not in bound and name != "num_epochs")]
+
+
+def _check_batch_size(source: Input, mode: str, place: WorkerPlace, num_micro_batches: int) -> None:
+    size, total = source.batch_size, place.total * num_micro_batches
+    if mode != "train" or size is None or size % total == 0:
+        return
+    below = size // total * total
+    use = f"{below} or {below + total}" if below else f"{total}"
+    over = (
+        str(place)
+        if num_micro_batches == 1
+        else f"{place}, {num_micro_batches} parts each (train.gradient_accumulation)"
+    )
+    raise ValueError(f"{_BLOCKS[mode]}.batch_size={size} does not divide over {over}. Use {use}.")
+
+
+def _describe(fn: Any) -> str:
+    """The dotted name of a function, of the function in a partial, or of the class of a callable object."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    named = fn if hasattr(fn, "__qualname__") else type(fn)
+    return f"{getattr(named, '__module__', None) or '?'}.{named.__qualname__}"

@@ -1,0 +1,223 @@
+"""How several workers divide the data of one input function: `shard: auto|files|examples|input_fn|off`."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from runner.data.replica_batches import Division, PerWorker, RoundRobin, SplitRows, full_rows
+from runner.distribute.collectives import SINGLE_PROCESS, Collectives
+from runner.tf_private import cluster
+
+_log = logging.getLogger(__name__)
+
+# From the one that any function allows to the one that asks most of it: where workers find different ones, all take the
+# first of theirs.
+_WAYS = ("examples", "files", "input_fn")
+
+
+class InputContext(tf.distribute.InputContext):
+    """tf.distribute's InputContext, which remembers whether the function looked at its place among the pipelines."""
+
+    def __init__(self, num_input_pipelines: int = 1, input_pipeline_id: int = 0, num_replicas_in_sync: int = 1) -> None:
+        super().__init__(num_input_pipelines, input_pipeline_id, num_replicas_in_sync)
+        self._was_sharded = False
+
+    @property
+    def input_pipeline_id(self) -> int:
+        """Which of the pipelines this is, from 0."""
+        self._was_sharded = True
+        return self._input_pipeline_id
+
+    @property
+    def num_input_pipelines(self) -> int:
+        """Pipelines that share the data."""
+        self._was_sharded = True
+        return self._num_input_pipelines
+
+    @property
+    def was_sharded(self) -> bool:
+        """Whether one of the two was read. Reading the batch size alone does not divide the data."""
+        return self._was_sharded
+
+    def __str__(self) -> str:
+        # Of the fields, since the base class prints the properties: to log a context is not to divide by it.
+        return f"InputContext(input pipeline id {self._input_pipeline_id}, total: {self._num_input_pipelines})"
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerPlace:
+    """This process among those that train together; all of them read the same input.
+
+    Attributes:
+      num_replicas: of this process.
+      collectives: of those processes; a coordinator's workers have none, and take steps of their own.
+    """
+
+    num_replicas: int = 1
+    worker_index: int = 0
+    num_workers: int = 1
+    collectives: Collectives = SINGLE_PROCESS
+
+    @property
+    def total(self) -> int:
+        return self.num_replicas * self.num_workers
+
+    @property
+    def first(self) -> int:
+        return self.num_replicas * self.worker_index
+
+    def __str__(self) -> str:
+        if self.num_workers == 1:
+            return f"{self.total} replicas"
+        return f"{self.total} replicas ({self.num_workers} workers x {self.num_replicas} replicas)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What the function is told, and how its elements are then divided.
+
+    Attributes:
+      batch_size: its `params["batch_size"]`; None: not given.
+    """
+
+    context: InputContext
+    batch_size: int | None
+    division: Division
+
+
+Build = Callable[[Plan], tf.data.Dataset]
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardedInput:
+    """What one worker reads.
+
+    Attributes:
+      shard: examples, files, input_fn or off.
+      reason: why, for the log.
+      is_own: others read other examples, or the same ones in steps of their own; else all read the same.
+      whole: gives the undivided data, of elements like the dataset's.
+    """
+
+    shard: str
+    reason: str
+    division: Division
+    dataset: tf.data.Dataset
+    is_own: bool
+    whole: Callable[[], tf.data.Dataset]
+
+
+def choose(shard: str, batch_size: int | None, place: WorkerPlace, build: Build) -> ShardedInput | None:
+    """Decide how the workers divide the data (`shard: auto`), and return what this one reads.
+
+    Workers that find different ways take the first of `_WAYS` that any of them found.
+
+    Args:
+      shard: as of `Input`; auto finds out by calling the function.
+      batch_size: examples of one step over all replicas; None: the function's own batches are per replica.
+      build: calls the function, and gives its dataset.
+
+    Returns: None where shard=input_fn, and the function does not read its place.
+    """
+    if place.num_workers == 1 or shard in ("examples", "off"):
+        reason = "one pipeline, so there is nothing to divide" if shard == "auto" else f"shard={shard}"
+        shard = "examples" if shard == "auto" else shard
+        plan = _plan(shard, batch_size, place)
+        dataset = build(plan)
+        is_own = shard == "off" and place.num_workers > 1
+        return ShardedInput(shard, reason, plan.division, dataset, is_own, lambda: dataset)
+    # For `auto` the function is asked first for the whole data: most do not look at their place, and are then done.
+    plan = _plan("examples" if shard == "auto" else shard, batch_size, place)
+    undivided = _plan("off", batch_size, place)
+    dataset = build(plan)
+    if shard != "auto" and plan.context.was_sharded:
+        return ShardedInput(shard, f"shard={shard}", plan.division, dataset, True, lambda: build(undivided))
+    if shard == "input_fn":
+        return None
+    files, found = _files(dataset, place)
+    way = "input_fn" if plan.context.was_sharded else "files" if files else "examples"
+    way = _agreed(way, place.collectives)
+    if way == "input_fn":
+        # Called again, now with its true place: what it built for "one pipeline" is of no use here.
+        plan = _plan("input_fn", batch_size, place)
+        reason = "the function read its place among the input pipelines"
+        return ShardedInput("input_fn", reason, plan.division, build(plan), True, lambda: build(undivided))
+    if way == "files":  # each worker reads its part of them, of which the function knows nothing
+        whole = build(undivided)
+        own = cluster.part_of_files(whole, place.num_workers, place.worker_index)
+        return ShardedInput("files", found, undivided.division, own, True, lambda: whole)
+    reason = f"the function did not read its place among the input pipelines, and {found}"
+    if shard == "files":
+        _log.warning("shard=files: %s. Every worker reads all of the data instead, and takes its examples.", found)
+        reason = f"shard=files, and {found}"
+        plan = _plan("examples", batch_size, place)
+        dataset = build(plan)
+    return ShardedInput("examples", reason, plan.division, dataset, False, lambda: dataset)
+
+
+def train_division(
+    sharded: ShardedInput, dataset: tf.data.Dataset, place: WorkerPlace
+) -> tuple[tf.data.Dataset, Division]:
+    """Return what training reads, and how it is divided, where workers read data of their own.
+
+    Args:
+      dataset: that of `sharded`, perhaps made endless.
+    """
+    is_endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+    rows = full_rows(dataset.element_spec)
+    ends, differs, count = place.collectives.sum([not is_endless, rows is None, (rows or 0) * place.num_replicas])
+    full_count = None if ends or differs else int(count)
+    division = PerWorker(place.num_replicas, place.collectives.sum_in_graph, full_count, ends_together=ends > 0)
+    return (_marked(dataset, sharded.whole()) if ends else dataset), division
+
+
+def _marked(own: tf.data.Dataset, whole: tf.data.Dataset) -> tf.data.Dataset:
+    """`own`, each element with True; then, without end, one that counts for nothing, with False.
+
+    That is its own first one, or where it has none the first one of all: something that the model is made for.
+    """
+    placeholder = own.take(1).concatenate(whole.take(1)).take(1).cache().repeat()
+    return own.map(_real).concatenate(placeholder.map(_not_real))
+
+
+@tf.autograph.experimental.do_not_convert
+def _real(*element: Any) -> tuple[Any, ...]:
+    return (*element, True)
+
+
+@tf.autograph.experimental.do_not_convert
+def _not_real(*element: Any) -> tuple[Any, ...]:
+    return (*element, False)
+
+
+def _files(dataset: tf.data.Dataset, place: WorkerPlace) -> tuple[bool, str]:
+    """(whether each worker can read files of its own, what was found)."""
+    count = cluster.num_files(dataset)
+    if not count:
+        return False, "its data is not read from files that TensorFlow can divide"
+    found = f"it reads {count} file{'' if count == 1 else 's'}"
+    return count >= place.num_workers, f"{found} and there are {place.num_workers} workers"
+
+
+def _agreed(way: str, collectives: Collectives) -> str:
+    counts = collectives.sum([way == one for one in _WAYS])
+    return next(one for one, count in zip(_WAYS, counts, strict=True) if count)
+
+
+def _plan(shard: str, batch_size: int | None, place: WorkerPlace) -> Plan:
+    if shard in ("files", "input_fn") or (shard == "off" and place.num_workers > 1):
+        is_told = shard != "off"
+        context = InputContext(place.num_workers if is_told else 1, place.worker_index if is_told else 0, place.total)
+        # EVAL takes any global size: rounded down, so that a step never holds more examples than the user allowed.
+        per_replica = None if batch_size is None else max(1, batch_size // place.total)
+        return Plan(context, per_replica, RoundRobin(0, place.num_replicas, place.num_replicas))
+    # One pipeline and one replica: the function gives whole global batches. Without a batch_size its batches are per
+    # replica, so that is the number it must be able to divide its own size by.
+    kind = RoundRobin if batch_size is None else SplitRows
+    context = InputContext(1, 0, 1 if batch_size else place.total)
+    return Plan(context, batch_size, kind(place.first, place.num_replicas, place.total))

@@ -1,0 +1,220 @@
+"""From the environment of this process to its place in a cluster, and why: TF_CONFIG, Slurm, Kubernetes, TPU, here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from runner.config.schema import CLUSTER_STRATEGIES, ClusterConfig, ConfigError, StrategyConfig
+from runner.distribute import kubernetes, slurm, tpu
+from runner.distribute.cluster import ALONE, Cluster
+from runner.distribute.local_cluster import task_counts
+from runner.distribute.tf_config import read_tf_config
+
+
+@dataclasses.dataclass(frozen=True)
+class Detected:
+    """What the environment says of this process.
+
+    Attributes:
+      cluster: its place: `chief` is always in the tasks of a strategy of several processes, the evaluator never.
+        `ALONE`: a single process, or one that starts the others.
+      source: tf_config, slurm, kubernetes, tpu or local.
+      why: which variables were seen, in a sentence.
+      has_evaluator: whether a process of its own evaluates.
+    """
+
+    cluster: Cluster
+    source: str
+    why: str
+    has_evaluator: bool = False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this run starts all its tasks itself, on this host."""
+        return self.source == "local"
+
+    @property
+    def has_others(self) -> bool:
+        """Whether something else has started other processes of this run, each with a supervisor of its own."""
+        is_given = self.source in ("tf_config", "slurm", "kubernetes")
+        return is_given and bool(self.cluster.tasks or self.has_evaluator or self.cluster.task_type == "evaluator")
+
+
+def detect(env: Mapping[str, str], settings: ClusterConfig, strategy: StrategyConfig) -> Detected:
+    """Whom this process belongs to, by `cluster.resolver`; auto: the first that the environment shows.
+
+    Raises:
+      ConfigError: the environment names a cluster that cannot be, or one that the strategy cannot use.
+    """
+    if strategy.name == "tpu":
+        address, why = tpu.find_tpu(env, strategy.address)
+        return Detected(ALONE, "tpu", f"{why} names the TPU {address!r}.")
+    name = strategy.name or "default"
+    if settings.resolver != "auto":
+        return _DETECTORS[settings.resolver](env, settings, name)
+    if _names_somebody(env):
+        return _from_tf_config(env, settings, name)
+    if slurm.is_in_step(env):
+        return _from_slurm(env, settings, name)
+    if name in CLUSTER_STRATEGIES and kubernetes.is_in_set(env, settings.service):
+        return _from_kubernetes(env, settings, name)
+    return _local(env, settings, name)
+
+
+def _names_somebody(env: Mapping[str, str]) -> bool:
+    """Whether TF_CONFIG says more than that this process is alone."""
+    given = read_tf_config(env.get("TF_CONFIG", ""))
+    return bool(given.tasks) or given.task_type == "evaluator"
+
+
+def _from_tf_config(env: Mapping[str, str], settings: ClusterConfig, strategy: str) -> Detected:
+    if not env.get("TF_CONFIG", "").strip():
+        raise ConfigError("cluster.resolver=tf_config, and TF_CONFIG is not set.")
+    given = read_tf_config(env["TF_CONFIG"])
+    tasks = {task_type: addresses for task_type, addresses in given.tasks.items() if task_type != "evaluator"}
+    why = f"TF_CONFIG says that this is {given.task_type} {given.task_index} of {_counted(tasks)}."
+    if strategy == "multi_worker" and "chief" not in tasks and "worker" in tasks:
+        why += " There is no chief in it: worker 0 is the chief, and the workers after it count from 0."
+    has_evaluator = settings.evaluator or given.task_type == "evaluator" or "evaluator" in given.tasks
+    place = Cluster(given.task_type, given.task_index, tasks)
+    return Detected(_fitting(place, strategy, "TF_CONFIG"), "tf_config", why, has_evaluator)
+
+
+def _from_slurm(env: Mapping[str, str], settings: ClusterConfig, strategy: str) -> Detected:
+    rank, addresses = slurm.read_slurm(env, settings.port)
+    place = _by_rank(rank, addresses, settings, strategy, f"Slurm, with {len(addresses)} tasks (srun --ntasks)")
+    nodes = dict.fromkeys(address.rpartition(":")[0] for address in addresses)
+    why = f"SLURM_PROCID={rank}: task {rank} of {len(addresses)} that srun started on {', '.join(nodes)}."
+    return Detected(_fitting(place, strategy, "Slurm"), "slurm", why, settings.evaluator)
+
+
+def _from_kubernetes(env: Mapping[str, str], settings: ClusterConfig, strategy: str) -> Detected:
+    pod = kubernetes.read_pod(env)
+    counts = _counts(settings, strategy)
+    if pod.role:
+        if not pod.index < counts.get(pod.role, 0):
+            raise ConfigError(
+                f"Kubernetes: HOSTNAME={env['HOSTNAME']} is {pod.role} {pod.index}, and strategy={strategy} has "
+                f"{_counted_by(counts)} ({_keys(settings)}). Give the same numbers to the manifest and the config."
+            )
+        tasks = {
+            role: pod.addresses(role, count, settings.service, settings.port)
+            for role, count in counts.items()
+            if role != "evaluator"
+        }
+        place = Cluster(pod.role, pod.index, tasks)
+    else:
+        total = sum(counts.values())
+        if pod.index >= total:
+            raise ConfigError(
+                f"Kubernetes: HOSTNAME={env['HOSTNAME']} is pod {pod.index}, and strategy={strategy} has {total}, "
+                f"0 to {total - 1}: {_counted_by(counts)} ({_keys(settings)}). Set them by the Job's completions."
+            )
+        addresses = pod.addresses("", total, settings.service, settings.port)
+        place = _by_rank(pod.index, addresses, settings, strategy, "Kubernetes")
+    index = "JOB_COMPLETION_INDEX and " if "JOB_COMPLETION_INDEX" in env else ""
+    why = (
+        f"{index}HOSTNAME={env['HOSTNAME']}: a pod of {_counted_by(counts)}, which the config says ({_keys(settings)})."
+    )
+    return Detected(_fitting(place, strategy, "Kubernetes"), "kubernetes", why, settings.evaluator)
+
+
+def _local(env: Mapping[str, str], settings: ClusterConfig, strategy: str) -> Detected:
+    if settings.resolver == "local":
+        why = "cluster.resolver=local."
+    else:
+        why = "no TF_CONFIG, no Slurm step of several tasks, and no indexed Job of Kubernetes is around this process."
+    if strategy not in CLUSTER_STRATEGIES:
+        why += f" strategy={strategy} trains in one process."
+    return Detected(ALONE, "local", why, settings.evaluator)
+
+
+_DETECTORS: Mapping[str, Callable[[Mapping[str, str], ClusterConfig, str], Detected]] = {
+    "tf_config": _from_tf_config,
+    "slurm": _from_slurm,
+    "kubernetes": _from_kubernetes,
+    "local": _local,
+}
+
+
+def _counts(settings: ClusterConfig, strategy: str) -> dict[str, int]:
+    """Task type -> how many processes the config asks for, the evaluator included."""
+    return {**task_counts(settings, strategy), **({"evaluator": 1} if settings.evaluator else {})}
+
+
+def _by_rank(rank: int, addresses: Sequence[str], settings: ClusterConfig, strategy: str, source: str) -> Cluster:
+    """The place of number `rank` of equal processes: the chief, then parameter servers, workers, the evaluator."""
+    trainers = list(addresses[: len(addresses) - settings.evaluator])
+    num_ps = settings.num_ps if strategy == "parameter_server" else 0
+    if len(trainers) < 1 + num_ps + bool(num_ps):
+        needed = {"chief": 1, "ps": num_ps, "worker": int(bool(num_ps)), "evaluator": int(settings.evaluator)}
+        raise ConfigError(
+            f"{source}: strategy={strategy} needs {_counted_by({k: n for k, n in needed.items() if n})} at least, and "
+            f"there are {len(addresses)} processes."
+        )
+    tasks = {"chief": trainers[:1], "ps": trainers[1 : 1 + num_ps], "worker": trainers[1 + num_ps :]}
+    tasks = {role: listed for role, listed in tasks.items() if listed}
+    for role, listed in tasks.items():
+        if rank < len(listed):
+            return Cluster(role, rank, tasks)
+        rank -= len(listed)
+    return Cluster("evaluator", 0, tasks)
+
+
+def _fitting(place: Cluster, strategy: str, source: str) -> Cluster:
+    """`place` as `strategy` needs it.
+
+    Raises:
+      ConfigError: the strategy cannot use these processes.
+    """
+    tasks, task_type, index = dict(place.tasks), place.task_type, place.task_index
+    if strategy not in CLUSTER_STRATEGIES:
+        trainers = len(tasks.get("chief", ())) + len(tasks.get("worker", ()))
+        if trainers > 1 or "ps" in tasks:
+            raise ConfigError(
+                f"{source} names several processes ({_counted(tasks)}), and strategy={strategy} trains in one. Use "
+                f"strategy={'parameter_server' if 'ps' in tasks else 'multi_worker'}; or cluster.resolver=local, and "
+                "each process is a run of its own."
+            )
+        return Cluster("evaluator", 0) if task_type == "evaluator" else ALONE
+    if task_type == "evaluator" and not tasks:  # it needs nobody but the checkpoints
+        return place
+    if strategy == "parameter_server":
+        missing = [role for role in ("chief", "worker", "ps") if role not in tasks]
+        if missing:
+            raise ConfigError(
+                f"{source} names {_counted(tasks) or 'no task'}: strategy=parameter_server needs a chief (which "
+                f"coordinates), workers and ps. Missing: {', '.join(missing)}."
+            )
+        return place
+    if "ps" in tasks:
+        # Ignored, they would run the same command, hold their machines and never be asked for anything.
+        raise ConfigError(
+            f"{source} names {_counted(tasks)}: strategy=multi_worker has no parameter servers, its variables live in "
+            "the workers. Take ps out, or use strategy=parameter_server."
+        )
+    if not tasks:
+        raise ConfigError(
+            f"{source} names no cluster, and strategy=multi_worker trains with one. Add a chief or worker."
+        )
+    if "chief" not in tasks:
+        tasks = {"chief": tasks["worker"][:1], "worker": tasks["worker"][1:]}
+        if task_type == "worker":
+            task_type, index = ("chief", 0) if index == 0 else ("worker", index - 1)
+    return Cluster(task_type, index, {role: listed for role, listed in tasks.items() if listed})
+
+
+def _counted(tasks: Mapping[str, Sequence[str]]) -> str:
+    return _counted_by({role: len(listed) for role, listed in tasks.items()})
+
+
+def _counted_by(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {role}" for role, count in counts.items())
+
+
+def _keys(settings: ClusterConfig) -> str:
+    return (
+        f"cluster.num_workers={settings.num_workers}, cluster.num_ps={settings.num_ps}, "
+        f"cluster.evaluator={str(settings.evaluator).lower()}"
+    )

@@ -1,0 +1,19 @@
+"""The loss of a peer: how a task of several tells it from an error of its own."""
+
+from __future__ import annotations
+
+from runner.distribute.cluster import Cluster
+
+_OF_A_LOST_PEER = ("UnavailableError", "AbortedError", "DeadlineExceededError", "CancelledError")
+
+
+class PeerLost(RuntimeError):
+    """A peer, or the connection to it, is gone: this task can do nothing about it."""
+
+
+def tells_of_a_lost_peer(error: BaseException, cluster: Cluster) -> bool:
+    """Whether a task of several stopped because of another one."""
+    if isinstance(error, PeerLost):
+        return True
+    of_tensorflow = type(error).__module__.startswith("tensorflow.")
+    return cluster.num_workers > 1 and of_tensorflow and type(error).__name__ in _OF_A_LOST_PEER

@@ -1,0 +1,67 @@
+"""The pods of a run on Kubernetes, from the name of this one: an indexed Job, or StatefulSets.
+
+Kubernetes tells a pod its own name, not how many there are: that is config (`cluster.num_workers`, `cluster.num_ps`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from runner.config.schema import ConfigError
+
+PORT = 2222
+"""What tasks listen on unless `cluster.port` says otherwise; pods have addresses of their own."""
+
+_ROLES = ("chief", "worker", "ps", "evaluator")
+
+
+@dataclass(frozen=True)
+class Pod:
+    """This pod, by its host name `<owner>-<index>`.
+
+    Attributes:
+      owner: name of the Job or StatefulSet, without the role.
+      role: the task type, where the owner's name ends with one (`digits-ps`); '': the index alone decides.
+      index: among the pods of that owner.
+    """
+
+    owner: str
+    role: str
+    index: int
+
+    def addresses(self, role: str, count: int, service: str | None, port: int | None) -> Sequence[str]:
+        """Return where the first `count` pods of the owner with `role` listen."""
+        name = f"{self.owner}-{role}" if role else self.owner
+        return [f"{name}-{index}.{service or self.owner}:{port or PORT}" for index in range(count)]
+
+
+def is_in_set(env: Mapping[str, str], service: str | None) -> bool:
+    """Whether this is a pod of an indexed Job, or of a StatefulSet that is meant to train.
+
+    A notebook's pod is one of a StatefulSet, too: only `cluster.service` tells that its peers are wanted.
+    """
+    is_ordinal = re.fullmatch(r".+-\d+", env.get("HOSTNAME", "")) is not None
+    return "JOB_COMPLETION_INDEX" in env or ("KUBERNETES_SERVICE_HOST" in env and bool(service) and is_ordinal)
+
+
+def read_pod(env: Mapping[str, str]) -> Pod:
+    """This pod.
+
+    Raises:
+      ConfigError: its host name does not end with its index.
+    """
+    name = env.get("HOSTNAME", "")
+    match = re.fullmatch(r"(.+)-(\d+)", name)
+    index = env.get("JOB_COMPLETION_INDEX")
+    if match is None or (index is not None and index != match[2]):
+        ends = f"-{index} (JOB_COMPLETION_INDEX)" if index is not None else "-<index>"
+        raise ConfigError(
+            f"Kubernetes: HOSTNAME={name} does not end in {ends}, so the names of the other pods are not known. Use a "
+            "Job with completionMode: Indexed, or a StatefulSet, without hostNetwork: true (see deploy/README.md)."
+        )
+    owner, dash, role = match[1].rpartition("-")
+    if dash and role in _ROLES:
+        return Pod(owner, role, int(match[2]))
+    return Pod(match[1], "", int(match[2]))

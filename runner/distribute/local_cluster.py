@@ -1,0 +1,49 @@
+"""The cluster that a run starts for itself, on its own host."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Sequence
+
+from runner.config.schema import ClusterConfig, Config
+from runner.distribute.cluster import Cluster
+
+HOST = "127.0.0.1"
+
+
+def local_places(config: Config, ports: Callable[[int], Sequence[int]] | None = None) -> list[Cluster]:
+    """The tasks that do what `config` says, the chief first.
+
+    Args:
+      ports: gives so many free ports; None: asks the system.
+    """
+    settings, tasks = config.cluster, dict[str, list[str]]()
+    if config.is_cluster:
+        counts = task_counts(settings, str(config.strategy.name))
+        free = iter((ports or free_ports)(sum(counts.values())))
+        tasks = {name: [f"{HOST}:{next(free)}" for _ in range(count)] for name, count in counts.items()}
+    places = [Cluster(name, index, tasks) for name, addresses in tasks.items() for index in range(len(addresses))]
+    places = places or [Cluster()]
+    if settings.evaluator and config.command == "train_and_evaluate":
+        places.append(Cluster("evaluator", 0, tasks))
+    return places
+
+
+def task_counts(settings: ClusterConfig, strategy: str) -> dict[str, int]:
+    """Task type -> how many processes the config asks for, the evaluator aside."""
+    counts = {"chief": 1}
+    if strategy == "multi_worker":
+        counts["worker"] = settings.num_workers - 1
+    if strategy == "parameter_server":
+        counts |= {"worker": settings.num_workers, "ps": settings.num_ps}
+    return {name: count for name, count in counts.items() if count}
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody uses now. Somebody else may take one before it is bound."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("", 0))  # as TensorFlow's servers do: on all addresses
+        return [int(each.getsockname()[1]) for each in sockets]

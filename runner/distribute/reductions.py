@@ -1,0 +1,246 @@
+"""Gradients are the mean over the global batch, whoever sums them.
+
+TensorFlow sums gradients over replicas, or takes their mean, depending on the optimizer's family and on how it is
+called. Here each replica's gradient is weighted by its share of the global batch before that sum, so that uneven
+batches and replicas without an example come out right, and every family gives the same numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.tf_private.replaced import replaced
+
+v1 = tf.compat.v1
+_SUM = tf.distribute.ReduceOp.SUM
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaWeights:
+    """How much each local replica counts in one step. Graph tensors.
+
+    Attributes:
+      counts: `[local replicas]` int64: real examples of each; 0 marks a placeholder example.
+      global_count: int64 scalar: real examples of the step over all replicas of all workers, >= 1.
+    """
+
+    counts: tf.Tensor
+    global_count: tf.Tensor
+
+    def share(self, replica: int, dtype: tf.DType) -> tf.Tensor:
+        """Replica's part of the global batch; over all replicas they sum to 1."""
+        return tf.cast(self.counts[replica] / self.global_count, dtype)
+
+    def presence(self, replica: int, dtype: tf.DType) -> tf.Tensor:
+        """1 where the replica has an example, 0 where it was given a placeholder."""
+        return tf.cast(self.counts[replica] > 0, dtype)
+
+
+def scale(gradient: Any, factor: tf.Tensor) -> Any:
+    """`gradient * factor` for tensors and IndexedSlices; None stays None."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor
+
+
+def all_reduce(values: Sequence[Any]) -> list[Any]:
+    """Each of `values` summed over all replicas, as it is; in replica context.
+
+    Over several processes IndexedSlices come back dense, see `_collectable`.
+    """
+    context = tf.distribute.get_replica_context()
+    if not spans_processes(context.strategy):
+        return list(context.all_reduce(_SUM, list(values)))
+    dense = [_collectable(value) for value in values]
+    return _sum_by_dtype(dense, lambda value: value.dtype, lambda some: context.all_reduce(_SUM, some))
+
+
+def spans_processes(strategy: tf.distribute.Strategy) -> bool:
+    """Whether some of the replicas of `strategy` are in other processes."""
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return False
+    return bool(strategy.num_replicas_in_sync > len(strategy.extended.worker_devices))
+
+
+def _collectable(value: Any) -> Any:
+    """What a collective inside a loop can sum. It keeps the shape of its first step (TensorFlow 2.21), and the rows of
+    IndexedSlices are another number in each: they become dense."""
+    return tf.convert_to_tensor(value) if isinstance(value, tf.IndexedSlices) else value
+
+
+def _sum_by_dtype(
+    values: Sequence[Any], dtype_of: Callable[[Any], tf.DType], reduce: Callable[[list[Any]], Sequence[Any]]
+) -> list[Any]:
+    """Reduce the values of each dtype together, as a collective packs what it is given into one tensor."""
+    places: dict[tf.DType, list[int]] = {}
+    for place, value in enumerate(values):
+        places.setdefault(dtype_of(value), []).append(place)
+    sums: list[Any] = [None] * len(values)
+    for some in places.values():
+        for place, value in zip(some, reduce([values[place] for place in some]), strict=True):
+            sums[place] = value
+    return sums
+
+
+def local_replica() -> int:
+    """Index of the current replica among those of this process, in a trace of strategy.run.
+
+    Replicas are numbered over all workers, and each worker has the same number of them.
+    """
+    context = tf.distribute.get_replica_context()
+    replica_id = tf.get_static_value(context.replica_id_in_sync_group)
+    return int(replica_id) % len(context.strategy.extended.worker_devices)
+
+
+class Reductions:
+    """Reductions over replicas during one trace, weighted.
+
+    While entered:
+    - `v1.train.Optimizer.apply_gradients` and Keras 3 optimizers, when *model_fn* calls them, see each gradient
+      multiplied by the replica's share of the global batch (they then sum: the mean over examples);
+    - a MEAN (moving averages of BatchNorm) becomes the example-weighted mean;
+    - a SUM inside the layers (synchronized BatchNorm) leaves out replicas that hold a placeholder.
+    Within `as_is` nothing is weighted, and optimizers take gradients for the global ones (`optimizer=`).
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, weights: ReplicaWeights) -> None:
+        self._strategy = strategy
+        self._weights = weights
+        # Shared by the replica threads: they pass every merge_call together, so they enter and leave together.
+        self._as_is = False
+
+    @contextlib.contextmanager
+    def as_is(self) -> Iterator[None]:
+        """What is reduced in here is weighted already, and what an optimizer gets is the global gradient."""
+        self._as_is = True
+        try:
+            yield
+        finally:
+            self._as_is = False
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[Reductions]:
+        if self._weights.counts.shape[0] == 1 and self._strategy.num_replicas_in_sync == 1:
+            yield self
+            return
+        extended, per_replica = self._strategy.extended, type(self._per_replica([0] * self._weights.counts.shape[0]))
+        batch_reduce_to, reduce_to = self._in_loops(extended.batch_reduce_to), extended.reduce_to
+        apply_gradients = v1.train.Optimizer.apply_gradients
+
+        def weighted_batch_reduce_to(op: Any, pairs: Sequence[tuple[Any, Any]], options: Any = None) -> Any:
+            gradients = all(isinstance(destination, tf.Variable) for _, destination in pairs)
+            if self._as_is and gradients:
+                return [value for value, _ in pairs]
+            if self._as_is or gradients:  # gradients have been weighted in replica context
+                return batch_reduce_to(op, pairs, options)
+            return batch_reduce_to(_SUM, [(self._weighted(op, value), where) for value, where in pairs], options)
+
+        def weighted_reduce_to(op: Any, value: Any, destinations: Any, options: Any = None) -> Any:
+            if self._as_is or not isinstance(value, per_replica):
+                return reduce_to(op, value, destinations, options)
+            return reduce_to(_SUM, self._weighted(op, value), destinations, options)
+
+        def weighted_apply_gradients(optimizer: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+            return apply_gradients(optimizer, self._weighted_gradients(grads_and_vars), *args, **kwargs)
+
+        with (
+            replaced(extended, "batch_reduce_to", weighted_batch_reduce_to),
+            replaced(extended, "reduce_to", weighted_reduce_to),
+            replaced(v1.train.Optimizer, "apply_gradients", weighted_apply_gradients),
+        ):
+            yield self
+
+    def _in_loops(self, batch_reduce_to: Callable[..., Any]) -> Callable[..., Any]:
+        """`batch_reduce_to` as it works inside a loop.
+
+        Over several processes: of dense tensors, those of one dtype together. For a MirroredStrategy: without the
+        collectives that are its default (TF 2.21).
+
+        A collective keeps the shape of the first step of a loop, so sparse gradients abort the run at a batch with
+        another number of rows; and two strategies of one process count the same keys. On CPUs they also take 1.5x
+        as long as a sum on one device.
+        """
+        if spans_processes(self._strategy):
+            return functools.partial(self._reduce_between_processes, batch_reduce_to)
+        if not isinstance(self._strategy, tf.distribute.MirroredStrategy):
+            return batch_reduce_to
+        on_one_device = tf.distribute.ReductionToOneDevice()
+        on_cpu = all("CPU" in device.upper() for device in self._strategy.extended.worker_devices)
+
+        def reduce(op: Any, pairs: Sequence[tuple[Any, Any]], options: Any = None) -> list[Any]:
+            aside = [on_cpu or self._is_sparse(value) for value, _ in pairs]
+            ours = [pair for pair, is_ours in zip(pairs, aside, strict=True) if is_ours]
+            theirs = [pair for pair, is_ours in zip(pairs, aside, strict=True) if not is_ours]
+            our_sums = iter(on_one_device.batch_reduce(op, ours) if ours else ())
+            their_sums = iter(batch_reduce_to(op, theirs, options) if theirs else ())
+            return [next(our_sums) if is_ours else next(their_sums) for is_ours in aside]
+
+        return reduce
+
+    def _reduce_between_processes(
+        self, batch_reduce_to: Callable[..., Any], op: Any, pairs: Sequence[tuple[Any, Any]], options: Any = None
+    ) -> list[Any]:
+        dense = [(self._dense(value), destination) for value, destination in pairs]
+        return _sum_by_dtype(
+            dense,
+            lambda pair: self._strategy.experimental_local_results(pair[0])[0].dtype,
+            lambda some: batch_reduce_to(op, some, options),
+        )
+
+    def _dense(self, value: Any) -> Any:
+        if not self._is_sparse(value):
+            return value
+        parts = []
+        for local in self._strategy.experimental_local_results(value):
+            with tf.device(local.device):
+                parts.append(_collectable(local))
+        return self._per_replica(parts) if len(parts) > 1 else parts[0]
+
+    def _is_sparse(self, value: Any) -> bool:
+        return isinstance(self._strategy.experimental_local_results(value)[0], tf.IndexedSlices)
+
+    def all_reduce(self, grads_and_vars: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """What a Keras 3 optimizer calls for its sum over replicas."""
+        if self._as_is:
+            return grads_and_vars
+        pairs = self._weighted_gradients(grads_and_vars)
+        present = [g for g, _ in pairs if g is not None]
+        reduced = iter(all_reduce(present) if present else [])
+        return [(None if g is None else next(reduced), variable) for g, variable in pairs]
+
+    def _weighted_gradients(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
+        pairs = list(grads_and_vars)
+        if self._as_is or tf.distribute.in_cross_replica_context():
+            return pairs
+        replica = local_replica()
+        return [
+            (None if g is None else scale(g, self._weights.share(replica, g.dtype)), variable) for g, variable in pairs
+        ]
+
+    def _weighted(self, op: Any, value: Any) -> tf.distribute.DistributedValues:
+        """Values whose SUM is the weighted mean (op MEAN), or the sum without placeholders (op SUM)."""
+        replicas = range(self._weights.counts.shape[0])
+        values = self._strategy.experimental_local_results(value)
+        if len(values) == 1:
+            values = values * len(replicas)
+        weight = self._weights.presence if op == _SUM else self._weights.share
+        weighted = []
+        for replica, local in zip(replicas, values, strict=True):
+            with tf.device(local.device):
+                weighted.append(scale(local, weight(replica, local.dtype)))
+        return self._per_replica(weighted)
+
+    def _per_replica(self, values: Sequence[Any]) -> tf.distribute.DistributedValues:
+        """Return one value for each local replica as what the strategy reduces."""
+        # Replicas are numbered over all workers, each of which has the same number of them.
+        return self._strategy.experimental_distribute_values_from_function(
+            lambda context: values[context.replica_id_in_sync_group % len(values)]
+        )

@@ -1,0 +1,142 @@
+"""The tasks of a Slurm job step, from the variables that `srun` sets."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from runner.config.schema import ConfigError
+
+FIRST_PORT, SLOTS, PORTS_PER_SLOT = 61440, 256, 16
+"""Ports up to 65535, above those that Linux hands out by itself: so many for each job step that shares a node."""
+
+
+def is_in_step(env: Mapping[str, str]) -> bool:
+    """Whether `srun` started this process as one of several tasks.
+
+    A batch script itself has SLURM_PROCID=0 and SLURM_NTASKS too; only a step has variables of its own.
+    """
+    return "SLURM_PROCID" in env and _number(env, "SLURM_STEP_NUM_TASKS", _of_job(env), default=1) > 1
+
+
+def read_slurm(env: Mapping[str, str], port: int | None) -> tuple[int, Sequence[str]]:
+    """This process's rank in its step, and the address of each task by rank.
+
+    Args:
+      port: of the first task on each node; None: one that follows from the job's number.
+
+    Raises:
+      ConfigError: a variable is missing, cannot be read, or does not go with the others.
+    """
+    if "SLURM_PROCID" not in env:
+        raise ConfigError("cluster.resolver=slurm, and SLURM_PROCID is not set: start the tasks with srun.")
+    count, rank = _number(env, "SLURM_STEP_NUM_TASKS", _of_job(env)), _number(env, "SLURM_PROCID")
+    if rank >= count:
+        raise ConfigError(f"SLURM_PROCID={rank}: the step has {count} tasks, 0 to {count - 1}.")
+    name, nodelist = _first(env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    nodes = expand_nodes(nodelist, name)
+    places = _places(nodes, _tasks_per_node(env, nodes, count), is_cyclic=_is_cyclic(env))
+    if len(places) != count:
+        raise ConfigError(f"Slurm's variables differ: {name}={nodelist} holds {len(places)} tasks, and not {count}.")
+    _check_own_place(env, places[rank], nodes, rank)
+    base = _first_port(env, port, most=1 + max(local for _, local in places))
+    return rank, [f"{nodes[node]}:{base + local}" for node, local in places]
+
+
+def expand_nodes(nodelist: str, name: str = "SLURM_STEP_NODELIST") -> list[str]:
+    """The nodes in Slurm's short form: `node[01-03,07],gpu5` -> node01, node02, node03, node07, gpu5.
+
+    Raises:
+      ConfigError: it cannot be read; `name` is the variable it came from.
+    """
+    nodes: list[str] = []
+    for part in re.split(r",(?![^\[]*\])", nodelist):
+        pieces = re.split(r"\[([\d,-]+)\]", part)  # text, range, text, range, ..., text
+        if not part or any(char in piece for piece in pieces[::2] for char in "[]"):
+            raise ConfigError(f"{name}={nodelist}: {part!r} is no list of nodes. Slurm writes node[01-03,07],gpu5.")
+        choices = [list(_numbers(piece, name, nodelist)) if at % 2 else [piece] for at, piece in enumerate(pieces)]
+        nodes += ["".join(chosen) for chosen in itertools.product(*choices)]
+    return nodes
+
+
+def _numbers(ranges: str, name: str, nodelist: str) -> Iterator[str]:
+    """`01-03,07` -> 01, 02, 03, 07: as many digits as the first number of a range has."""
+    for part in ranges.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise ConfigError(f"{name}={nodelist}: {part!r} is no range. Slurm writes node[01-03,07],gpu5.")
+        for number in range(int(match[1]), int(match[2] or match[1]) + 1):
+            yield str(number).zfill(len(match[1]))
+
+
+def _tasks_per_node(env: Mapping[str, str], nodes: Sequence[str], count: int) -> list[int]:
+    """How many tasks each node has: `2(x3),1` -> 2, 2, 2, 1."""
+    if len(nodes) in (1, count) and "SLURM_STEP_TASKS_PER_NODE" not in env:
+        return [count // len(nodes)] * len(nodes)
+    name, text = _first(env, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+    numbers: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            raise ConfigError(f"{name}={text}: {part!r} is no number of tasks. Slurm writes 2(x3),1.")
+        numbers += [int(match[1])] * int(match[2] or 1)
+    if len(numbers) != len(nodes):
+        raise ConfigError(f"Slurm's variables differ: {name}={text} is of {len(numbers)} nodes, not {len(nodes)}.")
+    return numbers
+
+
+def _places(nodes: Sequence[str], tasks_per_node: Sequence[int], *, is_cyclic: bool) -> list[tuple[int, int]]:
+    """(number of the node, place on it) of each rank."""
+    places = [(node, local) for node in range(len(nodes)) for local in range(tasks_per_node[node])]
+    return sorted(places, key=lambda place: (place[1], place[0])) if is_cyclic else places
+
+
+def _is_cyclic(env: Mapping[str, str]) -> bool:
+    return env.get("SLURM_DISTRIBUTION", "block").startswith("cyclic")
+
+
+def _check_own_place(env: Mapping[str, str], place: tuple[int, int], nodes: Sequence[str], rank: int) -> None:
+    """That Slurm put this task where we think all tasks are: else the addresses would be wrong for everybody."""
+    if "SLURM_NODEID" in env and "SLURM_LOCALID" in env:
+        actual = _number(env, "SLURM_NODEID"), _number(env, "SLURM_LOCALID")
+        if actual != place:
+            raise ConfigError(
+                f"Slurm's variables differ: task {rank} is number {actual[1]} on node {actual[0]}, and by "
+                f"SLURM_STEP_TASKS_PER_NODE number {place[1]} on node {place[0]} ({nodes[place[0]]}). Start the tasks "
+                "with srun --distribution=block."
+            )
+
+
+def _first_port(env: Mapping[str, str], port: int | None, most: int) -> int:
+    """The same for all tasks of a job step; steps that share a node differ. `most` tasks are on one node."""
+    last = 65536 - most
+    if port is None:
+        job = _number(env, "SLURM_JOB_ID", env.get("SLURM_JOBID"), default=0)
+        slot = (31 * job + _number(env, "SLURM_STEP_ID", default=0)) % SLOTS
+        return min(FIRST_PORT + slot * PORTS_PER_SLOT, last)
+    if port > last:
+        raise ConfigError(f"cluster.port={port} and {most} tasks on a node go beyond port 65535. Use {last} at most.")
+    return port
+
+
+def _of_job(env: Mapping[str, str]) -> str | None:
+    """The tasks of the whole job, where this process is in a step for sure."""
+    return env.get("SLURM_NTASKS") if "SLURM_STEP_NODELIST" in env else None
+
+
+def _number(env: Mapping[str, str], name: str, instead: str | None = None, default: int | None = None) -> int:
+    text = env.get(name, instead)
+    if text is None and default is not None:
+        return default
+    if text is None or not text.isdecimal():
+        shown = "is not set" if text is None else f"is {text!r}, and no number"
+        raise ConfigError(f"{name} {shown}: start the tasks with srun, which sets it.")
+    return int(text)
+
+
+def _first(env: Mapping[str, str], *names: str) -> tuple[str, str]:
+    for name in names:
+        if env.get(name):
+            return name, env[name]
+    raise ConfigError(f"{names[0]} is not set: start the tasks with srun, which sets it.")

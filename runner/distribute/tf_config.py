@@ -1,0 +1,143 @@
+"""TF_CONFIG as people and platforms write it: read into one form, or refused with the part that is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from runner.config.schema import ConfigError
+from runner.distribute.cluster import Cluster
+
+TASK_TYPES = ("chief", "worker", "ps", "evaluator")
+
+_CONTEXT = 20
+"""Characters of a broken TF_CONFIG that are shown on each side of the mistake."""
+
+
+def read_tf_config(text: str) -> Cluster:
+    """The cluster that TF_CONFIG names, and this process's place in it.
+
+    The legacy `master` is the chief. An evaluator stays in `tasks` where `cluster` names it. Without a `cluster` the
+    process is alone: `tasks` is empty.
+
+    Raises:
+      ConfigError: it is no JSON, or names no task, an unknown one, or an address that cannot be one.
+    """
+    tree = _parsed(text)
+    tasks = _tasks(tree.get("cluster") or {})
+    if tree.get("task") is None and not tasks:
+        return Cluster()
+    task_type, index = _task(tree.get("task"), tasks)
+    return Cluster(task_type, index, tasks)
+
+
+def _parsed(text: str) -> Mapping[str, Any]:
+    try:
+        tree = json.loads(text.strip() or "{}")
+    except json.JSONDecodeError as error:
+        before, after = text[max(0, error.pos - _CONTEXT) : error.pos], text[error.pos : error.pos + _CONTEXT]
+        quotes = " (JSON takes double quotes)" if "'" in after[:1] or "'" in before[-1:] else ""
+        raise ConfigError(
+            f"TF_CONFIG is no JSON: {error.msg} at character {error.pos + 1}, here: {before}>>>{after}{quotes}"
+        ) from error
+    if not isinstance(tree, Mapping):
+        raise ConfigError(f'TF_CONFIG={text}: it must be an object: {{"cluster": {{...}}, "task": {{...}}}}.')
+    return tree
+
+
+def _tasks(cluster: Any) -> dict[str, Sequence[str]]:
+    """Task type -> addresses, of the `cluster` in TF_CONFIG."""
+    if not isinstance(cluster, Mapping):
+        raise ConfigError(
+            f'TF_CONFIG: cluster={json.dumps(cluster)} must be {{"chief": ["host:port"], "worker": [...]}}.'
+        )
+    if "chief" in cluster and "master" in cluster:
+        raise ConfigError("TF_CONFIG: cluster names a chief and a master; master is the old name of chief. Keep one.")
+    tasks: dict[str, Sequence[str]] = {}
+    seen: dict[str, str] = {}
+    for given, addresses in cluster.items():
+        task_type = _known_type(given, "cluster")
+        listed = _listed(given, addresses)
+        for index, address in enumerate(listed):
+            place = f"{given} {index}"
+            _check_address(f"cluster.{given}[{index}]", address)
+            if address in seen:
+                raise ConfigError(f"TF_CONFIG: {seen[address]} and {place} have the same address {address!r}.")
+            seen[address] = place
+        if listed:
+            tasks[task_type] = tuple(listed)
+    for task_type in ("chief", "evaluator"):
+        if len(tasks.get(task_type, ())) > 1:
+            raise ConfigError(f"TF_CONFIG: cluster.{task_type}={list(tasks[task_type])}: there is one {task_type}.")
+    return tasks
+
+
+def _listed(task_type: str, addresses: Any) -> list[Any]:
+    """The addresses of a type as a list; TensorFlow also takes a mapping index -> address."""
+    if isinstance(addresses, list):
+        return addresses
+    if not isinstance(addresses, Mapping) or not all(str(index).isdecimal() for index in addresses):
+        raise ConfigError(f'TF_CONFIG: cluster.{task_type}={json.dumps(addresses)} must be a list: ["host:port", ...].')
+    by_index = {int(index): address for index, address in addresses.items()}
+    if sorted(by_index) != list(range(len(by_index))):
+        # TensorFlow allows gaps where a task need not know its peers. Every task of ours must know all of them.
+        raise ConfigError(
+            f"TF_CONFIG: cluster.{task_type} names indices {', '.join(map(str, sorted(by_index)))} and leaves gaps. "
+            "Every task must know all others: name them all (in a Kubeflow TFJob: enableDynamicWorker: false)."
+        )
+    return [by_index[index] for index in range(len(by_index))]
+
+
+def _check_address(where: str, address: Any) -> None:
+    host, colon, port = str(address).rpartition(":")
+    is_one = (
+        isinstance(address, str)
+        and bool(host)
+        and not set("/ \t\n") & set(host)
+        and (":" not in host or host[0] == "[")
+    )
+    if not (is_one and colon and port.isdecimal() and 0 < int(port) < 65536):
+        raise ConfigError(f"TF_CONFIG: {where}={json.dumps(address)} is no address. Write host:port, as node1:2222.")
+
+
+def _task(task: Any, tasks: Mapping[str, Sequence[str]]) -> tuple[str, int]:
+    """The type and the index that TF_CONFIG gives this process."""
+    if not task:
+        raise ConfigError(
+            f"TF_CONFIG names a cluster ({_counted(tasks)}) and not which task of it this process is. Add "
+            '"task": {"type": "worker", "index": 0}, with the type and index of this process.'
+        )
+    if not isinstance(task, Mapping) or "type" not in task:
+        raise ConfigError(f'TF_CONFIG: task={json.dumps(task)} must be {{"type": "worker", "index": 0}}.')
+    task_type = _known_type(task["type"], "task.type")
+    known = tasks.get(task_type, ())
+    index = _index(task, is_only_one=len(known) < 2)
+    # An evaluator is no part of the cluster: TensorFlow's own examples name it in `task` alone.
+    alone = not tasks or task_type == "evaluator"
+    if index < len(known) or (alone and index == 0 and task_type != "ps"):
+        return task_type, index
+    if not tasks:
+        raise ConfigError(f"TF_CONFIG: task is {task_type} {index}, and there is no cluster. Add the addresses of all.")
+    if not known:
+        raise ConfigError(f"TF_CONFIG: task.type={task['type']}: cluster has no {task_type}, only {_counted(tasks)}.")
+    listed = ", ".join(f"{number}: {address}" for number, address in enumerate(known))
+    raise ConfigError(f"TF_CONFIG: task.index={index}: there is no {task_type} {index} in cluster, only {listed}.")
+
+
+def _index(task: Mapping[str, Any], *, is_only_one: bool) -> int:
+    given = task.get("index", 0 if is_only_one else None)
+    if not isinstance(given, bool) and str(given).isdecimal():
+        return int(given)
+    raise ConfigError(f"TF_CONFIG: task.index={json.dumps(given)} must be a whole number from 0 on.")
+
+
+def _known_type(given: Any, where: str) -> str:
+    task_type = "chief" if given == "master" else given
+    if task_type not in TASK_TYPES:
+        raise ConfigError(f"TF_CONFIG: {where}: there is no task type {given!r}. Known are: {', '.join(TASK_TYPES)}.")
+    return str(task_type)
+
+
+def _counted(tasks: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(f"{len(addresses)} {task_type}" for task_type, addresses in tasks.items()) or "none"

@@ -1,0 +1,84 @@
+"""Where the TPU of strategy=tpu is, and whether it can be there at all: TensorFlow itself would try for minutes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import socket
+from collections.abc import Mapping
+
+from runner.config.schema import ConfigError
+
+LOCAL = "local"
+"""The address of a TPU that is attached to this very machine (a TPU VM)."""
+
+TIMEOUT_SECS = 5.0
+"""How long a TPU, or Google's metadata server, may take to accept a connection."""
+
+_VARIABLES = ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME")
+_METADATA_SERVER = "169.254.169.254"
+_PORT = 8470
+
+
+def find_tpu(env: Mapping[str, str], address: str | None) -> tuple[str, str]:
+    """The TPU's name or address, and where that was said. The order is that of TensorFlow's TPUClusterResolver.
+
+    Args:
+      address: `strategy.address`; None: the environment says it.
+
+    Raises:
+      ConfigError: nothing names a TPU.
+    """
+    if address:
+        return address, "strategy.address"
+    for name in _VARIABLES:
+        if env.get(name):
+            return env[name], name
+    try:
+        named = json.loads(env.get("TPU_CONFIG") or "{}").get("tpu_node_name")
+    except (ValueError, AttributeError):
+        named = None
+    if named:
+        return str(named), "TPU_CONFIG"
+    raise ConfigError(
+        f"strategy=tpu: no TPU is named, neither by strategy.address nor by {', '.join(_VARIABLES)} or TPU_CONFIG in "
+        "the environment. Give strategy.address=grpc://10.0.0.2:8470, the name of a TPU, or local on a TPU VM."
+    )
+
+
+def check_reachable(address: str, zone: str | None, project: str | None, env: Mapping[str, str]) -> None:
+    """Refuses a TPU that nobody answers for, before TensorFlow waits for it without end.
+
+    Raises:
+      ConfigError: an address that does not accept a connection, or a name that cannot be looked up here.
+    """
+    if address == LOCAL:
+        return
+    if address.startswith("grpc://"):
+        first = address.removeprefix("grpc://").partition(",")[0]
+        host, _, port = first.partition(":")
+        if not _accepts(host, int(port) if port.isdecimal() else _PORT):
+            raise ConfigError(
+                f"strategy=tpu: nothing accepts a connection at {first} within {TIMEOUT_SECS:g} s. Check that the TPU "
+                "runs and that this host is in its network."
+            )
+        return
+    if importlib.util.find_spec("googleapiclient") is None or importlib.util.find_spec("oauth2client") is None:
+        raise ConfigError(
+            f"strategy=tpu: {address!r} is a name, and looking it up takes Google's API client: pip install "
+            "cloud-tpu-client. Without it, give the address: strategy.address=grpc://10.0.0.2:8470."
+        )
+    server = env.get("GCE_METADATA_HOST") or env.get("GCE_METADATA_IP") or _METADATA_SERVER
+    if not (zone and project) and not _accepts(server, 80):
+        raise ConfigError(
+            f"strategy=tpu: {address!r} is a name, and this is no machine of Google Cloud that knows its own zone and "
+            "project. Give strategy.zone and strategy.project, or the address: strategy.address=grpc://10.0.0.2:8470."
+        )
+
+
+def _accepts(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), TIMEOUT_SECS).close()
+    except OSError:
+        return False
+    return True

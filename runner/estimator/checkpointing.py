@@ -1,0 +1,171 @@
+"""The checkpoints of one call of `Estimator.train`: when one is due, written, durable and logged."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.checkpoint.async_saver import OfEach, OfOne, Saved, SavedElsewhere, Saver, Saving
+from runner.checkpoint.input_position import state_is_exact
+from runner.checkpoint.retention import Keep
+from runner.checkpoint.snapshot import Snapshot
+from runner.checkpoint.writer import CheckpointWriter
+from runner.estimator.context import EstimatorContext
+from runner.estimator.train_setup import TrainSetup
+from runner.hooks.hook import Every, Run
+from runner.system.console import format_bytes
+from runner.types import StepResult
+
+_log = logging.getLogger(__name__)
+
+
+class RunCheckpoints:
+    """The checkpoints that a run writes.
+
+    Args:
+      listeners: `tf.compat.v1.train.CheckpointSaverListener`s, called on the chief around each save.
+      on_written: called with the path of each checkpoint that was verified as it was written.
+
+    Attributes:
+      every: the cadence of saving.
+      saved_step: step of the last one, or where the run began.
+      latest: path of the last one.
+    """
+
+    def __init__(
+        self,
+        context: EstimatorContext,
+        setup: TrainSetup,
+        listeners: Sequence[Any],
+        on_written: Callable[[str], None],
+    ) -> None:
+        config, collectives = setup.config, context.collectives
+        self.every = Every(config.save_checkpoints_steps, config.save_checkpoints_secs)
+        self.latest = setup.latest
+        self.saved_step: int | None = None
+        self._context, self._setup = context, setup
+        self._listeners = [*listeners, *setup.overrides.listeners] if collectives.is_chief else []
+        self._is_asynchronous = config.save_checkpoints_asynchronously and not self._listeners
+        writer = CheckpointWriter(context.model_dir, Keep.of(config), written=on_written)
+        states = OfEach(writer, collectives) if setup.input.pipeline.num_pipelines > 1 else OfOne()
+        self._saving: Saving = Saver(writer, states) if collectives.is_chief else SavedElsewhere(writer, states)
+        self._state_is_exact = state_is_exact(setup.input.pipeline)
+        self._saved_at = time.monotonic()
+        self._is_logged = False
+
+    def begin(self, step: int, extra: Mapping[str, Any]) -> None:
+        """Write the checkpoint that a new run begins with; the cadence counts from here.
+
+        Listeners are told of it, or of the one that the run resumes from, as tf.estimator's were. They cannot stop
+        the run here.
+        """
+        self._tell_listeners("before_save", step)
+        if self.latest is None:
+            self.write(step, extra, asynchronous=True)
+        self._tell_listeners("after_save", step)
+        self.saved_step, self._saved_at = step, time.monotonic()
+
+    def is_due(self, result: StepResult) -> bool:
+        """Report whether the cadence asks for a checkpoint after these steps."""
+        return self.every.due(result.first_step - 1, result.last_step, time.monotonic() - self._saved_at)
+
+    def save(self, run: Run, extra: Mapping[str, Any], *, asynchronous: bool) -> str:
+        """Write a checkpoint of the run's step between the calls of its listeners; they may stop the run."""
+        self._tell_listeners("before_save", run.global_step)
+        path = self.write(run.global_step, extra, asynchronous=asynchronous, is_logged=True)
+        for listener in self._tell_listeners("after_save", run.global_step):
+            run.request_stop(f"{type(listener).__name__} requested it")
+        return path
+
+    def write(
+        self,
+        step: int,
+        extra: Mapping[str, Any],
+        *,
+        asynchronous: bool,
+        is_logged: bool = False,
+        is_evaluated: bool = False,
+    ) -> str:
+        """Write a checkpoint and return its path.
+
+        Args:
+          extra: what it holds beside the variables.
+          asynchronous: return as soon as the values are copied, where config and listeners allow that; else when the
+            checkpoint is durable.
+          is_logged: the log and the journal tell of it.
+          is_evaluated: the checkpoint that it replaces was evaluated, and has the same values.
+        """
+        self.settle()  # one at a time
+        setup, train_input = self._setup, self._setup.input
+        snapshot = Snapshot(step, setup.model.values(), extra)
+        iterators = {train_input.pipeline.pipeline_index: train_input.iterator} if self._state_is_exact else {}
+        self._is_logged = is_logged
+        asynchronous = asynchronous and self._is_asynchronous
+        with self._context.journal.phase("save"):
+            path = self._saving.begin(snapshot, iterators, asynchronous=asynchronous, is_evaluated=is_evaluated)
+        setup.model.has_values_of(path)
+        self.saved_step, self._saved_at, self.latest = step, time.monotonic(), path
+        self.poll()
+        return path
+
+    def wait(self) -> None:
+        """Return when the last checkpoint is durable on all workers, which call this together. Raises: as `settle`."""
+        self.settle()
+        self._context.collectives.sum([])
+
+    def settle(self) -> None:
+        """Return when the last checkpoint is durable on this worker. Raises: what went wrong while it was written."""
+        self.poll()
+        if self._saving.is_busy:
+            with self._context.journal.phase("save"):
+                saved = self._saving.wait()
+            self._log(saved)
+
+    def settle_before(self, error: Exception) -> None:
+        """Let the checkpoint that is under way become durable before `error` is raised."""
+        try:
+            self.settle()
+        except Exception as other:
+            error.add_note(f"and the last checkpoint was not written: {other}")
+
+    def poll(self) -> None:
+        """Log the last checkpoint, once it is durable."""
+        self._log(self._saving.poll())
+
+    def _log(self, saved: Saved | None) -> None:
+        if saved is None or not self._is_logged:
+            return
+        self._context.journal.event("checkpoint", **saved.facts)
+        waited = saved.copy_secs + saved.input_secs
+        _log.info(
+            "Saved %s: %s in %.2f s%s",
+            os.path.basename(saved.path),
+            format_bytes(saved.bytes),
+            waited + saved.write_secs,
+            f"; training waited for {waited:.3f} s of it" if saved.asynchronous else "",
+        )
+
+    # --- listeners --------------------------------------------------------------------------------------------
+
+    def begin_listeners(self) -> None:
+        self._tell_listeners("begin")
+
+    def end_listeners(self, step: int) -> None:
+        self._tell_listeners("end", step)
+
+    def _tell_listeners(self, method: str, *step: int) -> list[Any]:
+        """Call a method of each listener; of v1's in the traced graph. Returns: those that gave a true answer."""
+        session = self._setup.session_hooks.session
+        answered = []
+        for listener in self._listeners:
+            is_v1 = isinstance(listener, tf.compat.v1.train.CheckpointSaverListener)
+            with session.entered() if is_v1 else contextlib.nullcontext():
+                if getattr(listener, method)(*((session, *step) if step else ())):
+                    answered.append(listener)
+        return answered

@@ -1,0 +1,127 @@
+"""Early stopping: training ends when an evaluation's metric no longer improves.
+
+What the metric was at each step is kept in model_dir, so that a run that was killed decides as an undisturbed one: by
+the evaluations up to its checkpoint, those after it being done again. Where an evaluator process evaluates, it alone
+writes them, and the chief reads them (`MetricHistory.decided`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from runner.config.error_messages import did_you_mean
+from runner.config.metric_names import evaluation_of, mode_of
+from runner.system.files import read_json, write_json
+
+FILE = "early_stopping.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlyStopping:
+    """The rule by which training ends before its last step.
+
+    Attributes:
+      metric: its name in the journal: `eval/loss`, `eval_<name>/accuracy`; None: training never ends early.
+      mode: "min" or "max", the better value; None: by the metric's name.
+      patience_evals: evaluations in a row without improvement after which training ends.
+      min_delta: least improvement that counts, in the metric's own unit.
+      min_steps: training does not end before this global step.
+
+    Raises:
+      ValueError: a value is not allowed.
+    """
+
+    metric: str | None = None
+    mode: str | None = None
+    patience_evals: int = 1
+    min_delta: float = 0.0
+    min_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.metric is not None and "/" not in self.metric:
+            raise ValueError(f"EarlyStopping(metric={self.metric!r}): name it with its evaluation: eval/{self.metric}.")
+        if self.mode not in (None, "min", "max"):
+            raise ValueError(f"EarlyStopping(mode={self.mode!r}): allowed are 'min', 'max' and None.")
+        for name, least in (("patience_evals", 1), ("min_delta", 0), ("min_steps", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"EarlyStopping({name}={getattr(self, name)}): it must be at least {least}.")
+
+    @property
+    def evaluation(self) -> str | None:
+        """Name of the evaluation that the metric belongs to; "" is the one without a name; None: there is no metric."""
+        return None if self.metric is None else evaluation_of(self.metric)
+
+    def reason(self, values: Mapping[int, float], step: int) -> str | None:
+        """Return why training ends at `step`, by the `values` of the metric at the steps up to it; None: it goes on."""
+        best, best_step, without = math.nan, None, 0
+        sign = -1 if mode_of(self.metric or "", self.mode) == "max" else 1
+        for at in sorted(at for at in values if at <= step):
+            without += 1
+            is_first = best_step is None and not math.isnan(values[at])
+            if is_first or sign * (best - values[at]) > self.min_delta:
+                best, best_step, without = values[at], at, 0
+        if without < self.patience_evals or step < self.min_steps:
+            return None
+        known = "it was never a number" if best_step is None else f"best {best:.6g} at step {best_step}"
+        evaluations = f"{without} evaluation{'' if without == 1 else 's'}"
+        return f"{self.metric} has not improved by {self.min_delta:g} for {evaluations}; {known}"
+
+
+class MetricHistory:
+    """The values of the metric so far, in memory and in the model_dir of one run."""
+
+    def __init__(self, rule: EarlyStopping, model_dir: str | Path) -> None:
+        self.rule = rule
+        self._path = Path(model_dir) / FILE
+        known = read_json(self._path) or {}
+        values = known.get("values", {}) if known.get("metric") == rule.metric else {}
+        self._values = {int(step): float(value) for step, value in values.items()}
+
+    def reason(self, step: int) -> str | None:
+        """Return why training ends at `step`; None: it goes on."""
+        if self.rule.metric is None or step not in self._values:
+            return None
+        return self.rule.reason(self._values, step)
+
+    def decided(self, step: int) -> str | None:
+        """Return why training, which is at `step`, ends by an evaluation of that step or an earlier one; None: it
+        goes on.
+
+        An evaluator is behind training: a decision about a step holds for all steps after it.
+        """
+        if self.rule.metric is None:
+            return None
+        reasons = (self.rule.reason(self._values, at) for at in sorted(self._values) if at <= step)
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def has(self, step: int) -> bool:
+        """Report whether the metric at `step` is known."""
+        return step in self._values
+
+    def goes_on_from(self, step: int) -> None:
+        """Forget what came after `step`: the run takes these steps again."""
+        self._values = {at: value for at, value in self._values.items() if at <= step}
+
+    def forget_after(self, step: int) -> None:
+        """Forget what came after `step`, also in the file, which another process reads."""
+        if any(at > step for at in self._values):
+            self.goes_on_from(step)
+            self._write()
+
+    def note(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Note an evaluation; `metrics` by their names in the journal. Raises: ValueError: the metric is not there."""
+        assert self.rule.metric is not None
+        if self.rule.metric not in metrics:
+            hint, there = did_you_mean(self.rule.metric, metrics), ", ".join(sorted(metrics))
+            raise ValueError(
+                f"train.early_stopping.metric={self.rule.metric}: there is no such metric.{hint} There are: {there}."
+            )
+        self._values[step] = float(metrics[self.rule.metric])
+        self._write()
+
+    def _write(self) -> None:
+        values = {str(at): repr(value) for at, value in sorted(self._values.items())}  # JSON has no NaN
+        write_json(self._path, {"metric": self.rule.metric, "values": values})

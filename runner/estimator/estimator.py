@@ -1,0 +1,471 @@
+"""The Estimator: trains, evaluates, predicts and exports with a model_fn, from the checkpoints of its model_dir."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import logging
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runner.checkpoint import layout, reader
+from runner.checkpoint.integrity import VerifiedCheckpoints
+from runner.config.metric_names import evaluation_prefix
+from runner.data.iterators import iterate
+from runner.distribute.collectives import Collectives, check_evaluation, collectives_of
+from runner.estimator import evaluation
+from runner.estimator.checkpointing import RunCheckpoints
+from runner.estimator.context import EstimatorContext
+from runner.estimator.evaluation import EvalSetup
+from runner.estimator.model_summary import ModelSummary
+from runner.estimator.models import Models
+from runner.estimator.specs import InputFn
+from runner.estimator.train_log import TrainLog
+from runner.estimator.train_loop import TrainingRun
+from runner.estimator.train_setup import TrainSetup, TrainSetupBuilder
+from runner.export import saved_model
+from runner.export.receivers import ServingInputReceiver, SupervisedInputReceiver
+from runner.hooks.evaluation_hooks import EvaluationHooks
+from runner.hooks.hook import Hook, PassContext
+from runner.hooks.profiler import Profiling
+from runner.hooks.trace_session import TraceSession
+from runner.model_fn import ModeKeys, ModelFn
+from runner.programs import predict as prediction
+from runner.programs.mixed_precision import with_precision
+from runner.programs.model import Model
+from runner.run_config import RunConfig, with_model_dir
+from runner.system.console import NullProgress, Progress, format_table, relative
+from runner.tracking.journal import Journal, NullJournal
+from runner.tracking.tensorboard import EventWriters
+
+_log = logging.getLogger(__name__)
+
+
+class Estimator:
+    """A model_fn and its life in `model_dir`, with tf.estimator's methods and argument rules.
+
+    Args:
+      model_fn: called with those of features, labels, mode, params, config that it declares; see `EstimatorSpec`.
+      model_dir: folder of checkpoints and events; None: config's, or a temporary one.
+      config: None: `RunConfig()`.
+      params: for model_fn, and for input functions that bring none of their own: a dict, or an object; copied.
+      journal: where events are noted for the supervisor; by default nowhere.
+      progress: what a person watches; by default nothing.
+
+    Raises:
+      ValueError: model_dir differs from config's; model_fn's arguments cannot be filled.
+    """
+
+    def __init__(
+        self,
+        model_fn: Callable[..., Any],
+        model_dir: str | os.PathLike[str] | None = None,
+        config: RunConfig | None = None,
+        params: Any = None,
+        *,
+        journal: Journal | NullJournal | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        config = with_model_dir(model_dir, config)
+        params = copy.deepcopy({} if params is None else params)
+        check_evaluation(config.train_distribute, config.eval_distribute)
+        self._context = EstimatorContext(
+            config,
+            params,
+            ModelFn(model_fn, params, config),
+            journal or NullJournal(),
+            progress or NullProgress(),
+            collectives_of(config.train_distribute),
+        )
+        self._checkpoints = VerifiedCheckpoints(self.model_dir)
+        self._models = Models(self._context, self._as_input)
+        self._train_setups = TrainSetupBuilder(self._context, self._models, self._warm_start)
+        self._summarised: Any = None  # the program whose variables are in model_summary.txt
+
+    @property
+    def model_dir(self) -> str:
+        return self._context.model_dir
+
+    @property
+    def config(self) -> RunConfig:
+        return self._context.config
+
+    @property
+    def params(self) -> Any:
+        """A copy of the parameters."""
+        return copy.deepcopy(self._context.params)
+
+    @property
+    def collectives(self) -> Collectives:
+        """The collectives of the workers that train together."""
+        return self._context.collectives
+
+    @property
+    def agreement(self) -> Collectives:
+        """Deprecated: the earlier name of `collectives`, which answers until 0.2."""
+        warnings.warn("Estimator.agreement is now called Estimator.collectives.", DeprecationWarning, stacklevel=2)
+        return self.collectives
+
+    # --- training ---------------------------------------------------------------------------------------------
+
+    def train(
+        self,
+        input_fn: InputFn,
+        hooks: Sequence[Any] | None = None,
+        steps: int | None = None,
+        max_steps: int | None = None,
+        saving_listeners: Sequence[Any] | None = None,
+        max_epochs: int | None = None,
+    ) -> Estimator:
+        """Train from the latest checkpoint on, and save one at the end.
+
+        Args:
+          hooks: native `Hook`s and `tf.compat.v1.train.SessionRunHook`s.
+          steps: number of further steps; None: until the input ends.
+          max_steps: the global step to train up to; nothing happens when it is reached already.
+          saving_listeners: `tf.compat.v1.train.CheckpointSaverListener`s.
+          max_epochs: passes over the input to train for, those before the latest checkpoint included.
+
+        Raises:
+          ValueError: both steps and max_steps are given, or a number is not positive; max_epochs of data without end.
+          tf.compat.v1.train.NanLossDuringTrainingError: a loss was not finite; it names the step.
+        """
+        self.train_run(input_fn, hooks, steps, max_steps, saving_listeners, max_epochs=max_epochs)
+        return self
+
+    def train_run(
+        self,
+        input_fn: InputFn,
+        hooks: Sequence[Any] | None = None,
+        steps: int | None = None,
+        max_steps: int | None = None,
+        saving_listeners: Sequence[Any] | None = None,
+        after_save: Sequence[Callable[[TrainingRun], None]] = (),
+        once: bool = False,
+        max_epochs: int | None = None,
+    ) -> TrainingRun | None:
+        """Train like `train`, and return the run; None when there was nothing to do.
+
+        Args:
+          after_save: called with the run after each checkpoint, unless the run was interrupted.
+          once: without an end in steps, an input that an earlier process read to its end is not read again.
+        """
+        _check_end(steps, max_steps, max_epochs)
+        latest = self.agreed_checkpoint()
+        if latest is not None and max_steps is not None and reader.checkpoint_step(latest) >= max_steps:
+            _log.info("Nothing to train: %s is at step %d.", latest, reader.checkpoint_step(latest))
+            return None
+        pipeline = self._train_setups.open_input(input_fn, latest, max_epochs)
+        to_its_end = steps is None and (max_steps is None or max_epochs is not None)
+        if once and to_its_end and self._train_setups.has_input_ended(input_fn, pipeline, latest):
+            more = "train.max_steps" if max_epochs is None else "A larger train.max_epochs"
+            _log.info("Nothing to train: %s is where the training input ended. %s trains on.", latest, more)
+            return None
+        # Restore: from here on the model has its values, and the input its place.
+        setup = self._train_setups.build(pipeline, input_fn, hooks, latest)
+        setup = dataclasses.replace(setup, hooks=[*setup.hooks, *self._own_hooks(setup)])
+        checkpoints = RunCheckpoints(self._context, setup, saving_listeners or (), self._checkpoints.trust)
+        log = TrainLog(self._context, setup, self._train_setups.summary_writer)
+        target = setup.target(steps, max_steps)
+        run = TrainingRun(self._context, setup, checkpoints, log, target=target, after_save=after_save)
+        try:
+            with self.collectives.noticing_lost_peers():
+                run.run()  # begin, loop, save, end
+        finally:
+            self._context.progress.stop()
+        return run
+
+    def prepare(
+        self, input_fn: InputFn, hooks: Sequence[Any] | None = None, max_epochs: int | None = None
+    ) -> TrainSetup:
+        """Return what training begins with: the model traced, restored from the latest checkpoint, at its place in
+        the input. No step is taken and no checkpoint written."""
+        latest = self.agreed_checkpoint()
+        pipeline = self._train_setups.open_input(input_fn, latest, max_epochs)
+        return self._train_setups.build(pipeline, input_fn, hooks, latest)
+
+    def _own_hooks(self, setup: TrainSetup) -> list[Hook]:
+        """Return the hooks of the process that writes; they come after all others."""
+        if not self._context.is_chief:
+            return []
+        steps, hooks = self.config.profile_steps, list[Hook]()
+        if self._summarised is not setup.program:
+            self._summarised = setup.program
+            hooks.append(ModelSummary(setup))
+        return hooks if steps is None else [*hooks, Profiling(steps, self.announce)]
+
+    def _as_input(self, input_fn: InputFn, mode: str) -> InputFn:
+        """Return the function that is called for `input_fn`; a subclass may call it in another way."""
+        return input_fn
+
+    def _warm_start(self, model: Model) -> None:
+        """Give a new model the values that it begins with, and print which."""
+        if self.config.warm_start is None:
+            return
+        with self._context.journal.phase("restore"):
+            loaded = model.begin_with(self.config.warm_start)
+        self._context.journal.event("warm_start", **loaded.facts)
+        table = format_table(f"warm start from {loaded.path}", ["variable", "shape", ""], loaded.rows)
+        self._context.progress.message(table)
+
+    # --- evaluation and prediction ----------------------------------------------------------------------------
+
+    def evaluate(
+        self,
+        input_fn: InputFn,
+        steps: int | None = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | None = None,
+        name: str | None = None,
+    ) -> dict[str, Any]:
+        """Evaluate a checkpoint. Every example counts once, whatever the strategy.
+
+        Args:
+          steps: number of global batches, or of batches of the function's own for each replica; None: all.
+          hooks: native hooks, whose begin, after_batches and end are called; session hooks, which see each batch.
+          checkpoint_path: None: the latest.
+          name: tells several evaluations apart; the events go to `eval_<name>`.
+
+        Returns: the metrics, `loss` (mean over examples) and `global_step`.
+
+        Raises:
+          ValueError: there is no checkpoint; steps is not positive; the input is empty.
+          Interrupted: a native hook gave it up.
+        """
+        _check_positive(steps=steps)
+        with self.collectives.noticing_lost_peers():
+            path = self._checkpoint(checkpoint_path or self.agreed_checkpoint(), "evaluate")
+            with self._context.journal.phase("evaluate"):
+                limit = math.inf if steps is None else steps
+                run = functools.partial(self._evaluation, input_fn, limit, hooks or (), path, name)
+                if self._models.for_evaluation.collectives.num_workers == self.collectives.num_workers:
+                    return run()
+                return evaluation.of_chief_alone(run, self.collectives)
+
+    def _evaluation(
+        self, input_fn: InputFn, steps: float, hooks: Sequence[Any], path: str, name: str | None
+    ) -> dict[str, Any]:
+        started = time.monotonic()
+        setup = self.prepare_evaluation(input_fn)
+        with self._restored(setup.model, path):
+            step, label = setup.model.store.global_step, evaluation_prefix(name)
+            eval_hooks = self._hooks_of([*hooks, *setup.program.spec.evaluation_hooks], setup.program, step, label)
+            metrics, examples = evaluation.results(setup, steps, eval_hooks, f"evaluate({name or ''})")
+        eval_hooks.end()  # first: of two files of events in a folder TensorBoard continues with the newer
+        if self.collectives.is_chief:
+            secs = time.monotonic() - started
+            evaluation.EvaluationResult(name or "", step, path, metrics, examples, secs).report(self._context)
+        return {**metrics, "global_step": step}
+
+    def prepare_evaluation(self, input_fn: InputFn) -> EvalSetup:
+        """Return an evaluation before its first batch, without the values of a checkpoint."""
+        model = self._models.for_evaluation
+        pipeline = self._models.build_pipeline(input_fn, ModeKeys.EVAL, model)
+        return EvalSetup(model, pipeline, model.eval_program(pipeline))
+
+    def predict(
+        self,
+        input_fn: InputFn,
+        predict_keys: Sequence[str] | str | None = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | None = None,
+        yield_single_examples: bool = True,
+    ) -> Iterator[Any]:
+        """Yield predictions, in the order of the input. NumPy values.
+
+        Of several workers, the one that calls it computes all of them, on one device; the others are not waited for.
+
+        Args:
+          predict_keys: of a dict of predictions, only these.
+          hooks: native ones, whose begin is called with the first prediction, after_batches with each batch and end
+            after the last one, and session hooks, which see each batch.
+          yield_single_examples: one example at a time; False: one batch of a replica at a time.
+
+        Raises:
+          ValueError: there is no checkpoint; predict_keys names none of the predictions, or there is no dict;
+            predictions differ in their number of examples.
+        """
+        path = self._checkpoint(checkpoint_path or self.latest_checkpoint(), "predict")
+        return self._predictions(input_fn, predict_keys, hooks or (), path, yield_single_examples)
+
+    def _predictions(
+        self, input_fn: InputFn, keys: Sequence[str] | str | None, hooks: Sequence[Any], path: str, single: bool
+    ) -> Iterator[Any]:
+        model = self._models.for_prediction
+        pipeline = self._models.build_pipeline(input_fn, ModeKeys.PREDICT, model)
+        program = model.predict_program(pipeline)
+        with self._restored(model, path):
+            step = model.store.global_step
+            predict_hooks = self._hooks_of([*hooks, *program.spec.prediction_hooks], program, step, "predict")
+            for batch in evaluation.batches(model, program, iterate(pipeline.dataset), path, predict_hooks):
+                batch = prediction.chosen(batch, keys)
+                yield from prediction.single_examples(batch) if single else [batch]
+                self._show_averages(model, path)  # whoever used the model meanwhile has put the weights back
+
+    @contextlib.contextmanager
+    def _restored(self, model: Model, path: str) -> Iterator[None]:
+        """Give the model, meanwhile, the values of the checkpoint `path`, or the averages of its weights."""
+        model.restore(path)
+        try:
+            self._show_averages(model, path)
+            yield
+        finally:
+            model.show_weights()
+
+    def _show_averages(self, model: Model, path: str) -> None:
+        if self.config.ema_decay is not None:
+            self._models.log_once(
+                f"Evaluation uses the moving averages of the weights (ema_decay={self.config.ema_decay})."
+            )
+            model.show_averages(path)
+
+    def _hooks_of(self, hooks: Sequence[Any], program: Any, step: int, what: str) -> EvaluationHooks:
+        session = TraceSession(program.trace, self._context.model_fn.operators)
+        writers = EventWriters(is_on=self._context.is_chief)
+        count = functools.partial(self._context.progress.count, what)
+        return EvaluationHooks(hooks, session, PassContext(self.model_dir, step), writers, count)
+
+    # --- export -----------------------------------------------------------------------------------------------
+
+    def export_saved_model(
+        self,
+        export_dir_base: str | os.PathLike[str],
+        serving_input_receiver_fn: Callable[[], ServingInputReceiver | SupervisedInputReceiver],
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        checkpoint_path: str | None = None,
+        experimental_mode: str = ModeKeys.PREDICT,
+    ) -> bytes:
+        """Write a SavedModel with a signature for each of `export_outputs`.
+
+        It holds what these need, and the moving averages of the weights where the run keeps them. Files that fill
+        lookup tables are copied into it.
+
+        Args:
+          export_dir_base: where its folder is made, named by seconds since 1970.
+          serving_input_receiver_fn: returns what receives requests; see `runner.export.receivers`.
+          assets_extra: path below `assets.extra` -> the file that is copied there.
+          as_text: saved_model.pbtxt in place of saved_model.pb.
+          checkpoint_path: None: the latest.
+          experimental_mode: in which model_fn is called.
+
+        Returns: the path of the folder, as bytes, as tf.estimator did.
+
+        Raises:
+          ValueError: there is no receiver; no checkpoint, and no warm start; the checkpoint lacks a variable.
+        """
+        if serving_input_receiver_fn is None:
+            raise ValueError("export_saved_model(serving_input_receiver_fn=None): give a function.")
+        return self.experimental_export_all_saved_models(
+            export_dir_base, {experimental_mode: serving_input_receiver_fn}, assets_extra, as_text, checkpoint_path
+        )
+
+    def experimental_export_all_saved_models(
+        self,
+        export_dir_base: str | os.PathLike[str],
+        input_receiver_fn_map: Mapping[str, Callable[[], Any]],
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        checkpoint_path: str | None = None,
+    ) -> bytes:
+        """Write a SavedModel like `export_saved_model`, a graph for each mode, tagged `train`, `eval` and `serve`.
+
+        Args:
+          input_receiver_fn_map: mode -> function; of TRAIN and EVAL it returns a SupervisedInputReceiver.
+        """
+        path = os.fspath(checkpoint_path) if checkpoint_path is not None else self.latest_checkpoint()
+        if self.config.warm_start is None:
+            self._checkpoint(path, "export_saved_model")
+        source = saved_model.Source(with_precision(self._context.model_fn, self.config.precision), path, self.config)
+        with self._context.journal.phase("export"):
+            written = saved_model.write_saved_model(
+                os.fspath(export_dir_base), input_receiver_fn_map, source, assets_extra=assets_extra, as_text=as_text
+            )
+        step = 0 if path is None else layout.step_of(Path(path).name)
+        where = os.path.abspath(written.path)
+        self._context.journal.event("exported", path=where, checkpoint=path, step=step, tensors=written.tensors)
+        shown = "; ".join(f"{name}: {what}" for name, what in written.signatures.items())
+        self._context.progress.message(f"Exported {relative(Path(written.path))} ({shown})")
+        return os.fsencode(written.path)
+
+    def features_spec(self, input_fn: Any, mode: str) -> Any:
+        """Return the spec of the features that an input function gives, as requests may look. Calls the function."""
+        return self._models.features_spec(input_fn, mode)
+
+    def export_savedmodel(
+        self,
+        export_dir_base: str | os.PathLike[str],
+        serving_input_receiver_fn: Callable[[], ServingInputReceiver],
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        checkpoint_path: str | None = None,
+        strip_default_attrs: bool = True,
+    ) -> bytes:
+        """`export_saved_model` under its name in TF 1. Default attributes are left out in any case."""
+        return self.export_saved_model(
+            export_dir_base, serving_input_receiver_fn, assets_extra, as_text, checkpoint_path
+        )
+
+    # --- checkpoints ------------------------------------------------------------------------------------------
+
+    def agreed_checkpoint(self) -> str | None:
+        """Return the chief's `latest_checkpoint` on all workers, which call this together.
+
+        Raises: RuntimeError: this worker does not see it.
+        """
+        latest = self._checkpoints.latest() if self.collectives.is_chief else None
+        name = self.collectives.broadcast_text("" if latest is None else os.path.basename(latest))
+        return layout.awaited(os.path.join(self.model_dir, name)) if name else None
+
+    def latest_checkpoint(self) -> str | None:
+        """Return the path of the newest whole checkpoint in model_dir; None when there is none.
+
+        Raises: DamagedCheckpointsError: there are some, and all of them are damaged.
+        """
+        return self._checkpoints.latest()
+
+    def get_variable_names(self) -> list[str]:
+        """Return the names of the variables in the latest checkpoint, optimizer slots and global_step included."""
+        return sorted(reader.Reader(self._checkpoint(self.latest_checkpoint(), "get_variable_names")).names())
+
+    def get_variable_value(self, name: str) -> np.ndarray:
+        """Return the value of a variable in the latest checkpoint. Raises: KeyError: there is none of that name."""
+        return reader.Reader(self._checkpoint(self.latest_checkpoint(), "get_variable_value")).get(name)
+
+    def eval_dir(self, name: str | None = None) -> str:
+        """Return the folder of the events of an evaluation."""
+        return os.path.join(self.model_dir, evaluation_prefix(name))
+
+    def announce(self, kind: str, text: str, **fields: Any) -> None:
+        """Say `text` to the person who watches, and note an event of this kind."""
+        self._context.progress.message(text)
+        self._context.journal.event(kind, text=text, **fields)
+
+    def _checkpoint(self, path: str | None, command: str) -> str:
+        if path is None:
+            raise ValueError(
+                f"{command}: there is no checkpoint in {self.model_dir}. Train first, or give the model_dir of a model "
+                "that was trained."
+            )
+        return path
+
+
+def _check_end(steps: int | None, max_steps: int | None, max_epochs: int | None) -> None:
+    _check_positive(steps=steps, max_steps=max_steps, max_epochs=max_epochs)
+    if steps is not None and max_steps is not None:
+        raise ValueError(f"train(steps={steps}, max_steps={max_steps}): give one of them.")
+
+
+def _check_positive(**arguments: int | None) -> None:
+    for name, value in arguments.items():
+        if value is not None and value <= 0:
+            raise ValueError(f"{name}={value}: it must be positive; None sets no limit.")

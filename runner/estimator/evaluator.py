@@ -1,0 +1,237 @@
+"""An evaluator process and the training beside it: one follows the checkpoints, the other obeys its early stop."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from runner.checkpoint import layout, manifest, reader, retention
+from runner.checkpoint.integrity import DamagedCheckpointsError
+from runner.distribute.errors import tells_of_a_lost_peer
+from runner.estimator.early_stopping import EarlyStopping, MetricHistory
+from runner.estimator.estimator import Estimator
+from runner.estimator.run_exports import RunExports
+from runner.estimator.train_loop import TrainingRun
+from runner.hooks.hook import Hook, Interrupted, Run
+from runner.tracking.training_status import TrainingStatus, read_ending, remove_ending, write_ending
+from runner.types import StepResult
+
+_log = logging.getLogger(__name__)
+
+LOOK_SECS = 1.0
+"""How often the chief looks whether the evaluator has found something; a look reads one small file."""
+
+POLL_SECS = 0.5
+"""How often the evaluator looks for a checkpoint, and whether training has ended."""
+
+
+class RemoteEvaluation(Hook):
+    """The part of a process that trains beside an evaluator. Only the chief looks and tells; the others follow it.
+
+    Attributes:
+      metrics, exports: empty: the evaluator has them.
+      stopped_early: the reason why training ended; None: it did not.
+    """
+
+    def __init__(self, estimator: Estimator, rule: EarlyStopping) -> None:
+        self.metrics: Mapping[str, Mapping[str, Any]] = {}
+        self.stopped_early: str | None = None
+        self.exports = RunExports(estimator)
+        self._estimator, self._rule = estimator, rule
+        self._is_chief = estimator.config.is_chief
+        self._is_interrupted = False
+        self._looked = -float("inf")
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Tell the evaluator how the body ended; before it, that training goes on.
+
+        A process that lost a peer tells nothing: its supervisor starts all of them again, or says that it will not.
+        """
+        if not self._is_chief:
+            yield
+            return
+        remove_ending(self._estimator.model_dir)
+        try:
+            yield
+        except BaseException as error:
+            if tells_of_a_lost_peer(error, self._estimator.config.cluster):
+                raise
+            with contextlib.suppress(OSError):  # the disk is full, perhaps: the first error is the one to raise
+                self._tell("interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed")
+            raise
+        self._tell("interrupted" if self._is_interrupted else "stopped_early" if self.stopped_early else "finished")
+
+    def have_ended(self, max_steps: int | None) -> bool:
+        """Report whether the run was stopped early before. All workers ask together."""
+        latest = self._estimator.agreed_checkpoint()
+        step = -1 if latest is None else reader.checkpoint_step(latest)
+        if self._is_chief and latest is not None and (max_steps is None or step < max_steps):
+            self._look(step)
+        self.stopped_early = self._estimator.collectives.broadcast_text(self.stopped_early or "") or None
+        return self.stopped_early is not None
+
+    def begin(self, run: Run) -> None:
+        self._heed(run)
+
+    def after_step(self, run: Run, result: StepResult) -> None:
+        self._heed(run)
+
+    def after_save(self, run: TrainingRun) -> None:
+        """Do nothing: the evaluator finds the checkpoint."""
+
+    def end(self, run: Run) -> None:
+        assert isinstance(run, TrainingRun)
+        self._is_interrupted = run.interrupted
+
+    def evaluate_last(self, step: int) -> bool:
+        """Do nothing: the evaluator does that when it is told of the end."""
+        return True
+
+    def _heed(self, run: Run) -> None:
+        if self._is_chief and self._look(run.global_step):
+            run.request_stop(f"stopped early: {self.stopped_early}")
+
+    def _look(self, step: int) -> bool:
+        """Report whether the evaluator has found by now that training, which is at `step`, is to end."""
+        if self._rule.metric is None or self.stopped_early or time.monotonic() - self._looked < LOOK_SECS:
+            return False
+        self._looked = time.monotonic()
+        self.stopped_early = MetricHistory(self._rule, self._estimator.model_dir).decided(step)
+        if self.stopped_early is None:
+            return False
+        self._estimator.announce("stopped_early", f"stopped early: {self.stopped_early}", step=step)
+        return True
+
+    def _tell(self, status: str) -> None:
+        model_dir = self._estimator.model_dir
+        latest = layout.read_state(model_dir).latest
+        step = layout.step_of(latest or "") or 0
+        write_ending(model_dir, status, step, self._estimator.config.generation)
+
+
+class Abandoned(Interrupted):
+    """Training failed or was interrupted: nobody waits for the evaluation that is under way."""
+
+
+class Evaluations(Protocol):
+    """The evaluations of a run, as `RunEvaluations`."""
+
+    def is_due(self) -> bool:
+        """Report whether a new checkpoint would be evaluated now."""
+
+    def of_checkpoint(self, path: str, *, is_last: bool) -> Sequence[Callable[[], None]]:
+        """Return what is due of the checkpoint `path` and not done, each to be called; all of it for the last one."""
+
+
+class TrainingWatch(Hook):
+    """Watches, in the evaluator process, whether training goes on; as a hook, it gives up an evaluation that nobody
+    waits for any more.
+
+    Args:
+      generation: start of the run that this process belongs to; the status that an earlier start left is ignored.
+        0: starts are not counted, and of a status that exists already only a complete one counts, since training is
+        about to resume from any other.
+    """
+
+    def __init__(self, model_dir: str | os.PathLike[str], generation: int = 0) -> None:
+        self._model_dir, self._generation = model_dir, generation
+        before = read_ending(model_dir)
+        self._stale = before if generation == 0 and not before.is_complete else None
+        self._looked = time.monotonic()
+
+    def ending(self) -> TrainingStatus:
+        """Return how training has ended, or that it goes on."""
+        found = read_ending(self._model_dir)
+        counts = found.generation >= self._generation and found != self._stale
+        return found if counts else TrainingStatus()
+
+    def after_batches(self, run: Run, examples: int) -> None:
+        if time.monotonic() - self._looked < POLL_SECS:
+            return
+        self._looked = time.monotonic()
+        ending = self.ending()
+        if ending.is_over and not ending.is_complete:
+            raise Abandoned(f"training was {ending.status}" if ending.status == "interrupted" else "training failed")
+
+
+class CheckpointFollower:
+    """Evaluates the checkpoints of `model_dir`, the newest first, while another process writes and removes them.
+
+    Args:
+      latest: the path of the newest whole checkpoint; None: there is none yet.
+      wait: called between two looks, with seconds; what it raises ends the evaluator.
+    """
+
+    def __init__(
+        self,
+        model_dir: str,
+        watch: TrainingWatch,
+        evaluations: Evaluations,
+        latest: Callable[[], str | None],
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._model_dir, self._watch, self._evaluations = model_dir, watch, evaluations
+        self._latest, self._wait = latest, wait
+        self._has_waited = False
+
+    def follow(self) -> TrainingStatus:
+        """Evaluate until training has ended.
+
+            while training goes on:
+                evaluate the newest checkpoint, when that is due
+                wait
+            evaluate the last checkpoint, unless training failed or was interrupted
+
+        Raises:
+          DamagedCheckpointsError: training has ended, and every checkpoint is damaged.
+        """
+        retention.release(self._model_dir)  # of an evaluator that was killed
+        while True:
+            # Before the look for the checkpoint: the last one is then there to be seen.
+            ending = self._watch.ending()
+            if ending.is_over and not ending.is_complete:
+                return ending
+            if ending.is_over or self._evaluations.is_due():
+                is_done = self._look(is_last=ending.is_over)
+                if ending.is_over and is_done:
+                    return ending
+            self._wait(POLL_SECS)
+
+    def _look(self, *, is_last: bool) -> bool:
+        """Evaluate the newest checkpoint. Returns: False where it was removed meanwhile."""
+        path = self._newest(is_last=is_last)
+        if path is None:
+            if not self._has_waited:
+                _log.info("There is no checkpoint in %s yet: waiting for the first.", self._model_dir)
+            self._has_waited = True
+            return is_last
+        before = manifest.fingerprint(path)
+        try:
+            due = self._evaluations.of_checkpoint(path, is_last=is_last)
+            with retention.lease(path) if due else contextlib.nullcontext():
+                for evaluate in due:
+                    evaluate()
+        except Abandoned:
+            return False
+        except Interrupted:
+            raise
+        except Exception:
+            # The chief may have removed it before it saw the lease, or may be writing this step again.
+            if manifest.fingerprint(path) == before:
+                raise
+            _log.warning("%s was removed while it was read, and is not evaluated.", os.path.basename(path))
+            return False
+        return True
+
+    def _newest(self, *, is_last: bool) -> str | None:
+        try:
+            return self._latest()
+        except DamagedCheckpointsError:
+            if is_last:
+                raise
+            return None  # or the only one is just being written again

@@ -1,0 +1,111 @@
+"""The tables of a model's variables and layers: `model_summary.txt` in model_dir, and the screen of a dry run."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import tensorflow as tf
+
+from runner.estimator.train_setup import TrainSetup
+from runner.hooks.hook import Hook, Run
+from runner.system.console import format_bytes, print_table
+from runner.system.files import MODEL_SUMMARY_FILE
+from runner.tracing.partitioned_variable import part_name
+
+MAX_ROWS = 40
+"""Rows of a table of variables on the screen; the rest is summed up in one line."""
+
+
+class ModelSummary(Hook):
+    """Writes `model_summary.txt` before the first step."""
+
+    def __init__(self, setup: TrainSetup) -> None:
+        self._setup = setup
+
+    def begin(self, run: Run) -> None:
+        stream = io.StringIO()
+        print_variables(self._setup, stream, max_rows=None)
+        os.makedirs(run.model_dir, exist_ok=True)
+        Path(run.model_dir, MODEL_SUMMARY_FILE).write_text(stream.getvalue().lstrip("\n"), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class _Variable:
+    name: str
+    shape: tf.TensorShape
+    dtype: tf.DType
+    trainable: bool
+
+    @property
+    def parameters(self) -> int:
+        """The number of values in it."""
+        return int(self.shape.num_elements() or 0)
+
+
+def print_variables(setup: TrainSetup, stream: IO[str], max_rows: int | None = MAX_ROWS) -> None:
+    """Print a table of the variables with their total, and one of the layers where the first is cut.
+
+    Args:
+      max_rows: rows of each table; None prints all variables, and the layers too.
+    """
+    trainable = setup.program.trace.requested.trainable
+    variables = [
+        _Variable(name, one.shape, one.dtype, name in trainable or part_name(name, 0) in trainable)
+        for name, one in setup.model.store.saved.items()
+    ]
+    rows = [
+        [one.name, shape_text(one), one.dtype.name, "yes" if one.trainable else "", f"{one.parameters:,}"]
+        for one in variables[:max_rows]
+    ]
+    print(file=stream)
+    print_table("variables", ["name", "shape", "dtype", "trainable", "parameters"], rows, stream)
+    rest = variables[len(rows) :]
+    if rest:
+        print(
+            f"... and {len(rest)} more variables with {sum(one.parameters for one in rest):,} parameters", file=stream
+        )
+    learned = sum(one.parameters for one in variables if one.trainable)
+    others = sum(one.parameters for one in variables) - learned
+    size = sum(one.parameters * one.dtype.size for one in variables)
+    print(
+        f"total: {learned:,} trainable parameters, {others:,} others (optimizer, moving averages, counters), "
+        f"{format_bytes(size)} on each replica",
+        file=stream,
+    )
+    if rest or max_rows is None:
+        _print_layers(variables, stream, max_rows)
+
+
+def _print_layers(variables: Sequence[_Variable], stream: IO[str], max_rows: int | None) -> None:
+    """Print the totals of each layer: variables are grouped by the first part of their names that differs."""
+    common = os.path.commonpath([one.name for one in variables if one.trainable] or [""])
+    depth = 1 + len([part for part in common.split("/") if part])
+    layers: dict[str, list[_Variable]] = {}
+    for one in variables:
+        layers.setdefault("/".join(one.name.split("/")[:-1][:depth]) or one.name, []).append(one)
+    rows = [
+        [
+            name,
+            str(len(members)),
+            f"{sum(one.parameters for one in members if one.trainable):,}",
+            f"{sum(one.parameters for one in members):,}",
+        ]
+        for name, members in layers.items()
+    ]
+    print(file=stream)
+    print_table("layers", ["name", "variables", "trainable", "parameters"], rows[:max_rows], stream)
+    if rows[:max_rows] != rows:
+        print(f"... and {len(rows) - len(rows[:max_rows])} more layers", file=stream)
+
+
+def shape_text(spec: Any) -> str:
+    """Return `[batch, 10]` for a spec of shape `[None, 10]`."""
+    shape = getattr(spec, "shape", None)
+    if shape is None or shape.rank is None:
+        return "unknown"
+    return "[" + ", ".join("batch" if i == 0 and size is None else str(size) for i, size in enumerate(shape)) + "]"

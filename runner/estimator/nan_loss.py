@@ -1,0 +1,130 @@
+"""A loss that is not finite: the run stops, rolls back to its last checkpoint, or trains on (`train.nan`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from runner.checkpoint.reader import Reader
+from runner.estimator.checkpointing import RunCheckpoints
+from runner.estimator.context import EstimatorContext
+from runner.estimator.train_setup import TrainSetup
+from runner.hooks.hook import Run
+from runner.types import StepResult
+
+_log = logging.getLogger(__name__)
+
+MAX_ROLLBACKS = 3
+"""How often a run goes back to its last checkpoint because of a loss that is not finite."""
+
+
+class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError):
+    """A loss that is not finite; as tf.estimator's error, with the step and what became NaN in its text."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class NanLoss:
+    """The first loss of a loop that is not finite.
+
+    Attributes:
+      variables: names of those that are not finite after that loop.
+    """
+
+    step: int
+    loss: float
+    variables: Sequence[str]
+
+    @property
+    def held(self) -> str:
+        """A sentence that names the variables which are not finite."""
+        if not self.variables:
+            return "All variables are still finite."
+        return f"After it these variables hold values that are not finite: {', '.join(self.variables)}."
+
+
+class NanPolicy:
+    """Does what `train.nan` says, and a NanTensorHook, when a loss of a run is not finite.
+
+    Attributes:
+      rollbacks: number of times that the run went back, those before it was resumed included.
+    """
+
+    def __init__(self, context: EstimatorContext, setup: TrainSetup, checkpoints: RunCheckpoints) -> None:
+        self.rollbacks = 0 if setup.latest is None else int(Reader(setup.latest).extra().get("rollbacks") or 0)
+        self._context, self._setup, self._checkpoints = context, setup, checkpoints
+        self._policy = setup.config.nan
+
+    @property
+    def needs_single_steps(self) -> bool:
+        """Report whether a loop has one step: to skip the bad batch alone, its loop must not have gone on itself."""
+        return self._policy == "rollback" and self._setup.program.has_local_losses
+
+    def accepts(self, losses: np.ndarray) -> bool:
+        """Report whether training goes on after these losses."""
+        return self._policy == "ignore" or bool(np.isfinite(losses).all())
+
+    def check(self, run: Run, result: StepResult, advance: int) -> bool:
+        """Act on the first loss of a loop that is not finite. Returns: whether the variables were rolled back.
+
+        Args:
+          advance: what a step adds to the global step.
+
+        Raises: NanLossError: the run ends.
+        """
+        if self.accepts(result.losses):
+            return False
+        bad = int(np.flatnonzero(~np.isfinite(result.losses))[0])
+        # The loop ends with that step, unless the loss is known only after it (has_local_losses).
+        step = result.first_step + (bad + 1) * advance - 1
+        nan = NanLoss(step, result.losses[bad], self._setup.model.not_finite())
+        self._context.journal.event("nan", step=nan.step, loss=str(nan.loss), variables=nan.variables)
+        if self._policy == "rollback" and self.rollbacks < MAX_ROLLBACKS:
+            self._roll_back(nan)
+            return True
+        if self._setup.overrides.stop_at_nan is not False:
+            times = f" It was gone back to {self.rollbacks} times already." if self.rollbacks else ""
+            raise NanLossError(
+                f"the loss became {nan.loss} at step {nan.step}. {nan.held} The last checkpoint is of step "
+                f"{self._checkpoints.saved_step}; train.nan=ignore (RunConfig(nan='ignore')) trains on.{times}"
+            )
+        # NanTensorHook(fail_on_nan_loss=False): training ends without an error.
+        _log.warning("The loss became %s at step %d. %s", nan.loss, nan.step, nan.held)
+        run.request_stop("the loss is not finite")
+        return False
+
+    def check_loss_scale(self, step: int) -> None:
+        """Act on steps that were all left out, as their gradients were not finite.
+
+        Raises: NanLossError: no scale makes them finite.
+        """
+        scale = self._setup.program.loss_scale
+        if scale is not None and scale.is_exhausted:
+            raise NanLossError(
+                f"no loss scale makes the gradients finite at step {step + 1} (train.precision=mixed_float16): they "
+                f"are not finite by themselves. The last checkpoint is of step {self._checkpoints.saved_step}."
+            )
+
+    def _roll_back(self, nan: NanLoss) -> None:
+        """Give the variables the values of the last checkpoint; the input goes on after the bad batch.
+
+        A run that is resumed does the same: it comes to the bad batch again, and the count is in the checkpoint.
+        """
+        latest, model = self._checkpoints.latest, self._setup.model
+        assert latest is not None
+        self._checkpoints.wait()
+        self.rollbacks += 1
+        model.restore(latest)
+        back_to = model.store.global_step
+        self._context.journal.event("rollback", step=nan.step, back_to=back_to, count=self.rollbacks)
+        _log.warning(
+            "The loss became %s at step %d: back to step %d, and on with the batches that follow the bad one "
+            "(rollback %d of at most %d).",
+            nan.loss, nan.step, back_to, self.rollbacks, MAX_ROLLBACKS,
+        )  # fmt: skip

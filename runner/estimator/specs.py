@@ -1,0 +1,114 @@
+"""The values that `train_and_evaluate` takes and returns: TrainSpec, EvalSpec, TrainingResult."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from runner.data.inputs import Input
+from runner.estimator.early_stopping import EarlyStopping
+from runner.export.exporters import Exporter, checked_exporters
+
+InputFn = Callable[..., Any] | Input
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainSpec:
+    """The training of a run.
+
+    Attributes:
+      input_fn: a function or an `Input`.
+      max_steps: train until this global step; None: until the input ends.
+      hooks: native and session hooks.
+      saving_listeners: `tf.compat.v1.train.CheckpointSaverListener`s.
+      early_stopping: the rule by which `train_and_evaluate` ends training earlier.
+      max_epochs: train until this many passes over the input are made, unless `max_steps` is reached before.
+
+    Raises:
+      ValueError: max_steps or max_epochs is not positive.
+    """
+
+    input_fn: InputFn
+    max_steps: int | None = None
+    hooks: Sequence[Any] = ()
+    saving_listeners: Sequence[Any] = ()
+    early_stopping: EarlyStopping = EarlyStopping()
+    max_epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        _check("TrainSpec", self.input_fn, max_steps=self.max_steps, max_epochs=self.max_epochs)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalSpec:
+    """One evaluation of a run.
+
+    Attributes:
+      input_fn: a function or an `Input`.
+      steps: batches to evaluate; None: all examples. (tf.estimator's default was 100 batches.)
+      name: tells several evaluations apart; its events go to `eval_<name>`.
+      hooks: native hooks.
+      start_delay_secs: seconds of training before the first evaluation; that of `at_start` does not wait.
+      throttle_secs: least seconds between the starts of two evaluations; the last checkpoint is always evaluated.
+      at_start: evaluate once before the first step: the new model, or the checkpoint that the run resumes from.
+      exporters: one or several, called after each evaluation except that of `at_start`, and at the end of training.
+
+    Raises:
+      ValueError: steps is not positive, or a number of seconds is negative; an exporter is none, or two share a name.
+    """
+
+    input_fn: InputFn
+    steps: int | None = None
+    name: str | None = None
+    hooks: Sequence[Any] = ()
+    start_delay_secs: float = 0
+    throttle_secs: float = 0
+    at_start: bool = False
+    exporters: Sequence[Exporter] = ()
+
+    @property
+    def key(self) -> str:
+        """The name, by which results are kept; "" where there is none."""
+        return self.name or ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "exporters", checked_exporters("EvalSpec", self.exporters))
+        _check("EvalSpec", self.input_fn, steps=self.steps)
+        for key in ("start_delay_secs", "throttle_secs"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"EvalSpec({key}={getattr(self, key)}): it may not be negative.")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingResult:
+    """The outcome of a run in this process.
+
+    Attributes:
+      metrics: name of the evaluation ("" where it has none) -> its metrics at the last checkpoint, or, where the run
+        was interrupted, the newest ones. Empty where an evaluator process has them.
+      global_step: of the last checkpoint.
+      examples: examples that this call trained on; 0 when there was nothing left to train.
+      steps_per_sec: speed of this call's training, without evaluations; 0 when no step was taken.
+      checkpoint: path of the last checkpoint; None: an evaluator saw none before training failed.
+      stopped_early: the reason why training ended before its last step; None: it did not.
+      exports: paths of the SavedModels that this process exported.
+      interrupted: training or its last evaluation was asked to stop; the same call resumes it.
+    """
+
+    metrics: Mapping[str, Mapping[str, Any]]
+    global_step: int
+    examples: int
+    steps_per_sec: float
+    checkpoint: str | None
+    stopped_early: str | None = None
+    exports: Sequence[str] = ()
+    interrupted: bool = False
+
+
+def _check(what: str, input_fn: Any, **steps: int | None) -> None:
+    for name, value in steps.items():
+        if value is not None and value <= 0:
+            raise ValueError(f"{what}({name}={value}): it must be positive; None sets no limit.")
+    if not callable(getattr(input_fn, "fn", input_fn)):
+        raise ValueError(f"{what}(input_fn={input_fn!r}): it must be callable, or an Input.")

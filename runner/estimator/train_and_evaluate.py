@@ -1,0 +1,292 @@
+"""Training with evaluations along the way, in one process or with an evaluator beside those that train."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from runner.checkpoint import reader, retention
+from runner.config.metric_names import evaluation_prefix
+from runner.estimator.early_stopping import EarlyStopping, MetricHistory
+from runner.estimator.estimator import Estimator
+from runner.estimator.evaluator import CheckpointFollower, RemoteEvaluation, TrainingWatch
+from runner.estimator.run_exports import RunExports
+from runner.estimator.specs import EvalSpec, TrainingResult, TrainSpec
+from runner.estimator.train_loop import TrainingRun
+from runner.export.exporters import checked_exporters
+from runner.hooks.hook import Hook, Interrupted, Run
+from runner.tracking import tensorboard
+from runner.tracking.training_status import TrainingStatus
+
+
+def train_and_evaluate(
+    estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec | Sequence[EvalSpec]
+) -> TrainingResult:
+    """Train and evaluate; `RunConfig.cluster` says which part of that this process does.
+
+    A process that trains evaluates each checkpoint as it is saved, the last one always. With
+    `RunConfig(has_evaluator=True)` it leaves that to the evaluator, which follows the checkpoints in a process of its
+    own, and ends when that finds that training should stop early.
+
+    A run that is finished already (its last step is taken, it was stopped early, or without `max_steps` its input was
+    read to the end by an earlier process) is evaluated and reported. One that is interrupted ends with its checkpoint.
+
+    Raises:
+      ValueError: two evaluations or exporters have the same name, or early stopping watches what is not evaluated.
+    """
+    if estimator.config.cluster.is_evaluator:
+        return follow(estimator, train_spec, eval_spec)
+    eval_specs = _checked(train_spec, eval_spec)
+    if estimator.config.has_evaluator:
+        remote = RemoteEvaluation(estimator, train_spec.early_stopping)
+        with remote.told():
+            return _train(estimator, train_spec, remote)
+    retention.release(estimator.model_dir)  # of an evaluator that an earlier start had
+    return _train(estimator, train_spec, RunEvaluations(estimator, eval_specs, train_spec.early_stopping))
+
+
+def follow(
+    estimator: Estimator,
+    train_spec: TrainSpec,
+    eval_spec: EvalSpec | Sequence[EvalSpec],
+    wait: Callable[[float], None] = time.sleep,
+) -> TrainingResult:
+    """Do the evaluator's part of `train_and_evaluate`: evaluate what others save in model_dir, until training ends.
+
+    The last checkpoint is evaluated in any case, unless training failed or was interrupted.
+
+    Args:
+      wait: called with seconds between two looks; what it raises passes, but `Interrupted` after an evaluation.
+
+    Raises:
+      ValueError: as `train_and_evaluate`; there is one evaluator, and this is another.
+    """
+    config = estimator.config
+    if config.cluster.task_index:
+        raise ValueError(f"evaluator {config.cluster.task_index}: there is one evaluator in a run, of index 0.")
+    eval_specs = _checked(train_spec, eval_spec)
+    watch = TrainingWatch(estimator.model_dir, config.generation)
+    evaluations = RunEvaluations(estimator, eval_specs, train_spec.early_stopping, [watch])
+    ending = TrainingStatus()
+    try:
+        ending = CheckpointFollower(estimator.model_dir, watch, evaluations, estimator.latest_checkpoint, wait).follow()
+    except Interrupted:
+        if not evaluations.metrics:
+            raise
+    return TrainingResult(
+        metrics=evaluations.metrics,
+        global_step=evaluations.last_step,
+        examples=0,
+        steps_per_sec=0.0,
+        checkpoint=evaluations.last_path,
+        stopped_early=evaluations.reason_to_stop() if ending.status == "stopped_early" else None,
+        exports=evaluations.exports.paths,
+    )
+
+
+def _train(
+    estimator: Estimator, train_spec: TrainSpec, evaluations: RunEvaluations | RemoteEvaluation
+) -> TrainingResult:
+    """Train, and report: the part of every process but the evaluator."""
+    run = None
+    if not evaluations.have_ended(train_spec.max_steps):
+        run = estimator.train_run(
+            train_spec.input_fn,
+            hooks=[*train_spec.hooks, evaluations],
+            max_steps=train_spec.max_steps,
+            saving_listeners=train_spec.saving_listeners,
+            after_save=[evaluations.after_save],
+            once=True,
+            max_epochs=train_spec.max_epochs,
+        )
+    checkpoint = estimator.agreed_checkpoint()
+    assert checkpoint is not None
+    step = reader.checkpoint_step(checkpoint)
+    interrupted = run is not None and run.interrupted
+    interrupted = interrupted or not evaluations.evaluate_last(step)
+    return TrainingResult(
+        metrics=evaluations.metrics,
+        global_step=step,
+        examples=0 if run is None else run.examples,
+        steps_per_sec=0.0 if run is None else run.steps_per_sec,
+        checkpoint=checkpoint,
+        stopped_early=estimator.collectives.broadcast_text(evaluations.stopped_early or "") or None,
+        exports=evaluations.exports.paths,
+        interrupted=interrupted,
+    )
+
+
+class RunEvaluations(Hook):
+    """The evaluations of a run: before its first step, after its checkpoints and at its end. They stop it early, and
+    call its exporters.
+
+    In a process that trains, its methods as a hook and `after_save` are called; in an evaluator, `of_checkpoint`.
+
+    Args:
+      hooks: called in every evaluation, beside its own.
+
+    Attributes:
+      metrics: name of the evaluation -> its last metrics.
+      stopped_early: the reason why training ended; None: it did not.
+      last_step, last_path: of the checkpoint that was evaluated last, in the evaluator process; 0 and None: none.
+    """
+
+    def __init__(
+        self, estimator: Estimator, specs: Sequence[EvalSpec], early_stopping: EarlyStopping, hooks: Sequence[Hook] = ()
+    ) -> None:
+        self.metrics: dict[str, Mapping[str, Any]] = {}
+        self.stopped_early: str | None = None
+        self.last_step = 0
+        self.last_path: str | None = None
+        self._estimator, self._specs, self._hooks = estimator, specs, hooks
+        self._collectives = estimator.collectives
+        self._has_begun = False
+        self._started = time.monotonic()
+        self._last_start: dict[str, float] = {}
+        self._last_step: dict[str, int] = {}
+        self._history = MetricHistory(early_stopping, estimator.model_dir)
+        self.exports = RunExports(estimator)
+
+    def have_ended(self, max_steps: int | None) -> bool:
+        """Report whether the run was stopped early at its latest checkpoint. To be asked before it resumes from there.
+
+        One that was killed before it had evaluated that checkpoint does so now.
+        """
+        latest = self._estimator.agreed_checkpoint()
+        step = -1 if latest is None else reader.checkpoint_step(latest)
+        if self._collectives.is_chief:
+            self._history.goes_on_from(step)
+        if latest is None or self._history.rule.metric is None or (max_steps is not None and step >= max_steps):
+            return False
+        is_missing = not self._history.has(step) and bool(reader.Reader(latest).extra().get("evaluate"))
+        if self._collectives.broadcast([is_missing])[0]:
+            for spec in self._specs:
+                if spec.key == self._history.rule.evaluation:
+                    self._evaluate(spec, step)
+        self._stop_early(step)
+        self.stopped_early = self._collectives.broadcast_text(self.stopped_early or "") or None
+        return self.stopped_early is not None
+
+    def before_step(self, run: Run, step: int) -> None:
+        """Evaluate before the first loop: a checkpoint of `step` has been written, or the run resumes from it."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._evaluate_during(run, [spec for spec in self._specs if spec.at_start], exports=False)
+
+    def after_save(self, run: TrainingRun) -> None:
+        """Evaluate the checkpoint that was just written, where an evaluation is due."""
+        due = self._collectives.broadcast([self._due(spec) for spec in self._specs])
+        self._evaluate_during(
+            run, [spec for spec, is_due in zip(self._specs, due, strict=True) if is_due], exports=True
+        )
+
+    def evaluate_last(self, step: int) -> bool:
+        """Evaluate the checkpoint of `step`, the last one, where that has not been done, and export it.
+
+        Returns: False where that was interrupted.
+        """
+        with contextlib.suppress(Interrupted):
+            for spec in self._specs:
+                if self._last_step.get(spec.key) != step:
+                    self._evaluate(spec, step)
+                self._export(spec, None, is_final=True)
+            return True
+        return False
+
+    def is_due(self) -> bool:
+        """Report whether a new checkpoint would be evaluated now."""
+        return any(self._is_first(spec) or self._due(spec) for spec in self._specs)
+
+    def of_checkpoint(self, path: str, *, is_last: bool) -> Sequence[Callable[[], None]]:
+        """Return what is due of the checkpoint `path` and not done, each to be called; of the last one, what is not
+        done, and the final exports.
+
+        A checkpoint that an undisturbed run would not evaluate (the one before the first step, or where it was
+        interrupted) only counts where it is the last, or the first with `at_start`.
+        """
+        step = reader.checkpoint_step(path)
+        self._history.forget_after(step)
+        open_specs = [spec for spec in self._specs if self._last_step.get(spec.key) != step]
+        due = [spec for spec in open_specs if is_last or self._is_first(spec)]
+        others = [spec for spec in open_specs if spec not in due and self._due(spec)]
+        if others and not reader.Reader(path).extra().get("evaluate"):
+            others = []
+        due += others
+        evaluations = [functools.partial(self._evaluate, spec, step, path) for spec in due]
+        exported = self._specs if is_last else others
+        return evaluations + [functools.partial(self._export, spec, path, is_final=is_last) for spec in exported]
+
+    def reason_to_stop(self) -> str | None:
+        """Return why training ends, by the evaluations of this process; None: it goes on."""
+        return self._history.decided(self.last_step)
+
+    def _is_first(self, spec: EvalSpec) -> bool:
+        return spec.at_start and spec.key not in self._last_step
+
+    def _evaluate_during(self, run: Run, specs: Sequence[EvalSpec], *, exports: bool) -> None:
+        assert isinstance(run, TrainingRun)
+        if specs:
+            run.wait_for_checkpoint()
+        try:
+            for spec in specs:
+                self._evaluate(spec, run.global_step)
+                if spec.key == self._history.rule.evaluation:
+                    self._stop_early(run.global_step, run)
+        except Interrupted as stopped:
+            run.interrupt(str(stopped))
+        for spec in specs if exports and run.goes_on else ():  # else this checkpoint is the last one: `evaluate_last`
+            self._export(spec, None, is_final=False)
+
+    def _export(self, spec: EvalSpec, path: str | None, *, is_final: bool) -> None:
+        """Args: path: of the checkpoint, which has been evaluated; None: it is the latest."""
+        self.exports.call(spec.exporters, path, self.metrics.get(spec.key, {}), is_final=is_final)
+
+    def _due(self, spec: EvalSpec) -> bool:
+        now = time.monotonic()
+        since = now - self._last_start.get(spec.key, -float("inf"))
+        return now - self._started >= spec.start_delay_secs and since >= spec.throttle_secs
+
+    def _evaluate(self, spec: EvalSpec, step: int, path: str | None = None) -> None:
+        """Args: path: of the checkpoint of `step`; None: it is the latest."""
+        name = spec.key
+        self._last_start[name] = time.monotonic()
+        try:
+            self.metrics[name] = self._estimator.evaluate(
+                spec.input_fn, steps=spec.steps, hooks=[*spec.hooks, *self._hooks], checkpoint_path=path, name=spec.name
+            )
+        except Exception as error:
+            error.add_note(f"evaluating {name!r} at step {step} from {path or self._estimator.latest_checkpoint()}")
+            raise
+        self._last_step[name] = self.last_step = step
+        self.last_path = path
+        if name == self._history.rule.evaluation and self._collectives.is_chief:
+            prefix, scalars = evaluation_prefix(name), tensorboard.scalars(self.metrics[name])
+            self._history.note(step, {f"{prefix}/{key}": v for key, v in scalars.items() if key != "global_step"})
+
+    def _stop_early(self, step: int, run: Run | None = None) -> None:
+        if not self._collectives.is_chief:  # it is told at the end of the loop
+            return
+        reason = self._history.reason(step)
+        if reason is None or self.stopped_early is not None:
+            return
+        self.stopped_early = reason
+        self._estimator.announce("stopped_early", f"stopped early: {reason}", step=step)
+        if run is not None:
+            run.request_stop(f"stopped early: {reason}")
+
+
+def _checked(train_spec: TrainSpec, eval_spec: EvalSpec | Sequence[EvalSpec]) -> list[EvalSpec]:
+    """Return the evaluations as a list. Raises: ValueError: as `train_and_evaluate`."""
+    eval_specs = [eval_spec] if isinstance(eval_spec, EvalSpec) else list(eval_spec)
+    names = [spec.key for spec in eval_specs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"train_and_evaluate: evaluations must differ in name, and there are {names}.")
+    rule = train_spec.early_stopping
+    if rule.evaluation is not None and rule.evaluation not in names:
+        there = ", ".join(f"{evaluation_prefix(name)}/..." for name in names) or "none"
+        raise ValueError(f"train.early_stopping.metric={rule.metric}: there is no such evaluation. There are: {there}.")
+    checked_exporters("train_and_evaluate", [one for spec in eval_specs for one in spec.exporters])
+    return eval_specs

@@ -1,0 +1,291 @@
+"""One run of training: the loop, and what happens between its turns."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from runner.estimator.checkpointing import RunCheckpoints
+from runner.estimator.context import EstimatorContext
+from runner.estimator.loop_boundary import Boundary, LoopLength
+from runner.estimator.nan_loss import NanPolicy
+from runner.estimator.train_log import TrainLog
+from runner.estimator.train_setup import TrainSetup
+from runner.programs.train_loop import LoopResult
+from runner.types import StepRequest, StepResult
+
+_log = logging.getLogger(__name__)
+
+
+class TrainingRun:
+    """One call of `Estimator.train`, as hooks see it. Each worker has one, and all call the same methods in order.
+
+    Args:
+      target: train until this global step; infinite: until the data ends or a hook stops.
+      after_save: called after each checkpoint, with this run: evaluations. It may still be on its way to the disk;
+        `wait_for_checkpoint` waits for it.
+
+    Attributes:
+      examples: trained on by this run.
+      secs: time in loops, without saves and evaluations.
+      stop_reason: why it ends at the next boundary; None: it goes on.
+      interrupted: whether it ends at the request of somebody who does not wait for evaluations.
+    """
+
+    def __init__(
+        self,
+        context: EstimatorContext,
+        setup: TrainSetup,
+        checkpoints: RunCheckpoints,
+        log: TrainLog,
+        *,
+        target: float,
+        after_save: Sequence[Callable[[TrainingRun], None]] = (),
+    ) -> None:
+        self.examples = 0
+        self.secs = 0.0
+        self.stop_reason: str | None = None
+        self.interrupted = False
+        self._context, self._setup, self._checkpoints, self._log = context, setup, checkpoints, log
+        self._nan = NanPolicy(context, setup, checkpoints)
+        self._target, self._after_save = target, after_save
+        self._step = self._first_step = setup.model.store.global_step
+        self._advance = 1  # what a step adds to the global step; two optimizers that share it add 2
+        self._next = Boundary(0, False, None, False)
+        self._length = LoopLength(1 if self._nan.needs_single_steps else setup.config.steps_per_loop)
+        self._always_splits = False
+        self._saves_here = False  # by the cadence, whether or not somebody asks the run to stop
+
+    @property
+    def model_dir(self) -> str:
+        return self._context.model_dir
+
+    @property
+    def global_step(self) -> int:
+        return self._step
+
+    @property
+    def goes_on(self) -> bool:
+        """Report whether a further step is to be taken, as far as this process knows."""
+        return self._step < self._target and self.stop_reason is None
+
+    @property
+    def steps_per_sec(self) -> float:
+        return (self._step - self._first_step) / self.secs if self.secs else 0.0
+
+    def request_stop(self, reason: str = "a hook requested it") -> None:
+        self.stop_reason = self.stop_reason or reason
+
+    def interrupt(self, reason: str) -> None:
+        """Like `request_stop`, for somebody who will not wait: what follows a save is left out."""
+        self.request_stop(reason)
+        self.interrupted = True
+
+    def run(self) -> None:
+        """Train.
+
+            begin log, listeners and hooks; a new run saves
+            while step < target and nobody stops:
+                before_step of hooks
+                take steps up to the next boundary (save, summary, hook, end of data, target)
+                    log; at a NaN: stop, or roll back
+                after_step of hooks
+                agree with the other workers: who stops, the next loop's length, whether to save
+                save, when due: listeners, checkpoint, evaluations
+            save
+            end listeners, hooks and log
+
+        Raises:
+          tf.compat.v1.train.NanLossDuringTrainingError: a loss was not finite; it names the step.
+          ValueError: the step does not advance the global step.
+        """
+        hooks = self._setup.hooks
+        try:
+            self._begin()
+            self._agree()
+            while self._step < self._target and self._next.stop_reason is None:
+                for hook in hooks:
+                    hook.before_step(self, self._step)
+                result = self._take_steps(self._next.num_steps)
+                if result.num_steps:  # none, when the loop found nothing but the end of the data
+                    for hook in hooks:
+                        hook.after_step(self, result)
+                self._checkpoints.poll()
+                # A clock, a signal or a hook of one worker concerns all: acting alone would leave the others waiting
+                # in a collective. After a rollback the checkpoint of this step exists already.
+                self._saves_here = self._agree(
+                    saves=self._checkpoints.is_due(result) and self._step == result.last_step
+                )
+                if self._saves_here:
+                    self._save(asynchronous=self.goes_on)  # nobody trains beside the last one
+                    self._agree()  # a listener or an evaluation may have asked to stop
+            self._end()
+        except Exception as error:
+            self._checkpoints.settle_before(error)
+            raise
+        finally:
+            self._context.journal.took("train", self.secs)
+            self._setup.session_hooks.close()
+            for hook in hooks:
+                if hasattr(hook, "close"):  # a hook needs no base class
+                    hook.close(self)
+
+    def save(self) -> str:
+        """Write a checkpoint of this step, the latest when this returns; return its path. Workers call it together."""
+        path = self._save(asynchronous=False)
+        self.wait_for_checkpoint()
+        return path
+
+    def wait_for_checkpoint(self) -> None:
+        """Return when the last checkpoint is durable, on all workers, which call this together.
+
+        Raises: what went wrong while it was written.
+        """
+        self._checkpoints.wait()
+
+    # --- the phases of a run ----------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        program, session_hooks, collectives = self._setup.program, self._setup.session_hooks, self._context.collectives
+        self._log.begin(None if math.isinf(self._target) else int(self._target))
+        # What only the chief has splits the loops of all workers: they call the same functions.
+        self._always_splits = collectives.num_workers > 1 and collectives.any(not session_hooks.is_empty)
+        random_ops = program.trace.kernel_random_ops()
+        if random_ops:
+            _log.warning(
+                "model_fn draws random numbers whose state no checkpoint holds (%s): a resumed run is not bitwise the "
+                "undisturbed one. Keras layers and tf.random.stateless_* are.",
+                ", ".join(random_ops[:3]) + (", ..." if len(random_ops) > 3 else ""),
+            )
+        self._checkpoints.begin_listeners()
+        session_hooks.begin(self.request_stop)
+        for hook in self._setup.hooks:
+            hook.begin(self)
+        remaining = self._setup.input.remaining_steps
+        if remaining is not None and remaining <= 0:  # fewer epochs are asked for than were trained
+            self.request_stop("the training input ended")
+        self._checkpoints.begin(self._step, self._extra())
+
+    def _agree(self, *, saves: bool = False) -> bool:
+        """Agree with the other workers on what is next. Returns: whether that is to save."""
+        found = Boundary(self._num_steps(), saves, self.stop_reason, self.interrupted)
+        self._next = found.agreed(self._context.collectives)
+        self.stop_reason, self.interrupted = self._next.stop_reason, self._next.interrupted
+        return self._next.saves
+
+    def _num_steps(self) -> int:
+        """Return the steps of the next loop: it ends at the next boundary of any cadence."""
+        cadences = [
+            self._checkpoints.every,
+            self._log,
+            self._setup.session_hooks,
+            *(hook.every for hook in self._setup.hooks if hasattr(hook, "every")),
+        ]
+        steps = min(self._target - self._step, *(cadence.steps_until_due(self._step) for cadence in cadences))
+        return max(1, self._length.next(-(-steps // self._advance)))
+
+    def _take_steps(self, num_steps: int) -> StepResult:
+        """Run one loop; the last of its steps carries summaries and the fetches of hooks where they are due."""
+        first, started = self._step + 1, time.perf_counter()
+        self._setup.model.has_new_values()
+        last_step = self._step + num_steps * self._advance
+        summaries = self._log.are_summaries_due(self._step, last_step)
+        request = self._setup.session_hooks.request(last_step)
+        # Only the step that is looked at pays for what is fetched with it.
+        num_plain = num_steps - 1 if summaries or request or self._always_splits else num_steps
+        parts: list[LoopResult] = []
+        if num_plain:
+            parts.append(self._loop(StepRequest(), num_plain, summaries=False))
+        is_whole = not parts or (parts[0].num_steps == num_plain and self._nan.accepts(parts[0].losses))
+        recorded = self._loop(request, 1, summaries=summaries) if num_plain < num_steps and is_whole else None
+        if recorded is not None:
+            parts.append(recorded)
+        taken = sum(part.num_steps for part in parts)
+        self._count(parts, taken)
+        result = StepResult(
+            first_step=first,
+            last_step=self._step,
+            losses=np.concatenate([part.losses for part in parts]),
+            examples=sum(part.examples for part in parts),
+            secs=time.perf_counter() - started,
+        )
+        self._length.took(taken, result.secs)
+        self.examples += result.examples
+        self.secs += result.secs
+        if recorded is not None and recorded.num_steps:
+            # The step fetched the summaries first, then what the hooks asked for.
+            values = [value[-1] for value in recorded.values]
+            num_protos = self._setup.program.num_summary_protos if summaries else 0
+            self._log.summaries(values[:num_protos], self._step)
+            if request:
+                self._setup.session_hooks.after_run(values[num_protos:])
+        if result.num_steps:
+            self._log.note(result)
+        if self._nan.check(self, result, self._advance):
+            self._step = self._setup.model.store.global_step
+        return result
+
+    def _loop(self, request: StepRequest, num_steps: int, *, summaries: bool) -> LoopResult:
+        program, train_input = self._setup.program, self._setup.input
+        loop, may_end = program.loop(request, summaries=summaries), train_input.may_end_within(num_steps)
+        result = loop(train_input.iterator, num_steps, may_end=may_end, values=request.values)
+        if program.has_local_losses:
+            losses = np.asarray(self._context.collectives.sum(result.losses), result.losses.dtype)
+            result = dataclasses.replace(result, losses=losses)
+        if train_input.advance(result):
+            self.request_stop("the training input ended")
+        return result
+
+    def _count(self, parts: Sequence[LoopResult], taken: int) -> None:
+        """Read the global step, and what a step adds to it."""
+        before, self._step = self._step, self._setup.model.store.global_step
+        if not taken:
+            return
+        repeated = sum(part.repeated_steps for part in parts)
+        if repeated:  # how many of them a lost worker had taken, only the global step knows
+            self._log.repeated(self._step, repeated, (self._step - before) // self._advance - taken)
+            return
+        self._advance = max(1, (self._step - before) // taken)
+        if self._step == before and self._setup.program.loss_scale is not None:
+            self._nan.check_loss_scale(self._step)
+        elif self._step == before:
+            raise ValueError(
+                f"{taken} steps left global_step at {self._step}. train_op must advance it: "
+                "optimizer.minimize(loss, global_step=tf.compat.v1.train.get_global_step())."
+            )
+
+    def _save(self, *, asynchronous: bool) -> str:
+        path = self._checkpoints.save(self, self._extra(), asynchronous=asynchronous)
+        for call in self._after_save if not self._next.interrupted else ():
+            call(self)
+        return path
+
+    def _extra(self) -> dict[str, Any]:
+        """Return what a checkpoint of this step holds beside the variables."""
+        position = self._setup.input.position
+        # Would an undisturbed run evaluate here? A resumed one makes up for it only then.
+        is_end = not self.interrupted or self._step >= self._target or position.ended
+        is_evaluated = self._step > self._first_step and (self._saves_here or is_end)
+        return {"input": position.as_extra(), "evaluate": is_evaluated, "rollbacks": self._nan.rollbacks}
+
+    def _end(self) -> None:
+        if self._step == self._first_step:
+            _log.warning("No step was taken: the training input is empty, or a hook stopped at once.")
+        if self._step != self._checkpoints.saved_step:
+            self.save()
+        elif self._setup.input.position.ended:
+            # The same values, at the end of the data.
+            self._checkpoints.write(self._step, self._extra(), asynchronous=False, is_evaluated=True)
+        self.wait_for_checkpoint()
+        self._checkpoints.end_listeners(self._step)
+        self._setup.session_hooks.end()
+        for hook in self._setup.hooks:
+            hook.end(self)
+        self._log.end()
+        self._context.collectives.sum([])  # nobody leaves while another still needs it

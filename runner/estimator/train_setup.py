@@ -1,0 +1,185 @@
+"""A run of training before its first step: traced, restored, at its place in the input. Nothing is written yet."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from runner.checkpoint.input_position import InputPosition, continued, source_of, was_read_to_its_end
+from runner.data.inputs import Input, InputPipeline
+from runner.data.iterators import iterate
+from runner.estimator.context import EstimatorContext
+from runner.estimator.models import Models
+from runner.estimator.specs import InputFn
+from runner.hooks.builtin_hooks import TrainingOverrides, split_hooks
+from runner.hooks.session_hooks import SessionHooks
+from runner.hooks.trace_session import TraceSession
+from runner.programs.model import Model
+from runner.programs.train import TrainProgram
+from runner.programs.train_loop import LoopResult
+from runner.run_config import RunConfig
+from runner.tracking import tensorboard
+
+_log = logging.getLogger(__name__)
+
+
+class TrainInput:
+    """The training input while it is read.
+
+    Attributes:
+      iterator: over `pipeline.dataset`.
+      position: where the iterator stands.
+      remaining_steps: steps to the end of the data; infinite where it has none; None: unknown.
+    """
+
+    def __init__(self, pipeline: InputPipeline, iterator: Any, position: InputPosition) -> None:
+        self.pipeline, self.iterator, self.position = pipeline, iterator, position
+        steps = pipeline.remaining_steps()
+        self.remaining_steps = None if steps is None else steps - self.num_steps_read
+        self._is_resumed = position.elements > 0
+
+    @property
+    def num_steps_read(self) -> int:
+        return self.position.elements // self.pipeline.elements_per_step
+
+    def may_end_within(self, num_steps: int) -> bool:
+        return self.remaining_steps is None or self.remaining_steps < num_steps
+
+    def advance(self, result: LoopResult) -> bool:
+        """Note what a loop has read. Returns: whether the data has ended."""
+        self.position.elements += result.num_steps * self.pipeline.elements_per_step
+        if self.remaining_steps is not None:
+            self.remaining_steps -= result.num_steps
+            self.position.ended = self.remaining_steps <= 0
+        was_at_its_end = result.data_ended and not result.num_steps and self._is_resumed
+        self._is_resumed = False
+        if was_at_its_end and self.position.num_epochs is None:
+            # The checkpoint was written at the end of data of unknown size: read it again, as a new call would.
+            self.iterator, self.position = iterate(self.pipeline.dataset), InputPosition(self.position.source)
+        elif result.data_ended:
+            self.position.ended = True
+        return self.position.ended
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainSetup:
+    """What a run of training begins with.
+
+    Attributes:
+      latest: path of the checkpoint that the run resumes from; None: a new model.
+      config: the Estimator's, with what TensorFlow's own hooks ask for.
+      hooks, session_hooks: native ones, and those of v1.
+      overrides: what else TensorFlow's own hooks ask for.
+    """
+
+    model: Model
+    program: TrainProgram
+    input: TrainInput
+    latest: str | None
+    config: RunConfig
+    hooks: Sequence[Any]
+    session_hooks: SessionHooks
+    overrides: TrainingOverrides
+
+    def target(self, steps: int | None = None, max_steps: int | None = None) -> float:
+        """Return the global step at which training ends; infinite: with its input."""
+        return self.overrides.target(self.model.store.global_step, steps, max_steps)
+
+
+class TrainSetupBuilder:
+    """Makes the TrainSetup of each call of `Estimator.train`.
+
+    Args:
+      warm_start: called with a new model; gives it the values that it begins with.
+    """
+
+    def __init__(self, context: EstimatorContext, models: Models, warm_start: Callable[[Model], None]) -> None:
+        self._context, self._models, self._warm_start = context, models, warm_start
+        self._last_input_fn: Any = None
+
+    @functools.cached_property
+    def summary_writer(self) -> Any:
+        """The writer of training's events. It makes a file at once: not before training is prepared."""
+        is_on = self._context.config.tensorboard and self._context.is_chief
+        return tensorboard.build_writer(self._context.model_dir, is_on=is_on)
+
+    def open_input(self, input_fn: InputFn, latest: str | None, max_epochs: int | None) -> InputPipeline:
+        """Build the training input. The checkpoint `latest` is None where the model is new."""
+        if latest is None:
+            self._models.clear()  # somebody has emptied the model_dir: what is in memory belongs to the old one
+        with self._context.journal.phase("build"):
+            return self._models.build_train_pipeline(input_fn, max_epochs)
+
+    def has_input_ended(self, input_fn: InputFn, pipeline: InputPipeline, latest: str | None) -> bool:
+        """Report whether an earlier process, not a call on this object, has read the input to its end."""
+        source = source_of(input_fn, pipeline)
+        return self._last_input_fn is None and was_read_to_its_end(source, latest, pipeline.num_epochs)
+
+    def build(
+        self, pipeline: InputPipeline, input_fn: InputFn, hooks: Sequence[Any] | None, latest: str | None
+    ) -> TrainSetup:
+        """Trace the model, restore it from `latest` or give it its first values, and find the place in the input."""
+        context, model = self._context, self._models.for_training
+        stop_at_nan = split_hooks(hooks or ())[0].nan(context.config.nan) != "ignore"
+        program = model.train_program(pipeline, summary_writer=self.summary_writer, stop_at_nan=stop_at_nan)
+        spec = program.spec
+        chief_hooks = spec.training_chief_hooks if context.is_chief else ()
+        overrides, native, session = split_hooks([*(hooks or ()), *spec.training_hooks, *chief_hooks])
+        for note in overrides.notes:
+            _log.warning("%s", note)
+        writers = tensorboard.EventWriters(is_on=context.is_chief, own={context.model_dir: self.summary_writer})
+        trace_session = TraceSession(program.trace, context.model_fn.operators)
+        session_hooks = SessionHooks(session, trace_session, writers, in_loops=True)
+        if latest is not None:
+            model.restore(latest)
+        else:
+            self._warm_start(model)
+        # After the values of a checkpoint or a warm start: init_fn has the last word on a new model.
+        _run_scaffold(spec.scaffold, trace_session, is_new=latest is None)
+        with context.journal.phase("restore" if latest else "build"):
+            train_input = self._resume_input(pipeline, input_fn, latest)
+        config = overrides.config(context.config)
+        return TrainSetup(model, program, train_input, latest, config, native, session_hooks, overrides)
+
+    def _resume_input(self, pipeline: InputPipeline, input_fn: InputFn, latest: str | None) -> TrainInput:
+        """Return the training input, where the checkpoint left it.
+
+        A further call on this object starts an input that ends, and any other function, from its beginning, as
+        tf.estimator did: epochs are trained by calls. An endless one resumes: it would show the same examples again.
+        """
+        fn = input_fn.fn if isinstance(input_fn, Input) else input_fn
+        last, self._last_input_fn = self._last_input_fn, fn
+        source = source_of(input_fn, pipeline)
+        if last is None or (fn is last and pipeline.remaining_steps() == math.inf):
+            return TrainInput(pipeline, *continued(pipeline, source, latest))
+        return TrainInput(pipeline, iterate(pipeline.dataset), InputPosition.at_start(source, pipeline))
+
+
+def _run_scaffold(scaffold: Any, session: TraceSession, *, is_new: bool) -> None:
+    """Run `init_op` and `init_fn` on a new model and `local_init_op` on any; warn of what has no effect.
+
+    The variables have their initial values, or those of a checkpoint, before that.
+
+    Raises:
+      ValueError: an operation depends on a batch.
+    """
+    if scaffold is None:
+        return
+    unused = ("ready_op", "ready_for_local_init_op", "saver")
+    without_effect = [name for name in unused if getattr(scaffold, name) is not None]
+    if without_effect:
+        _log.warning(
+            "EstimatorSpec.scaffold: its %s has no effect: the runner makes variables, restores and saves by itself.",
+            ", ".join(without_effect),
+        )
+    with session.entered():
+        if is_new and scaffold.init_op is not None:
+            session.run(scaffold.init_op, feed_dict=scaffold.init_feed_dict)
+        if is_new and scaffold.init_fn is not None:
+            scaffold.init_fn(session)
+        if scaffold.local_init_op is not None:
+            session.run(scaffold.local_init_op, feed_dict=scaffold.local_init_feed_dict)

@@ -1,0 +1,241 @@
+"""When a SavedModel is written while a model trains: exporters, each with a folder of its own.
+
+An exporter notes beside its exports what each is of. So a run that goes on after a kill knows the best value so far,
+and a checkpoint that has been exported is not exported again.
+"""
+
+from __future__ import annotations
+
+import abc
+import inspect
+import math
+import operator
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from runner.export.saved_model import exports_in
+from runner.system.files import read_json, write_json
+from runner.tracking import tensorboard
+
+FILE = "exports.json"
+
+CompareFn = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
+"""(best result so far, result) -> whether the second is the better one."""
+
+
+class Exporter(abc.ABC):
+    """Exports a model as it is trained; `EvalSpec(exporters=)` takes several."""
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """Name of the folder that its exports go to."""
+
+    @abc.abstractmethod
+    def export(
+        self, estimator: Any, export_path: str, checkpoint_path: str, eval_result: Mapping[str, Any],
+        is_the_final_export: bool,
+    ) -> Any:  # fmt: skip
+        """Called after each evaluation, by one process.
+
+        Args:
+          export_path: `<model_dir>/export/<name>`.
+          eval_result: of the checkpoint.
+          is_the_final_export: training has come to its end, for whatever reason; it may then be called a second time
+            for the last checkpoint.
+
+        Returns: the path of what was written; None: nothing was.
+        """
+
+
+def checked_exporters(what: str, given: Any) -> tuple[Exporter, ...]:
+    """`given` (one, several or None) as a tuple. Raises: ValueError: something is no exporter, or two share a name."""
+    exporters = (given,) if isinstance(given, Exporter) else tuple(given or ())
+    for one in exporters:
+        if not isinstance(one, Exporter):
+            raise ValueError(f"{what}: {one!r} is no Exporter. Use one of the runner's, or subclass runner.Exporter.")
+    names = [one.name for one in exporters]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{what}: exporters differ in name, since each has a folder of its own; here are {names}.")
+    return exporters
+
+
+class LatestExporter(Exporter):
+    """Exports every checkpoint that is evaluated, and keeps the newest ones.
+
+    Args:
+      name: of its folder.
+      serving_input_receiver_fn: what receives requests.
+      assets_extra, as_text: as for `Estimator.export_saved_model`.
+      exports_to_keep: so many, the newest; None: all.
+
+    Raises:
+      ValueError: exports_to_keep is not positive.
+    """
+
+    def __init__(
+        self, name: str, serving_input_receiver_fn: Callable[[], Any], assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False, exports_to_keep: int | None = 5,
+    ) -> None:  # fmt: skip
+        if exports_to_keep is not None and exports_to_keep <= 0:
+            raise ValueError(f"exports_to_keep={exports_to_keep}: it must be positive; None keeps all.")
+        self._name = _checked_name(name)
+        self._receiver_fn, self._assets_extra, self._as_text = serving_input_receiver_fn, assets_extra, as_text
+        self._keep = exports_to_keep
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def export(
+        self, estimator: Any, export_path: str, checkpoint_path: str, eval_result: Mapping[str, Any],
+        is_the_final_export: bool,
+    ) -> Any:  # fmt: skip
+        notes = _Notes(export_path)
+        is_new = not notes.has(checkpoint_path, eval_result)
+        if not is_new or not self._is_due(notes, eval_result, is_the_final_export):
+            return None
+        path = estimator.export_saved_model(
+            export_path, self._receiver_fn, self._assets_extra, self._as_text, checkpoint_path
+        )
+        notes.add(os.fsdecode(path), checkpoint_path, eval_result)
+        if self._keep is not None:
+            for old in exports_in(export_path)[: -self._keep]:
+                tf.io.gfile.rmtree(old)
+        return path
+
+    def _is_due(self, notes: _Notes, eval_result: Mapping[str, Any], is_the_final_export: bool) -> bool:
+        return True
+
+
+class FinalExporter(LatestExporter):
+    """Exports the last checkpoint of training.
+
+    Args: as `LatestExporter`; all exports are kept.
+    """
+
+    def __init__(
+        self, name: str, serving_input_receiver_fn: Callable[[], Any], assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False, exports_to_keep: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
+
+    def _is_due(self, notes: _Notes, eval_result: Mapping[str, Any], is_the_final_export: bool) -> bool:
+        return is_the_final_export
+
+
+class BestExporter(LatestExporter):
+    """Exports a checkpoint when it is better than every one before it, those before a restart included.
+
+    Args:
+      name: of its folder.
+      serving_input_receiver_fn: what receives requests.
+      event_file_pattern: has no effect: the best value is kept beside the exports. (tf.estimator read it from the event
+        files, and forgot it when there were none.)
+      compare_fn: (best result so far, result) -> whether the second is better; one that declares best_eval_result and
+        current_eval_result is given them by name. None: the smaller `loss` is.
+      exports_to_keep: so many, the best; None: all.
+
+    Raises:
+      ValueError: there is no receiver, exports_to_keep is not positive, or compare_fn takes other arguments than two.
+    """
+
+    def __init__(
+        self, name: str = "best_exporter", serving_input_receiver_fn: Callable[[], Any] | None = None,
+        event_file_pattern: str | None = None, compare_fn: CompareFn | None = None,
+        assets_extra: Mapping[str, str] | None = None, as_text: bool = False, exports_to_keep: int | None = 5,
+    ) -> None:  # fmt: skip
+        if serving_input_receiver_fn is None:
+            raise ValueError("BestExporter(serving_input_receiver_fn=None): give a function that receives requests.")
+        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
+        self._is_better = smaller("loss") if compare_fn is None else _by_name(compare_fn)
+
+    def _is_due(self, notes: _Notes, eval_result: Mapping[str, Any], is_the_final_export: bool) -> bool:
+        best = notes.best
+        return best is None or bool(self._is_better(best, eval_result))
+
+
+def _by_name(compare_fn: Callable[..., bool]) -> CompareFn:
+    """`compare_fn`, to be called with the best result so far and the result: by the names that tf.estimator used, if it
+    has them, in whatever order.
+
+    Raises: ValueError: it cannot be called with two results.
+    """
+    names = ("best_eval_result", "current_eval_result")
+    try:
+        signature = inspect.signature(compare_fn)
+        if set(names) <= set(signature.parameters):
+            signature.bind(**dict.fromkeys(names))
+            return lambda best, found: compare_fn(**dict(zip(names, (best, found), strict=True)))
+        signature.bind(None, None)
+    except TypeError:
+        raise ValueError(
+            f"BestExporter(compare_fn={compare_fn!r}): it takes two results of evaluations, {' and '.join(names)}."
+        ) from None
+    return compare_fn
+
+
+def smaller(metric: str) -> CompareFn:
+    """Says that the result with the smaller `metric` is the better one; one that is NaN never is."""
+    return _better(metric, operator.lt)
+
+
+def larger(metric: str) -> CompareFn:
+    """Like `smaller`, for a metric whose larger value is the better one."""
+    return _better(metric, operator.gt)
+
+
+def _better(metric: str, compare: Callable[[float, float], bool]) -> CompareFn:
+    def is_better(best: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+        before, now = _value(best, metric), _value(found, metric)
+        return compare(now, before) or (math.isnan(before) and not math.isnan(now))
+
+    return is_better
+
+
+def _value(result: Mapping[str, Any], metric: str) -> float:
+    if metric not in result:
+        raise ValueError(f"BestExporter: the evaluation has no metric {metric!r}. There are: {', '.join(result)}.")
+    return float(result[metric])
+
+
+class _Notes:
+    """What the exports in a folder are of: export -> checkpoint, step, metrics. The last one is the best so far."""
+
+    def __init__(self, export_path: str) -> None:
+        self._base = export_path
+        known = (read_json(Path(export_path) / FILE) or {}).get("exports", {})
+        there = {os.path.basename(path) for path in exports_in(export_path)}
+        self._exports: dict[str, dict[str, Any]] = {name: facts for name, facts in known.items() if name in there}
+
+    @property
+    def best(self) -> dict[str, float] | None:
+        """The metrics of the newest export; None: there is none."""
+        if not self._exports:
+            return None
+        newest = self._exports[max(self._exports, key=int)]
+        return {name: float(value) for name, value in newest["metrics"].items()}
+
+    def has(self, checkpoint_path: str, eval_result: Mapping[str, Any]) -> bool:
+        """Report whether this checkpoint has been exported: one of its name, of which an evaluation found the same."""
+        return _facts(checkpoint_path, eval_result) in self._exports.values()
+
+    def add(self, path: str, checkpoint_path: str, eval_result: Mapping[str, Any]) -> None:
+        self._exports[os.path.basename(path)] = _facts(checkpoint_path, eval_result)
+        write_json(Path(self._base) / FILE, {"exports": self._exports})
+
+
+def _facts(checkpoint_path: str, eval_result: Mapping[str, Any]) -> dict[str, Any]:
+    # JSON has no NaN: float() reads these texts.
+    found = {name: repr(value) for name, value in tensorboard.scalars(eval_result).items()}
+    return {"checkpoint": os.path.basename(checkpoint_path), "metrics": found}
+
+
+def _checked_name(name: str) -> str:
+    if not name or os.sep in name:
+        raise ValueError(f"an exporter of the name {name!r}: give the name of a folder.")
+    return name

@@ -1,0 +1,341 @@
+"""The graph of an exported model: model_fn over placeholders, with variables of its own, cut to what is asked of it.
+
+It is a graph of a session, as tf.estimator's was: placeholders, lookup tables and the files that fill them are then
+what TensorFlow's own SavedModel builder, its loaders and TensorFlow Serving know. No strategy has a part in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.export.outputs import EvalOutput, ExportOutput, PredictOutput, TrainOutput, outputs_of, signatures_of
+from runner.export.receivers import ServingInputReceiver, SupervisedInputReceiver
+from runner.model_fn import EstimatorSpec, ModeKeys
+from runner.programs.optimizer_step import apply_gradients
+from runner.tf_private.graphs import eager_values_as_constants
+from runner.tf_private.keras3 import keras_trace
+from runner.tf_private.random_ops import functions_of
+from runner.tf_private.variables import slices_of
+from runner.tracing.graph_operations import changes_state, needed, operations
+from runner.tracing.partitioned_variable import PartitionedVariable, folded
+from runner.tracing.variable_request import VariableSpec
+from runner.tracing.variable_store import GLOBAL_STEP, RequestedVariables, VariableStore, specs_of
+
+v1 = tf.compat.v1
+_KEYS = v1.GraphKeys
+
+Receiver = ServingInputReceiver | SupervisedInputReceiver
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportGraph:
+    """What is exported of one mode.
+
+    Attributes:
+      specs: name -> what is known of each variable that model_fn asked for and a checkpoint holds.
+      variables: name -> variable of `graph`, or the parts of one of a v1 partitioner; those of `specs` that
+        it needs.
+      signatures: name -> SignatureDef.
+      assets: tensors with the paths of files that fill its tables.
+      init_op: fills tables and gives a value to what no checkpoint holds.
+    """
+
+    graph: tf.Graph
+    specs: Mapping[str, VariableSpec]
+    variables: Mapping[str, Any]
+    signatures: Mapping[str, Any]
+    assets: Sequence[tf.Tensor]
+    init_op: tf.Operation
+
+
+def build_graph(
+    model_call: Callable[..., EstimatorSpec],
+    receiver_fn: Callable[[], Receiver],
+    mode: str,
+    *,
+    seed: int,
+    with_initial_values: bool,
+) -> ExportGraph:
+    """Calls model_fn in `mode` over what `receiver_fn` receives.
+
+    Args:
+      with_initial_values: the initializers of variables are the model's own, for those that no checkpoint holds; else
+        zeros, which nobody sees.
+
+    Raises:
+      ValueError: receiver_fn returned something else; what model_fn returned cannot be exported.
+    """
+    store, graph = VariableStore(None, seed), tf.Graph()
+    with graph.as_default():
+        v1.set_random_seed(seed)
+        with _variables_of(graph, store, with_initial_values) as made:
+            receiver = _received(receiver_fn, mode)
+            spec = model_call(receiver.features, receiver.labels, mode)
+            outputs, train_op = _outputs(spec, made)
+            otherwise = PredictOutput(spec.predictions) if mode == ModeKeys.PREDICT else None
+            signatures = signatures_of(
+                outputs, receiver.receiver_tensors, receiver.receiver_tensors_alternatives, otherwise
+            )
+        if not receiver.asks_for_all:
+            for signature in signatures.values():
+                _leave_out_unused(graph, signature)
+        return _cut(graph, made, signatures, train_op, _initializers(spec))
+
+
+# --- what model_fn finds ------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Made:
+    """The variables of a graph, by name."""
+
+    store: VariableStore
+    requested: RequestedVariables
+    variables: dict[str, Any] = dataclasses.field(default_factory=dict)
+    protos: dict[str, Any] = dataclasses.field(default_factory=dict)  # as made: init_from_checkpoint changes variables
+
+    def is_local(self, name: str) -> bool:
+        return self.store.specs[name].local
+
+    @property
+    def saved(self) -> dict[str, Any]:
+        """Return name -> variable, or PartitionedVariable, of all that belongs in a checkpoint."""
+        variables = {name: variable for name, variable in self.variables.items() if not self.is_local(name)}
+        return folded(variables, slices_of(variables))
+
+    def proto(self, name: str) -> Any:
+        """What a MetaGraphDef says of the variable."""
+        proto, made = self.variables[name].to_proto(), self.protos[name]
+        proto.initializer_name, proto.initial_value_name = made.initializer_name, made.initial_value_name
+        return proto
+
+
+@contextlib.contextmanager
+def _variables_of(graph: tf.Graph, store: VariableStore, with_initial_values: bool) -> Iterator[_Made]:
+    """While it lasts, variables that are asked for are made in `graph`, under the names that checkpoints know."""
+    is_making = False
+
+    def make(spec: VariableSpec) -> Any:
+        nonlocal is_making
+        initial = spec.initial if with_initial_values or spec.local else lambda: tf.zeros(spec.shape, spec.dtype)
+        is_making = True
+        try:
+            with v1.name_scope(None), tf.control_dependencies(None), tf.init_scope():
+                made.variables[spec.name] = tf.Variable(
+                    initial, trainable=spec.trainable, name=_exactly(graph, spec.name), dtype=spec.dtype,
+                    shape=spec.shape,
+                )  # fmt: skip
+        finally:
+            is_making = False
+        made.protos[spec.name] = made.variables[spec.name].to_proto()
+        return made.variables[spec.name]
+
+    with contextlib.ExitStack() as stack:
+        keras, requested = stack.enter_context(keras_trace(graph)), RequestedVariables()
+        made = _Made(store, requested)
+        creator = store.asked_for_in_a_graph(keras, requested, make)
+
+        def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+            return next_creator(**kwargs) if is_making else creator(next_creator, **kwargs)
+
+        stack.enter_context(tf.variable_creator_scope(create))
+        stack.enter_context(eager_values_as_constants())
+        graph.add_to_collection(_KEYS.GLOBAL_STEP, make(store.specs[GLOBAL_STEP]))
+        stack.enter_context(tf.summary.record_if(False))
+        yield made
+
+
+def _exactly(graph: tf.Graph, name: str) -> str:
+    """`name` such that a variable gets it as it is, also where a name scope has been made for it."""
+    name = name.lstrip("_")  # of the random state of evaluation; no name in a graph may begin so
+    try:
+        graph.get_operation_by_name(name)
+    except KeyError:
+        return f"{name}/"
+    return name
+
+
+def _received(receiver_fn: Callable[[], Any], mode: str) -> Receiver:
+    kind: Any = ServingInputReceiver if mode == ModeKeys.PREDICT else SupervisedInputReceiver
+    receiver = receiver_fn()
+    if not isinstance(receiver, kind):
+        raise ValueError(
+            f"the receiver function for mode {mode!r} returned a {type(receiver).__name__}. Return a {kind.__name__}, "
+            "as the functions build_..._input_receiver_fn do."
+        )
+    return receiver
+
+
+def _outputs(spec: EstimatorSpec, made: _Made) -> tuple[dict[str, ExportOutput], tf.Operation | None]:
+    """Signature -> outputs; and what trains."""
+    if spec.mode == ModeKeys.PREDICT:
+        return outputs_of(spec), None
+    loss, metrics = tf.reduce_mean(spec.loss), _metric_pairs(spec, made)
+    if spec.mode == ModeKeys.TRAIN:
+        return {spec.mode: TrainOutput(loss, spec.predictions, metrics)}, _train_op(spec, loss, made)
+    return {spec.mode: EvalOutput(loss, spec.predictions, metrics)}, None
+
+
+def _metric_pairs(spec: EstimatorSpec, made: _Made) -> dict[str, tuple[Any, Any]]:
+    """Name -> (value, update) of the metrics, whatever they are."""
+    pairs: dict[str, tuple[Any, Any]] = {}
+    for name, metric in (spec.eval_metric_ops or {}).items():
+        if isinstance(metric, tuple | list):
+            value, update = (tf.convert_to_tensor(part) for part in metric)
+        elif tf.is_tensor(metric):
+            value, update = v1.metrics.mean(metric)
+        else:
+            owners = {id(variable) for variable in metric.variables}
+            own = [variable for variable, owner in made.requested.requests.values() if id(owner) in owners]
+            value = metric.result()
+            with tf.control_dependencies(_writes(made, own)):
+                update = tf.identity(metric.result())
+        pairs[name] = value, update
+    return pairs
+
+
+def _train_op(spec: EstimatorSpec, loss: tf.Tensor, made: _Made) -> tf.Operation:
+    """What takes a step. An `optimizer` is applied as it is: the options of `train` belong to the runner."""
+    if spec.train_op is not None:
+        return tf.group(spec.train_op, *_writes(made, made.requested.keras_variables()))
+    step, pairs = v1.train.get_global_step(), list(made.requested.trainable.values())
+    gradients = tf.gradients(loss, [variable for variable, _ in pairs])
+    apply_gradients(
+        spec.optimizer, [(g, v, owner) for g, (v, owner) in zip(gradients, pairs, strict=True) if g is not None]
+    )
+    return tf.group(*_writes(made, made.variables.values()), step.assign_add(1))
+
+
+def _writes(made: _Made, variables: Iterable[Any]) -> list[tf.Operation]:
+    """Operations that write to `variables`, but for those that give them their initial value."""
+    handles = {variable.handle.name for variable in variables}
+    initial = {proto.initializer_name for proto in made.protos.values()}
+    return [
+        one
+        for one in v1.get_default_graph().get_operations()
+        if changes_state(one) and one.name not in initial and any(tensor.name in handles for tensor in one.inputs)
+    ]
+
+
+def _initializers(spec: EstimatorSpec) -> list[tf.Operation]:
+    """What fills the tables, and what a Scaffold adds."""
+    found = [one for one in v1.get_collection(_KEYS.TABLE_INITIALIZERS) if one is not None]
+    own = getattr(spec.scaffold, "local_init_op", None)
+    return list(dict.fromkeys([*found, *operations([own] if own is not None else [])]))
+
+
+# --- what of it is exported ---------------------------------------------------------------------------------------
+
+
+def _cut(
+    graph: tf.Graph,
+    made: _Made,
+    signatures: Mapping[str, Any],
+    train_op: tf.Operation | None,
+    initializers: Iterable[tf.Operation],
+) -> ExportGraph:
+    """The part of `graph` that the signatures need: no slots of optimizers, no summaries, nothing that trains."""
+    wanted = [graph.as_graph_element(name) for name in _tensor_names(signatures)]
+    wanted_operations = [*operations(wanted), *([train_op] if train_op is not None else [])]
+    running = set(needed(graph, wanted_operations))
+    filling = [one for one in initializers if any(tensor.op in running for tensor in one.inputs)]
+    used = {name for name, one in made.variables.items() if one.handle.op in running or name == GLOBAL_STEP}
+    parts = {name: one.names if isinstance(one, PartitionedVariable) else (name,) for name, one in made.saved.items()}
+    parts = {name: names for name, names in parts.items() if used.intersection(names)}
+    local = [name for name in made.variables if name in used and made.is_local(name)]
+    kept = [*(name for names in parts.values() for name in names), *local]
+    initial = [graph.get_operation_by_name(made.protos[name].initializer_name) for name in local]
+    init_op = tf.group(*filling, *initial, name="init_exported")
+    protos = {name: made.proto(name) for name in kept}
+    ends = [graph.as_graph_element(name) for proto in protos.values() for name in _names_in(proto)]
+    running = set(needed(graph, [*wanted_operations, init_op, *operations(ends)]))
+    assets = [one.name for one in dict.fromkeys(graph.get_collection(_KEYS.ASSET_FILEPATHS)) if one.op in running]
+
+    exported = tf.Graph()
+    with exported.as_default():
+        tf.graph_util.import_graph_def(_definition(graph, running), name="")
+        variables = {name: type(made.variables[name]).from_proto(proto) for name, proto in protos.items()}
+        for name, variable in variables.items():
+            is_local = name in local
+            exported.add_to_collection(_KEYS.LOCAL_VARIABLES if is_local else _KEYS.GLOBAL_VARIABLES, variable)
+            if variable.trainable and not is_local:
+                exported.add_to_collection(_KEYS.TRAINABLE_VARIABLES, variable)
+        exported.add_to_collection(_KEYS.GLOBAL_STEP, variables[GLOBAL_STEP])
+        if train_op is not None:  # where tf.estimator left it
+            exported.add_to_collection(_KEYS.TRAIN_OP, exported.get_operation_by_name(train_op.name))
+    return ExportGraph(
+        exported,
+        specs_of(made.saved, made.store.specs),
+        {
+            name: [variables[one] for one in names] if len(names) > 1 else variables[names[0]]
+            for name, names in parts.items()
+        },
+        signatures,
+        [exported.get_tensor_by_name(name) for name in assets],
+        exported.get_operation_by_name(init_op.name),
+    )
+
+
+def _leave_out_unused(graph: tf.Graph, signature: Any) -> None:
+    """Removes the inputs that no output depends on; who asks would have to make them up."""
+    used = set(needed(graph, operations(map(graph.as_graph_element, _names_of(signature.outputs.values())))))
+    unused = [
+        name
+        for name, info in signature.inputs.items()
+        if not used.intersection(operations(map(graph.as_graph_element, _names_of([info]))))
+    ]
+    for name in unused if len(unused) < len(signature.inputs) else ():
+        del signature.inputs[name]
+
+
+def _tensor_names(signatures: Mapping[str, Any]) -> list[str]:
+    """Names of all tensors in SignatureDefs."""
+    return _names_of(
+        info for signature in signatures.values() for info in (*signature.inputs.values(), *signature.outputs.values())
+    )
+
+
+def _names_of(infos: Iterable[Any]) -> list[str]:
+    """Names of the tensors in TensorInfos."""
+    names: list[str] = []
+    for info in infos:
+        kind = info.WhichOneof("encoding")
+        if kind == "name":
+            names.append(info.name)
+        elif kind == "coo_sparse":
+            sparse = info.coo_sparse
+            names += [sparse.values_tensor_name, sparse.indices_tensor_name, sparse.dense_shape_tensor_name]
+        else:
+            names += [component.name for component in info.composite_tensor.components]
+    return list(dict.fromkeys(names))
+
+
+def _names_in(proto: Any) -> list[str]:
+    """Names of the tensors and operations that a VariableDef names."""
+    names = (proto.variable_name, proto.initializer_name, proto.initial_value_name, proto.snapshot_name)
+    return [name for name in names if name]
+
+
+def _definition(graph: tf.Graph, running: set[tf.Operation]) -> Any:
+    """The GraphDef of these operations, with the functions that they call."""
+    whole = graph.as_graph_def()
+    names = {operation.name for operation in running}
+    part = v1.GraphDef(versions=whole.versions)
+    part.node.extend(node for node in whole.node if node.name in names)
+    for node in part.node:
+        places = [name.decode().removeprefix("loc:@") for name in node.attr["_class"].list.s]
+        if not places or not names.issuperset(places):  # beside an operation that is not exported
+            del node.attr["_class"]
+    functions = {function.signature.name: function for function in whole.library.function}
+    called = {name for node in part.node for name in functions_of(node)}
+    while called:
+        function = functions.pop(called.pop(), None)
+        if function is not None:
+            part.library.function.append(function)
+            called |= {name for node in function.node_def for name in functions_of(node)}
+    return part

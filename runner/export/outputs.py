@@ -1,0 +1,250 @@
+"""The outputs of an exported model: those of its signatures, under the names that TensorFlow Serving asks for."""
+
+from __future__ import annotations
+
+import abc
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from runner.model_fn import EstimatorSpec, ModeKeys
+
+_log = logging.getLogger(__name__)
+
+saved_model = tf.compat.v1.saved_model
+
+DEFAULT = "serving_default"
+"""Name of the signature that TensorFlow Serving runs when none is asked for."""
+
+SINGLE_RECEIVER = "input"
+"""Name of an input that has none of its own."""
+
+
+class ExportOutput(abc.ABC):
+    """The outputs of one signature of an exported model."""
+
+    @abc.abstractmethod
+    def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
+        """The SignatureDef from these inputs to the outputs.
+
+        Raises:
+          ValueError: these inputs cannot have such outputs; the message says why.
+        """
+
+
+class PredictOutput(ExportOutput):
+    """Any tensors, by name.
+
+    Args:
+      outputs: a dict of tensors, or one, whose name is then `output`. A key may be a tuple of strings: joined by `/`.
+
+    Raises:
+      ValueError: a key is no string, or a value no tensor.
+    """
+
+    def __init__(self, outputs: Any) -> None:
+        self._outputs = _named(outputs, "output", "PredictOutput(outputs)")
+
+    @property
+    def outputs(self) -> dict[str, Any]:
+        return self._outputs
+
+    def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
+        return _signature(receiver_tensors, self._outputs, saved_model.signature_constants.PREDICT_METHOD_NAME)
+
+
+class ClassificationOutput(ExportOutput):
+    """Scores and names of classes.
+
+    Args:
+      scores: float, `[batch, classes]`.
+      classes: string, `[batch, classes]` or `[classes]`.
+
+    Raises:
+      ValueError: neither is given, or one has another dtype.
+    """
+
+    def __init__(self, scores: Any = None, classes: Any = None) -> None:
+        if scores is None and classes is None:
+            raise ValueError("ClassificationOutput(): give scores, classes or both.")
+        if scores is not None and not (tf.is_tensor(scores) and scores.dtype.is_floating):
+            raise ValueError(f"ClassificationOutput(scores={scores!r}): they are a tensor of floats.")
+        if classes is not None and not (tf.is_tensor(classes) and classes.dtype == tf.string):
+            raise ValueError(
+                f"ClassificationOutput(classes={classes!r}): they are a tensor of strings; tf.as_string makes them of "
+                "numbers."
+            )
+        self._scores, self._classes = scores, classes
+
+    @property
+    def scores(self) -> Any:
+        return self._scores
+
+    @property
+    def classes(self) -> Any:
+        return self._classes
+
+    def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
+        examples = _single_string(receiver_tensors, "classification")
+        return saved_model.classification_signature_def(examples, self._classes, self._scores)
+
+
+class RegressionOutput(ExportOutput):
+    """One number an example.
+
+    Args:
+      value: float, `[batch]` or `[batch, 1]`.
+
+    Raises:
+      ValueError: it has another dtype.
+    """
+
+    def __init__(self, value: Any) -> None:
+        if not (tf.is_tensor(value) and value.dtype.is_floating):
+            raise ValueError(f"RegressionOutput(value={value!r}): it is a tensor of floats.")
+        self._value = value
+
+    @property
+    def value(self) -> Any:
+        return self._value
+
+    def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
+        examples = _single_string(receiver_tensors, "regression")
+        return saved_model.regression_signature_def(examples, self._value)
+
+
+class _SupervisedOutput(ExportOutput):
+    """What a model gives that has labels: `loss`, `predictions/<name>`, `metrics/<name>/value` and `/update_op`."""
+
+    method_name = ""
+
+    def __init__(self, loss: Any = None, predictions: Any = None, metrics: Mapping[str, Any] | None = None) -> None:
+        self.loss = {} if loss is None else _named(loss, "loss", f"{type(self).__name__}(loss)")
+        self.predictions = {} if predictions is None else _prefixed("predictions", predictions)
+        self.metrics: dict[str, Any] = {}
+        for name, (value, update) in (metrics or {}).items():
+            self.metrics |= {f"metrics/{name}/value": value, f"metrics/{name}/update_op": update}
+
+    def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
+        outputs = {**self.loss, **self.predictions, **self.metrics}
+        return _signature(receiver_tensors, outputs, self.method_name)
+
+
+class TrainOutput(_SupervisedOutput):
+    """The outputs of a graph that trains."""
+
+    method_name = "tensorflow/supervised/training"
+
+
+class EvalOutput(_SupervisedOutput):
+    """The outputs of a graph that evaluates."""
+
+    method_name = "tensorflow/supervised/eval"
+
+
+def outputs_of(spec: EstimatorSpec) -> dict[str, ExportOutput]:
+    """Signature -> outputs of what a model_fn returned in PREDICT: `export_outputs`, else its predictions.
+
+    The only signature is `serving_default`, too.
+
+    Raises:
+      ValueError: export_outputs holds something else; of several, none is the default.
+    """
+    assert spec.mode == ModeKeys.PREDICT
+    outputs = dict(spec.export_outputs or {}) or {DEFAULT: PredictOutput(spec.predictions)}
+    for name, output in outputs.items():
+        if not isinstance(output, ExportOutput):
+            raise ValueError(
+                f"export_outputs[{name!r}] is a {type(output).__name__}. Give a PredictOutput, ClassificationOutput or "
+                "RegressionOutput."
+            )
+    if len(outputs) == 1:
+        outputs.setdefault(DEFAULT, next(iter(outputs.values())))
+    if DEFAULT not in outputs:
+        raise ValueError(
+            f"export_outputs has {', '.join(map(repr, outputs))}. Of several, one must be the default: give one under "
+            f"the name {DEFAULT!r}."
+        )
+    return outputs
+
+
+def signatures_of(
+    outputs: Mapping[str, ExportOutput],
+    receiver_tensors: Mapping[str, Any],
+    alternatives: Mapping[str, Mapping[str, Any]],
+    otherwise: ExportOutput | None = None,
+) -> dict[str, Any]:
+    """Name -> SignatureDef of each output from the inputs; `<alternative>:<name>` from each of the `alternatives`.
+
+    An output that these inputs cannot have is left out, and the log says why.
+
+    Args:
+      otherwise: takes the place of the default, where that is left out; None: nothing does.
+
+    Raises:
+      ValueError: all are left out.
+    """
+    found: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+    for prefix, tensors in {
+        "": receiver_tensors,
+        **{f"{name}:": value for name, value in alternatives.items()},
+    }.items():
+        for name, output in outputs.items():
+            try:
+                found[prefix + name] = output.as_signature_def(tensors)
+            except ValueError as error:
+                left_out[prefix + name] = str(error)
+    if DEFAULT not in found and otherwise is not None:
+        found[DEFAULT] = otherwise.as_signature_def(receiver_tensors)
+    if not found:
+        raise ValueError(
+            "no signature can be exported: "
+            + "; ".join(f"{name!r}: {why}" for name, why in left_out.items())
+            + " Add a PredictOutput to export_outputs, or use build_parsing_serving_input_receiver_fn."
+        )
+    for name, why in left_out.items():
+        instead = " The predictions take its place." if name == DEFAULT and DEFAULT in found else ""
+        _log.info("Signature %r is left out: %s%s", name, why, instead)
+    return found
+
+
+def _single_string(receiver_tensors: Mapping[str, Any], what: str) -> Any:
+    found = list(receiver_tensors.values())
+    if len(found) != 1 or not tf.is_tensor(found[0]) or found[0].dtype != tf.string:
+        kinds = [f"{name} ({tf.as_dtype(tensor.dtype).name})" for name, tensor in receiver_tensors.items()]
+        shown = ", ".join(kinds[:3]) + (f" and {len(kinds) - 3} more" if len(kinds) > 3 else "")
+        raise ValueError(f"a {what} has one input, a string tensor of serialised tf.Examples; this model has {shown}.")
+    return found[0]
+
+
+def _signature(inputs: Mapping[str, Any], outputs: Mapping[str, Any], method_name: str) -> Any:
+    info = saved_model.build_tensor_info
+    return saved_model.build_signature_def(
+        {str(name): info(tensor) for name, tensor in inputs.items()},
+        {name: info(tensor) for name, tensor in outputs.items()},
+        method_name,
+    )
+
+
+def _named(outputs: Any, default: str, what: str) -> dict[str, Any]:
+    if not isinstance(outputs, Mapping):
+        outputs = {default: outputs}
+    named: dict[str, Any] = {}
+    for key, value in outputs.items():
+        if isinstance(key, tuple):
+            key = "/".join(map(str, key))
+        if not isinstance(key, str):
+            raise ValueError(f"{what} has the key {key!r}. Names of outputs are strings.")
+        if not tf.is_tensor(value):
+            raise ValueError(f"{what}[{key!r}] is a {type(value).__name__}, and must be a tensor.")
+        named[key] = value
+    return named
+
+
+def _prefixed(prefix: str, outputs: Any) -> dict[str, Any]:
+    if not isinstance(outputs, Mapping):
+        return _named(outputs, prefix, prefix)
+    return {f"{prefix}/{name}": value for name, value in _named(outputs, "output", prefix).items()}

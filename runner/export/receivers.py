@@ -1,0 +1,234 @@
+"""What an exported model is fed: the placeholders that requests fill, and the features that are made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Self
+
+import tensorflow as tf
+
+from runner.export.outputs import SINGLE_RECEIVER
+
+v1 = tf.compat.v1
+
+_SINGLE_FEATURE = "feature"
+_SINGLE_LABEL = "label"
+
+
+class _ServingInputReceiver(NamedTuple):
+    features: Any
+    receiver_tensors: Any
+    receiver_tensors_alternatives: Any
+
+
+class ServingInputReceiver(_ServingInputReceiver):
+    """What a `serving_input_receiver_fn` returns: where requests come in, and what model_fn gets of them.
+
+    Args:
+      features: a dict of tensors, dense, sparse or ragged, by strings or ints; a tensor is `{"feature": tensor}`.
+      receiver_tensors: a dict of placeholders, by the names in the signature; a tensor has the name `input`.
+      receiver_tensors_alternatives: name -> other tensors that may be fed instead; further signatures of that name.
+
+    Raises:
+      ValueError: one of them is missing, a key is no string, or a value no tensor.
+    """
+
+    def __new__(
+        cls, features: Any, receiver_tensors: Any, receiver_tensors_alternatives: Mapping[str, Any] | None = None
+    ) -> Self:
+        if receiver_tensors_alternatives is not None and not isinstance(receiver_tensors_alternatives, Mapping):
+            raise ValueError(
+                f"receiver_tensors_alternatives is a {type(receiver_tensors_alternatives).__name__}. It is a dict: "
+                "name -> tensors."
+            )
+        alternatives = {
+            name: _checked_receivers(tensors, f"receiver_tensors_alternatives[{name!r}]")
+            for name, tensors in (receiver_tensors_alternatives or {}).items()
+        }
+        receivers = _checked_receivers(receiver_tensors, "receiver_tensors")
+        return super().__new__(cls, cls._checked_features(features), receivers, alternatives)
+
+    labels: Any = None
+    asks_for_all = True
+    """Report whether a signature asks for inputs that its outputs do not depend on, as those of tf.estimator did."""
+
+    @classmethod
+    def _checked_features(cls, features: Any) -> Any:
+        return _checked(features, _SINGLE_FEATURE, "features")
+
+
+class _OfInput(ServingInputReceiver):
+    """Made of all that an input function gives, of which the model may use a part."""
+
+    asks_for_all = False
+
+
+class TensorServingInputReceiver(ServingInputReceiver):
+    """A ServingInputReceiver whose features reach model_fn as the one tensor that they are.
+
+    Raises:
+      ValueError: as ServingInputReceiver; features is no tensor.
+    """
+
+    @classmethod
+    def _checked_features(cls, features: Any) -> Any:
+        if not _is_tensor(features):
+            raise ValueError(
+                f"TensorServingInputReceiver(features) is a {type(features).__name__}, and must be one tensor. "
+                "ServingInputReceiver takes several."
+            )
+        return features
+
+
+class _SupervisedInputReceiver(NamedTuple):
+    features: Any
+    labels: Any
+    receiver_tensors: Any
+
+
+class SupervisedInputReceiver(_SupervisedInputReceiver):
+    """What a receiver function returns for TRAIN and EVAL: features and labels.
+
+    Args:
+      features, labels: a tensor, or a dict of tensors.
+      receiver_tensors: as for ServingInputReceiver.
+
+    Raises:
+      ValueError: as ServingInputReceiver.
+    """
+
+    receiver_tensors_alternatives: Mapping[str, Any] = {}
+    asks_for_all = True
+
+    def __new__(cls, features: Any, labels: Any, receiver_tensors: Any) -> Self:
+        features = features if _is_tensor(features) else _checked(features, _SINGLE_FEATURE, "features")
+        labels = labels if _is_tensor(labels) else _checked(labels, _SINGLE_LABEL, "labels")
+        return super().__new__(cls, features, labels, _checked_receivers(receiver_tensors, "receiver_tensors"))
+
+
+def build_parsing_serving_input_receiver_fn(
+    feature_spec: Mapping[str, Any], default_batch_size: int | None = None
+) -> Callable[[], ServingInputReceiver]:
+    """For requests that are serialised `tf.train.Example`s: one string input, `examples`.
+
+    Args:
+      feature_spec: name -> tf.io.FixedLenFeature, VarLenFeature, ...
+      default_batch_size: None: any number of examples.
+    """
+
+    def serving_input_receiver_fn() -> ServingInputReceiver:
+        serialized = v1.placeholder(tf.string, [default_batch_size], "input_example_tensor")
+        return ServingInputReceiver(tf.io.parse_example(serialized, feature_spec), {"examples": serialized})
+
+    return serving_input_receiver_fn
+
+
+def build_raw_serving_input_receiver_fn(
+    features: Any, default_batch_size: int | None = None
+) -> Callable[[], ServingInputReceiver]:
+    """For requests that are the features themselves, each under its name.
+
+    Args:
+      features: a dict of tensors or specs, `[batch, ...]`, of which shape and dtype are taken; or one of them.
+      default_batch_size: what takes the place of the first dimension; None: any number of examples.
+    """
+
+    def serving_input_receiver_fn() -> ServingInputReceiver:
+        placeholders = _placeholders(features, default_batch_size, _SINGLE_FEATURE)
+        return ServingInputReceiver(placeholders, placeholders)
+
+    return serving_input_receiver_fn
+
+
+def build_raw_supervised_input_receiver_fn(
+    features: Any, labels: Any, default_batch_size: int | None = None
+) -> Callable[[], SupervisedInputReceiver]:
+    """Like `build_raw_serving_input_receiver_fn`, for features and labels.
+
+    Raises:
+      ValueError: a feature and a label have the same name.
+    """
+    for each in (features, labels):
+        if each is None:
+            raise ValueError("build_raw_supervised_input_receiver_fn: give features and labels.")
+    if isinstance(features, Mapping) and isinstance(labels, Mapping) and set(features) & set(labels):
+        both = ", ".join(map(repr, sorted(set(features) & set(labels))))
+        raise ValueError(f"{both}: the name of a feature and of a label. Each input of a signature has a name.")
+
+    def supervised_input_receiver_fn() -> SupervisedInputReceiver:
+        of_features = _placeholders(features, default_batch_size, _SINGLE_FEATURE)
+        of_labels = _placeholders(labels, default_batch_size, _SINGLE_LABEL)
+        return SupervisedInputReceiver(
+            of_features if isinstance(features, Mapping) else of_features[_SINGLE_FEATURE],
+            of_labels if isinstance(labels, Mapping) else of_labels[_SINGLE_LABEL],
+            {**of_features, **of_labels},
+        )
+
+    return supervised_input_receiver_fn
+
+
+def receiver_fn_of_spec(features: Any) -> Callable[[], ServingInputReceiver]:
+    """For requests that are what an input function gives: those features that the model uses, any number of examples.
+
+    Args:
+      features: the spec of a batch: of one tensor, whose name is then `input`, or a nest.
+    """
+
+    def serving_input_receiver_fn() -> ServingInputReceiver:
+        if isinstance(features, Mapping):
+            placeholders = _placeholders(features, None, _SINGLE_FEATURE)
+            return _OfInput(placeholders, placeholders)
+        if tf.nest.is_nested(features):
+            raise ValueError(
+                f"the features of the input are a {type(features).__name__}, whose parts have no names that a request "
+                "could use. Let the input function give a dict, or set export.receiver_fn."
+            )
+        placeholder = _placeholders(features, None, SINGLE_RECEIVER)[SINGLE_RECEIVER]
+        return TensorServingInputReceiver(placeholder, {SINGLE_RECEIVER: placeholder})
+
+    return serving_input_receiver_fn
+
+
+def _placeholders(specs: Any, batch_size: int | None, single: str) -> dict[str, Any]:
+    specs = specs if isinstance(specs, Mapping) else {single: specs}
+    return {name: _placeholder(name, spec, batch_size) for name, spec in specs.items()}
+
+
+def _placeholder(name: Any, spec: Any, batch_size: int | None) -> Any:
+    """A placeholder like `spec` (a tensor or a TensorSpec) of `batch_size` examples."""
+    if isinstance(spec, Mapping):
+        raise ValueError(f"feature {name!r} is a dict of features. Inputs of a signature are tensors: flatten it.")
+    if isinstance(spec, tf.RaggedTensor | tf.RaggedTensorSpec):
+        rank = spec.ragged_rank
+        return v1.ragged.placeholder(spec.dtype, rank, list(spec.shape[rank + 1 :]), name=_op_name(name))
+    shape = tf.TensorShape(spec.shape)
+    shape = tf.TensorShape([batch_size]).concatenate(shape[1:]) if shape.rank else shape
+    if isinstance(spec, tf.SparseTensor | tf.SparseTensorSpec):
+        return v1.sparse_placeholder(spec.dtype, shape.as_list() if shape.rank else None, name=_op_name(name))
+    return v1.placeholder(spec.dtype, shape, _op_name(name))
+
+
+def _op_name(name: Any) -> str | None:
+    text = str(name)
+    return text if all(part.isalnum() for part in text.split("_")) and text[:1].isalnum() else None
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, tf.Tensor | tf.SparseTensor | tf.RaggedTensor)
+
+
+def _checked(tensors: Any, single: str, what: str) -> dict[Any, Any]:
+    if tensors is None:
+        raise ValueError(f"{what}=None: a receiver has {what}.")
+    tensors = tensors if isinstance(tensors, Mapping) else {single: tensors}
+    for name, tensor in tensors.items():
+        if not isinstance(name, str | int):
+            raise ValueError(f"{what} has the key {name!r}. A name is a string or an int.")
+        if not _is_tensor(tensor):
+            raise ValueError(f"{what}[{name!r}] is a {type(tensor).__name__}, and must be a tensor.")
+    return dict(tensors)
+
+
+def _checked_receivers(tensors: Any, what: str) -> dict[str, Any]:
+    # The inputs of a signature are strings; features that are their own receivers may have ints for names.
+    return {str(name): tensor for name, tensor in _checked(tensors, SINGLE_RECEIVER, what).items()}

@@ -1,0 +1,207 @@
+"""Writes a SavedModel: the graph of model_fn, the values of a checkpoint, the files that its tables are filled from.
+
+It is in the format that tf.estimator wrote, which `tf.saved_model.load`, `tf.compat.v1.saved_model.load`,
+`saved_model_cli` and TensorFlow Serving read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from runner.export.graph import ExportGraph, Receiver, build_graph
+from runner.export.outputs import DEFAULT
+from runner.export.variables import values_of
+from runner.model_fn import EstimatorSpec, ModeKeys
+from runner.run_config import RunConfig
+from runner.tf_private.replaced import Overlay
+from runner.tf_private.tensor_bundle import write_bundle
+
+v1 = tf.compat.v1
+
+TAGS = {ModeKeys.TRAIN: ["train"], ModeKeys.EVAL: ["eval"], ModeKeys.PREDICT: ["serve"]}
+"""Mode -> the tags by which its graph is found in a SavedModel."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """A SavedModel that was written.
+
+    Attributes:
+      signatures: name -> its inputs and outputs, as a person reads them.
+      tensors: of the default signature: "inputs" and "outputs" -> name -> [dtype, shape with -1]; those that are dense.
+    """
+
+    path: str
+    signatures: Mapping[str, str]
+    tensors: Mapping[str, Mapping[str, Sequence[Any]]]
+
+
+TEMPORARY = "temp-"
+_ATTEMPTS = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where the values of an exported model come from.
+
+    Attributes:
+      model_call: (features, labels, mode) -> spec.
+      checkpoint: its path; None: the model is new, and begins with what `config.warm_start` names.
+      config: the seed, and whether weights or their moving averages are exported.
+    """
+
+    model_call: Callable[..., EstimatorSpec]
+    checkpoint: str | None
+    config: RunConfig
+
+
+def write_saved_model(
+    base: str,
+    receiver_fns: Mapping[str, Callable[[], Receiver]],
+    source: Source,
+    *,
+    assets_extra: Mapping[str, str] | None = None,
+    as_text: bool = False,
+    clock: Callable[[], float] = time.time,
+) -> Written:
+    """Writes `base`/<seconds since 1970>. It is whole from the moment that it is there.
+
+    Args:
+      receiver_fns: mode -> what receives its inputs; a graph each, tagged train, eval or serve.
+      assets_extra: path below `assets.extra` -> the file that is copied there.
+      as_text: saved_model.pbtxt in place of saved_model.pb.
+      clock: seconds since 1970.
+
+    Raises:
+      ValueError: no mode, or what `build_graph` raises; the checkpoint lacks a variable; a file is not there.
+    """
+    modes = [mode for mode in TAGS if receiver_fns.get(mode) is not None]
+    if not modes:
+        raise ValueError(
+            f"no receiver function is given for any of the modes {', '.join(map(repr, TAGS))}: there is nothing to "
+            "export."
+        )
+    extra = _checked_extra(assets_extra or {})
+    is_new, temporary = source.checkpoint is None, _temporary_folder(base, clock)
+    try:
+        with _without_advice():
+            graphs = {
+                mode: build_graph(
+                    source.model_call, receiver_fns[mode], mode, seed=source.config.seed, with_initial_values=is_new
+                )
+                for mode in modes
+            }
+            builder = v1.saved_model.Builder(temporary)
+            for mode, graph in graphs.items():
+                _add(builder, graph, TAGS[mode], is_first=mode == modes[0])
+            builder.save(as_text)
+            values = values_of(list(graphs.values()), source.checkpoint, source.config, trains=ModeKeys.TRAIN in modes)
+        write_bundle(Path(temporary) / "variables" / "variables", values)
+        for name, file in extra.items():
+            target = os.path.join(temporary, "assets.extra", name)
+            tf.io.gfile.makedirs(os.path.dirname(target))
+            tf.io.gfile.copy(file, target)
+        path = _published(temporary, base)
+    except BaseException:
+        if tf.io.gfile.exists(temporary):
+            tf.io.gfile.rmtree(temporary)
+        raise
+    signatures = {name: one for graph in graphs.values() for name, one in graph.signatures.items()}
+    return Written(path, {name: _described(one) for name, one in signatures.items()}, _tensors(signatures.get(DEFAULT)))
+
+
+def _add(builder: Any, exported: ExportGraph, tags: Sequence[str], *, is_first: bool) -> None:
+    given: dict[str, Any] = {
+        "assets_collection": exported.assets,
+        "clear_devices": True,  # a serving host need not have the devices of this one
+        "main_op": exported.init_op,
+        "strip_default_attrs": True,
+    }
+    with exported.graph.as_default():
+        saver = v1.train.Saver(dict(exported.variables), sharded=True, allow_empty=True)
+        # The builder would take the values out of a session. They are written beside it, from where they are.
+        saver = Overlay(saver, save=lambda *args, **kwargs: None)
+        if is_first:
+            builder.add_meta_graph_and_variables(None, tags, dict(exported.signatures), saver=saver, **given)
+        else:
+            builder.add_meta_graph(tags, dict(exported.signatures), saver=saver, **given)
+
+
+@contextlib.contextmanager
+def _without_advice() -> Iterator[None]:
+    """Keeps TensorFlow from advising against sessions, once for each of their names."""
+    logger = logging.getLogger("tensorflow")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _described(signature: Any) -> str:
+    """The names of its inputs and outputs."""
+    return f"{', '.join(sorted(signature.inputs))} -> {', '.join(sorted(signature.outputs))}"
+
+
+def _tensors(signature: Any) -> dict[str, dict[str, Sequence[Any]]]:
+    """What a request of this signature holds, and what it is answered with; nothing where there is no signature."""
+    parts = {"inputs": signature.inputs, "outputs": signature.outputs} if signature is not None else {}
+    return {
+        part: {
+            name: [tf.as_dtype(info.dtype).name, [size.size for size in info.tensor_shape.dim]]
+            for name, info in sorted(infos.items())
+            if info.WhichOneof("encoding") == "name"
+        }
+        for part, infos in parts.items()
+    }
+
+
+# --- folders ------------------------------------------------------------------------------------------------------
+
+
+def exports_in(base: str) -> list[str]:
+    """Paths of the whole exports in `base`, the oldest first; none where there is no such folder."""
+    if not tf.io.gfile.isdir(base):
+        return []
+    names = [name.rstrip("/") for name in tf.io.gfile.listdir(base)]
+    return [os.path.join(base, name) for name in sorted((name for name in names if name.isdigit()), key=int)]
+
+
+def _temporary_folder(base: str, clock: Callable[[], float]) -> str:
+    """A path that is not there yet, whose name says what the export will be called."""
+    taken = [int(os.path.basename(path)) for path in exports_in(base)]
+    stamp = max(int(clock()), max(taken, default=0) + 1)
+    for attempt in range(_ATTEMPTS):
+        temporary = os.path.join(base, f"{TEMPORARY}{stamp + attempt}")
+        if not tf.io.gfile.exists(temporary) and not tf.io.gfile.exists(os.path.join(base, str(stamp + attempt))):
+            return temporary
+    raise RuntimeError(f"{base} has {_ATTEMPTS} exports that are under way: remove its folders {TEMPORARY}*.")
+
+
+def _published(temporary: str, base: str) -> str:
+    """Gives a whole export its name: TensorFlow Serving, which watches `base`, never sees half of one."""
+    stamp = int(os.path.basename(temporary).removeprefix(TEMPORARY))
+    while tf.io.gfile.exists(os.path.join(base, str(stamp))):
+        stamp += 1
+    final = os.path.join(base, str(stamp))
+    tf.io.gfile.rename(temporary, final)
+    return final
+
+
+def _checked_extra(files: Mapping[str, str]) -> dict[str, str]:
+    for name, file in files.items():
+        if not tf.io.gfile.exists(file):
+            raise ValueError(f"assets_extra[{name!r}]={file}: there is no such file.")
+        if os.path.isabs(name) or ".." in name.split("/"):
+            raise ValueError(f"assets_extra[{name!r}]: name a path below the folder assets.extra.")
+    return dict(files)

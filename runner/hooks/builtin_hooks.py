@@ -1,0 +1,85 @@
+"""TensorFlow's own training hooks that the runner does itself: their settings, and the hooks that are left to call."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.run_config import RunConfig
+from runner.tf_private import v1 as v1_bridge
+
+v1 = tf.compat.v1
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingOverrides:
+    """The settings of TensorFlow's own hooks that the runner does itself.
+
+    Attributes:
+      num_steps, last_step: of StopAtStepHook.
+      stop_at_nan: of NanTensorHook: whether to fail; None: not given.
+      save_steps, save_secs, listeners: of CheckpointSaverHook.
+      notes: on hooks that have no effect.
+    """
+
+    num_steps: int | None = None
+    last_step: int | None = None
+    stop_at_nan: bool | None = None
+    save_steps: int | None = None
+    save_secs: float | None = None
+    listeners: tuple[Any, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def and_those_of(self, taken: Mapping[str, Any]) -> TrainingOverrides:
+        """Add the settings of one more hook: the earliest end counts, listeners add up, the rest replaces."""
+        changes = dict(taken)
+        for name in ("num_steps", "last_step"):
+            given = [value for value in (getattr(self, name), taken.get(name)) if value is not None]
+            changes[name] = min(given, default=None)
+        for name in ("listeners", "notes"):
+            changes[name] = (*getattr(self, name), *taken.get(name, ()))
+        return dataclasses.replace(self, **changes)
+
+    def nan(self, configured: str) -> str:
+        return configured if self.stop_at_nan is None else "stop"
+
+    def config(self, config: RunConfig) -> RunConfig:
+        """Return `config` with these cadences."""
+        changes: dict[str, Any] = {}
+        if self.save_steps or self.save_secs:
+            changes.update(save_checkpoints_steps=self.save_steps, save_checkpoints_secs=self.save_secs)
+        return config.replace(nan=self.nan(config.nan), **changes)
+
+    def target(self, step: int, steps: int | None, max_steps: int | None) -> float:
+        """Return the global step at which training from `step` ends; infinite where nothing limits it."""
+        targets = [
+            math.inf if steps is None else step + steps,
+            math.inf if max_steps is None else max_steps,
+            math.inf if self.num_steps is None else step + self.num_steps,
+            math.inf if self.last_step is None else self.last_step,
+        ]
+        return min(targets)
+
+
+def split_hooks(hooks: Sequence[Any]) -> tuple[TrainingOverrides, list[Any], list[Any]]:
+    """Split hooks by who runs them: (settings that the runner takes over, native hooks, session hooks).
+
+    Raises:
+      TypeError: one of them is no hook.
+    """
+    overrides, native, session = TrainingOverrides(), [], []
+    for hook in hooks:
+        taken = v1_bridge.settings_of_hook(hook)
+        if taken is not None:
+            overrides = overrides.and_those_of(taken)
+        elif isinstance(hook, v1.train.SessionRunHook):
+            session.append(hook)
+        elif callable(getattr(hook, "after_step", None)):
+            native.append(hook)
+        else:
+            raise TypeError(f"{hook!r} is no hook: neither a runner Hook nor a tf.compat.v1.train.SessionRunHook.")
+    return overrides, native, session

@@ -1,0 +1,125 @@
+"""TensorFlow's profiler around some steps of a run (`run.profile`), for TensorBoard."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from runner.config.step_range import StepRange
+from runner.hooks.hook import Every, Hook, Run
+from runner.system.console import relative
+from runner.types import StepResult
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Around(Every):
+    """Loops end before the first step of `range` and after its last one."""
+
+    range: StepRange = StepRange(1, 1)
+
+    def due(self, before: int, after: int, elapsed_secs: float = 0.0) -> bool:
+        return any(before < edge <= after for edge in self._edges)
+
+    def steps_until_due(self, step: int) -> float:
+        return min((edge - step for edge in self._edges if edge > step), default=math.inf)
+
+    @property
+    def _edges(self) -> tuple[int, int]:
+        return self.range.first - 1, self.range.last
+
+
+class Profiling(Hook):
+    """Profiles the steps of `steps` into `<model_dir>/plugins/profile`, once.
+
+    The run's other hooks come before this one: what they do between two loops is in the profile, and so are saves and
+    evaluations at a step between the first and the last. A profiler that does not start, or cannot write, is warned
+    of: training goes on.
+
+    Args:
+      announce: `Estimator.announce`: says a text, and notes an event with fields.
+      profiler: where `start(folder)` and `stop()` are; TensorFlow's own.
+    """
+
+    def __init__(
+        self, steps: StepRange, announce: Callable[..., None], profiler: Any = tf.profiler.experimental
+    ) -> None:
+        self.every = Around(range=steps)
+        self._steps, self._announce, self._profiler = steps, announce, profiler
+        self._began_at = 0
+        self._is_running = self._was_tried = False
+        self._profiled: StepRange | None = None
+        self._older: set[tuple[int, Path]] = set()
+
+    def begin(self, run: Run) -> None:
+        self._began_at = run.global_step
+
+    def before_step(self, run: Run, step: int) -> None:
+        if self._was_tried or not self._steps.first <= step + 1 <= self._steps.last:
+            return
+        self._was_tried = True
+        self._older = _profiles(run.model_dir)
+        try:
+            self._profiler.start(run.model_dir)
+            self._is_running = True
+        except (tf.errors.OpError, OSError, RuntimeError) as error:
+            _log.warning("run.profile=%s: the profiler did not start: %s", self._steps, error)
+
+    def after_step(self, run: Run, result: StepResult) -> None:
+        if not self._is_running:
+            return
+        first = self._profiled.first if self._profiled else result.first_step
+        # It may have gone back (nan=rollback): then some steps were taken twice.
+        self._profiled = StepRange(min(first, result.first_step), result.last_step)
+        if result.last_step >= self._steps.last:
+            self._stop(run)
+
+    def end(self, run: Run) -> None:
+        if self._is_running:
+            self._stop(run)
+        elif not self._was_tried and self._began_at >= self._steps.last:
+            self._say_nothing(f"it went on from step {self._began_at}")
+        elif not self._was_tried:
+            self._say_nothing(f"it ended at step {run.global_step}")
+
+    def close(self, run: Run) -> None:
+        if self._is_running:
+            self._stop(run)
+
+    def _stop(self, run: Run) -> None:
+        self._is_running = False
+        try:
+            self._profiler.stop()
+        except (tf.errors.OpError, OSError, RuntimeError) as error:
+            _log.warning("run.profile=%s: the profile was not written: %s", self._steps, error)
+            return
+        written = max(_profiles(run.model_dir) - self._older, default=None)
+        if self._profiled is None or written is None:  # the first loop failed
+            return
+        folder = written[1].parent
+        of = "" if self._profiled == self._steps else f" (of run.profile={self._steps})"
+        what = f"step {self._profiled}" if self._profiled.first == self._profiled.last else f"steps {self._profiled}"
+        self._announce(
+            "profile",
+            f"Profiled {what}{of}: {relative(folder)}. To look at it: pip install tensorboard-plugin-profile, then "
+            f"tensorboard --logdir {relative(Path(run.model_dir))}",
+            first_step=self._profiled.first,
+            last_step=self._profiled.last,
+            path=str(folder),
+        )
+
+    def _say_nothing(self, reason: str) -> None:
+        self._announce("profile", f"run.profile={self._steps}: this run took none of these steps; {reason}.", path=None)
+
+
+def _profiles(model_dir: str) -> set[tuple[int, Path]]:
+    """Return (when it was written, file) of each profile in `model_dir`; two in one second have the same name."""
+    files = Path(model_dir, "plugins", "profile").glob("*/*.xplane.pb")
+    return {(file.stat().st_mtime_ns, file) for file in files}

@@ -1,0 +1,154 @@
+"""`tf.compat.v1.train.SessionRunHook`s on a traced step: their fetches become outputs of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from runner.hooks.session_hook_schedule import Caller, caller_of
+from runner.hooks.trace_session import TraceSession
+from runner.tracking.tensorboard import EventWriters
+from runner.types import StepRequest
+
+v1 = tf.compat.v1
+_log = logging.getLogger(__name__)
+
+# The collection in which TensorFlow's hooks look for the read of the global step, and would put their own.
+_GLOBAL_STEP_READ = "global_step_read_op_cache"
+
+
+class SessionHooks:
+    """The v1 hooks of one run. Each is called with the traced graph as default, as in a session.
+
+    TensorFlow's own keep the loop; any other may fetch and stop at any step, so loops then have one.
+
+    Args:
+      writers: of the event files of SummarySaverHooks; closed with the run.
+      in_loops: steps are those of training, and run in loops where these hooks allow it; else each batch is seen.
+    """
+
+    def __init__(self, hooks: Sequence[Any], session: TraceSession, writers: EventWriters, *, in_loops: bool) -> None:
+        self.session = session
+        self._callers = [caller_of(hook, session.tensor, writers.of, in_loops=in_loops) for hook in hooks]
+        self._writers, self._in_loops = writers, in_loops
+        self._request_stop: Callable[[str], None] = _refuse_to_stop
+        self._asked: list[tuple[Caller, Any, Any]] = []
+        self._step = 0
+
+    @property
+    def max_steps_per_loop(self) -> int | None:
+        """The most steps that a loop may have for these hooks; None: any number."""
+        return min((caller.steps for caller in self._callers if caller.steps is not None), default=None)
+
+    def steps_until_due(self, step: int) -> float:
+        """Return the steps from global step `step` to where a loop must end; infinite: anywhere."""
+        return min((caller.steps_until_due(step) for caller in self._callers), default=float("inf"))
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._callers
+
+    def begin(self, request_stop: Callable[[str], None] | None = None) -> None:
+        """Begin the hooks, before the first step, and warn of those that steps cannot run in loops for.
+
+        Args:
+          request_stop: called with the reason when a hook requests to stop; None: it must not.
+        """
+        self._request_stop = request_stop or _refuse_to_stop
+        self._offer_global_step()
+        for caller in self._callers:
+            if self._in_loops and caller.costs_the_loop:
+                _log.warning(
+                    "%s is a hook that may fetch and stop at any step: training runs one step per loop. "
+                    "A small step then takes several times as long.",
+                    type(caller.hook).__name__,
+                )
+            with self.session.entered():
+                caller.begin()
+        with self.session.entered():
+            for caller in self._callers:
+                caller.hook.after_create_session(self.session, None)
+
+    def request(self, step: int) -> StepRequest:
+        """Return what the hooks ask of the step that ends at global step `step`; false when none is to be called.
+
+        Raises: ValueError: a hook asks for what a traced step does not have.
+        """
+        self._asked, self._step = [], step
+        feeds: list[tuple[tf.Tensor, tf.Tensor]] = []
+        with self.session.entered():
+            for caller in self._callers:
+                if not caller.is_due(step):
+                    continue
+                context = v1.train.SessionRunContext(v1.train.SessionRunArgs(None), self.session)
+                args = caller.before_run(context)
+                _check_args(caller.hook, args)
+                self._asked.append((caller, context, args))
+                feeds += self.session.feeds(args.feed_dict) if args is not None and args.feed_dict else []
+            flat = [self.session.elements(args.fetches) for _, _, args in self._asked if _wants(args)]
+            # A hook without fetches is called after the step all the same: its step is fetched on its own, too.
+            flat += [self.session.elements(v1.train.get_global_step())] if self._asked and not any(flat) else []
+        placeholders = [placeholder for placeholder, _ in feeds]
+        _check_fed_once(placeholders)
+        fetches = [element for elements in flat for element in elements]
+        return StepRequest(fetches, placeholders, [value for _, value in feeds])
+
+    def after_run(self, values: Sequence[np.ndarray]) -> None:
+        """Give each hook the values that it requested last. They come in that order, without those of operations."""
+        remaining = iter(values)
+        elements = [one for _, _, args in self._asked if _wants(args) for one in self.session.elements(args.fetches)]
+        flat = [None if isinstance(element, tf.Operation) else next(remaining) for element in elements]
+        self.session.remember(elements, flat)
+        handed_out = iter(flat)
+        for caller, context, args in self._asked:
+            results = self.session.packed(args.fetches, handed_out) if _wants(args) else None
+            with self.session.entered():
+                run_values = v1.train.SessionRunValues(results, v1.RunOptions(), v1.RunMetadata())
+                caller.after_run(context, run_values, self._step)
+            if context.stop_requested:
+                self._request_stop(f"{type(caller.hook).__name__} requested it")
+
+    def end(self) -> None:
+        with self.session.entered():
+            for caller in self._callers:
+                caller.hook.end(self.session)
+
+    def close(self) -> None:
+        """Give back what the hooks hold, however the run ended."""
+        for caller in self._callers:
+            caller.close()
+        self._writers.close()
+
+    def _offer_global_step(self) -> None:
+        """Add the tensor that TensorFlow's hooks read the global step from; their own way needs a v1 variable."""
+        graph = self.session.graph
+        if not graph.get_collection(_GLOBAL_STEP_READ):
+            with graph.as_default():
+                graph.add_to_collection(_GLOBAL_STEP_READ, tf.identity(v1.train.get_global_step().read_value()))
+
+
+def _refuse_to_stop(reason: str) -> None:
+    raise RuntimeError(f"{reason}: only training can be stopped; give evaluate(steps=).")
+
+
+def _check_args(hook: Any, args: Any) -> None:
+    if args is not None and args.options is not None and args.options.trace_level:
+        raise ValueError(
+            f"{type(hook).__name__}: it asks for a trace of the step, which there is only in a session. "
+            "Use tf.profiler.experimental."
+        )
+
+
+def _check_fed_once(placeholders: Sequence[tf.Tensor]) -> None:
+    names = [placeholder.name for placeholder in placeholders]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"Same tensor is fed by two hooks: {twice!r}.")
+
+
+def _wants(args: Any) -> bool:
+    return args is not None and args.fetches is not None

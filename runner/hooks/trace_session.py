@@ -1,0 +1,220 @@
+"""The `session` of v1 hooks, listeners and a Scaffold: a traced step, pruned to what they run of it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from runner.config.error_messages import did_you_mean
+from runner.tf_private.v1 import ActsAsSession
+from runner.tracing.trace import Trace
+from runner.tracing.variable_store import GLOBAL_STEP
+
+
+class IndexedSlicesValue(NamedTuple):
+    """The value that a session gave for `tf.IndexedSlices`."""
+
+    values: Any
+    indices: Any
+    dense_shape: Any
+
+
+def flat_parts(fetch: Any) -> list[Any]:
+    """Return the tensors of a sparse or ragged tensor, or of IndexedSlices; anything else as it is."""
+    made = _made_of(fetch)
+    return [fetch] if made is None else [one for part in made[1] for one in flat_parts(part)]
+
+
+def value_of(fetch: Any, values: Iterator[Any]) -> Any:
+    """Return what a session gives for `fetch`, whose `flat_parts` have the next of `values`."""
+    made = _made_of(fetch)
+    if made is None:
+        return next(values)
+    kind, parts = made
+    return kind(*(value_of(part, values) for part in parts))
+
+
+def flat_feeds(key: Any, value: Any) -> list[tuple[Any, Any]]:
+    """Return (placeholder, value) of what is fed for `key`; a sparse one takes a tuple of indices, values and shape."""
+    if not isinstance(key, tf.SparseTensor):
+        return [(key, value)]
+    given = (value.indices, value.values, value.dense_shape) if isinstance(value, tf.SparseTensor) else value
+    return list(zip((key.indices, key.values, key.dense_shape), given, strict=True))
+
+
+def _made_of(fetch: Any) -> tuple[Callable[..., Any], list[Any]] | None:
+    """Return (the type of its value, the tensors that the value is made of); None for a plain tensor."""
+    if isinstance(fetch, tf.SparseTensor):
+        return v1.SparseTensorValue, [fetch.indices, fetch.values, fetch.dense_shape]
+    if isinstance(fetch, tf.RaggedTensor):
+        return v1.ragged.RaggedTensorValue, [fetch.values, fetch.row_splits]
+    if not isinstance(fetch, tf.IndexedSlices):
+        return None
+    if fetch.dense_shape is None:
+        return lambda values, indices: IndexedSlicesValue(values, indices, None), [fetch.values, fetch.indices]
+    return IndexedSlicesValue, [fetch.values, fetch.indices, fetch.dense_shape]
+
+
+v1 = tf.compat.v1
+
+# The names that the value of a variable has in a graph of TensorFlow 1, after that of the variable.
+_VALUES = re.compile(r"(/read|/Read/ReadVariableOp)?(:0)?$")
+_OF_REPLICA = re.compile(r"(^|/)replica_\d+/")
+
+
+class TraceSession(ActsAsSession):
+    """Runs what hooks ask for between steps, and finds what they ask for in a step.
+
+    Args:
+      operators: what code that belongs to model_fn is called in; see `ModelFn.operators`.
+    """
+
+    def __init__(self, trace: Trace, operators: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+        self._trace = trace
+        self._operators = operators
+        self._reads: dict[int, tuple[Any, tf.Tensor]] = {}  # with what has that id
+        self._functions: dict[Any, tuple[Any, Callable[..., Any]]] = {}
+        self._last: dict[int, Any] = {}
+        self._fed: dict[int, list[tf.Tensor]] = {}
+
+    @property
+    def graph(self) -> Any:
+        return self._trace.graph
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Enter what hooks are called in: the graph is the default one, as in a session, and operators are those that
+        model_fn had."""
+        with self.graph.as_default(), self._operators():
+            yield
+
+    def remember(self, elements: Sequence[Any], values: Sequence[Any]) -> None:
+        """Keep the values of the last recorded step, for hooks that ask once more at the end."""
+        self._last = {id(element): value for element, value in zip(elements, values, strict=True)}
+
+    def elements(self, fetches: Any) -> list[Any]:
+        """Return the tensors and operations of `fetches`, flat; a variable stands for its value before the step."""
+        return [self.element(part) for fetch in tf.nest.flatten(fetches) for part in flat_parts(fetch)]
+
+    def packed(self, fetches: Any, values: Iterator[Any]) -> Any:
+        """Return `fetches` with the values of their elements, the next of `values`, in their places."""
+        return tf.nest.pack_sequence_as(fetches, [value_of(fetch, values) for fetch in tf.nest.flatten(fetches)])
+
+    def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
+        """Return the values of `fetches`. What does not depend on the input can be run; assignments take effect.
+
+        Args:
+          feed_dict: placeholder that model_fn or a hook made, or its name -> value.
+
+        Raises:
+          ValueError: a fetch depends on a batch, a name is not there, or another tensor than a placeholder is fed.
+        """
+        del options, run_metadata
+        elements = self.elements(fetches)
+        feeds = self.feeds(feed_dict or {})
+        if self._trace.needs_inputs(elements):
+            if all(id(element) in self._last for element in elements):
+                return self.packed(fetches, (self._last[id(element)] for element in elements))
+            raise ValueError(
+                f"session.run({fetches!r}) in a hook depends on a batch, and between steps there is none. "
+                "Ask for it in before_run: SessionRunArgs(fetches)."
+            )
+        with tf.init_scope():  # hooks are called with the traced graph as default, which must not call itself
+            function = self._function(elements, [placeholder for placeholder, _ in feeds])
+            values = iter(function(*(value for _, value in feeds)))
+        flat = (None if isinstance(element, tf.Operation) else next(values).numpy() for element in elements)
+        return self.packed(fetches, flat)
+
+    def _function(self, elements: Sequence[Any], placeholders: Sequence[tf.Tensor]) -> Callable[..., Any]:
+        """Return the pruned function, built once: a hook may run the same thing after each step."""
+        key = tuple(map(id, elements)), tuple(map(id, placeholders))
+        if key not in self._functions:
+            tensors = [element for element in elements if not isinstance(element, tf.Operation)]
+            function = self._trace.function(tensors, elements, with_inputs=False, feeds=placeholders)
+            self._functions[key] = elements, function
+        return self._functions[key][1]
+
+    def feeds(self, feed_dict: Mapping[Any, Any]) -> list[tuple[tf.Tensor, tf.Tensor]]:
+        """Return (placeholder, value) of each replica, for what is fed to the first one's.
+
+        Raises: ValueError: what is fed is no placeholder, or the value has another shape.
+        """
+        found = []
+        for key, value in (one for fed in feed_dict.items() for one in flat_feeds(*fed)):
+            tensor = self._placeholder(key)
+            array = np.asarray(value, tensor.dtype.as_numpy_dtype)
+            if not tensor.shape.is_compatible_with(array.shape):
+                raise ValueError(
+                    f"Cannot feed value of shape {array.shape} for Tensor {tensor.name!r}, which has shape "
+                    f"{tensor.shape}."
+                )
+            with tf.init_scope():
+                constant = tf.constant(array, tensor.dtype)
+            found += [(one, constant) for one in self._of_all_replicas(tensor)]
+        return found
+
+    def element(self, fetch: Any) -> Any:
+        """Return the tensor or operation that `fetch` is or names. Raises: ValueError: there is none of that name."""
+        if isinstance(fetch, str | bytes):
+            return self._named(fetch.decode() if isinstance(fetch, bytes) else fetch)
+        fetch = self._of_keras(fetch)
+        if hasattr(fetch, "read_value"):
+            if id(fetch) not in self._reads:
+                with self.graph.as_default():
+                    self._reads[id(fetch)] = fetch, fetch.read_value()
+            return self._reads[id(fetch)][1]
+        if isinstance(fetch, tf.distribute.DistributedValues):
+            return fetch.values[0]  # of an assignment to all copies of a variable, for which each of these waits
+        return fetch
+
+    def tensor(self, fetch: Any) -> Any:
+        """Return the `element`; the name of an operation stands for its first output, as in a LoggingTensorHook."""
+        element = self.element(fetch)
+        return element.outputs[0] if isinstance(element, tf.Operation) and element.outputs else element
+
+    def _named(self, name: str) -> Any:
+        try:
+            return self.graph.as_graph_element(name)
+        except (KeyError, ValueError):
+            variables = self._variables()
+            variable = variables.get(_VALUES.sub("", name))
+            if variable is not None:
+                return self.element(variable)
+        there = [*variables, *(tensor.name for one in self._trace.operations for tensor in one.outputs)]
+        raise ValueError(
+            f"a hook asks for {name!r}, and model_fn made no tensor or variable of that name."
+            f"{did_you_mean(name, there, n=3)}"
+            ' Give it one: tf.identity(tensor, name="...").'
+        )
+
+    def _variables(self) -> dict[str, Any]:
+        """Return name -> variable."""
+        step = v1.train.get_global_step(self.graph)
+        return {**{name: asked for name, (asked, _) in self._trace.requested.requests.items()}, GLOBAL_STEP: step}
+
+    def _of_keras(self, fetch: Any) -> Any:
+        """Return the variable that a `keras.Variable` asked for; anything else as it is."""
+        return next((asked for asked, owner in self._trace.requested.requests.values() if owner is fetch), fetch)
+
+    def _placeholder(self, key: Any) -> Any:
+        tensor = self.tensor(key)
+        is_one = getattr(tensor, "op", None) is not None and tensor.op.type.startswith("Placeholder")
+        if not is_one or any(tensor is one for one in self._trace.inputs):
+            raise ValueError(
+                f"feed_dict={{{key!r}: ...}} in a hook: only a placeholder that model_fn or a hook made can be fed; "
+                "the step's input comes from input_fn alone."
+            )
+        return tensor
+
+    def _of_all_replicas(self, tensor: tf.Tensor) -> list[tf.Tensor]:
+        if id(tensor) not in self._fed:
+            name = _OF_REPLICA.sub(r"\1", tensor.name)
+            placeholders = [one.outputs[0] for one in self._trace.operations if one.type == tensor.op.type]
+            of_model_fn = [one for one in placeholders if _OF_REPLICA.sub(r"\1", one.name) == name]
+            self._fed[id(tensor)] = of_model_fn if any(one is tensor for one in of_model_fn) else [tensor]
+        return self._fed[id(tensor)]

@@ -1,0 +1,295 @@
+"""The command line: Hydra composes the config of each job, this module checks it and hands it to a supervisor.
+
+Never imports TensorFlow or MLflow: `--help`, `--cfg job` and every mistake in the config are answered at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import secrets
+import shutil
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from runner.config import changed_keys, model_source, parsing, saved_config, strategy_validation, user_code
+from runner.config.hydra import Composition, conf_path, prepare, worded
+from runner.config.schema import (
+    CLUSTER_COMMANDS,
+    ENVIRONMENT_COMMANDS,
+    TRAINING_COMMANDS,
+    TRAINING_RUNS,
+    Config,
+    ConfigError,
+)
+from runner.config.user_code import UserCodeError
+from runner.distribute import cluster_resolver
+from runner.launch.stop_requests import StopRequests
+from runner.system.redaction import mask_text, secrets_of, secrets_of_overrides
+from runner.system.standard_streams import keep_saying, say
+from runner.tracking.exit_codes import FAILED, FINISHED, USER_ERROR
+
+if TYPE_CHECKING:
+    from runner.launch.multirun import Multirun
+
+FULL_ERROR = "HYDRA_FULL_ERROR"
+
+MULTIRUN = ("-m", "--multirun")
+
+MISTAKES = (ConfigError, UserCodeError, OmegaConfBaseException, YAMLError)
+"""What is said in one message, without a traceback."""
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    keep_saying()
+    sys.exit(run_command_line())
+
+
+def run_command_line() -> int:
+    """Run what sys.argv says. The exit code: the worst of the runs it started, 2 when there was nothing to start."""
+    env = dict(os.environ)
+    try:
+        user_code.add_to_path(Path.cwd())
+    except FileNotFoundError:
+        say("runner: the current directory does not exist any more. Change to another one.")
+        return USER_ERROR
+    words = sorted(sys.argv[1:], key=lambda word: word not in MULTIRUN)  # Hydra wants it before the overrides
+    sys.argv[1:] = changed_keys.rename_overrides(words)
+    # Hydra otherwise prints what went wrong in its own words and exits with 1; so it raises, and we say it.
+    os.environ[FULL_ERROR] = "1"
+    try:
+        with StopRequests() as stops:
+            return CommandLine(sys.argv[1:], env, stops).run()
+    except (HydraException, *MISTAKES) as error:
+        _say(error, env)
+        return USER_ERROR
+    except OSError as error:  # a full disk under the folder of a sweep
+        _say(error, env)
+        return FAILED
+    finally:
+        if FULL_ERROR not in env:
+            del os.environ[FULL_ERROR]
+
+
+class CommandLine:
+    """One command: a run, or the jobs of a sweep.
+
+    A launcher other than Hydra's basic one pickles it for the process of each job.
+
+    Attributes:
+      argv: the command line, for the record.
+      env: the environment of the tasks.
+      stops: where the signals of the command arrive.
+      start: names this start of a sweep.
+      is_copy: this is the process of one job of another launcher.
+      code: the worst exit code so far.
+    """
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], stops: StopRequests) -> None:
+        self.argv, self.env, self.stops = list(argv), dict(env), stops
+        self.start = secrets.token_hex(8)
+        self.is_copy = False
+        self.code = FINISHED
+        self._called = False
+        self._sweep_dir = ""
+        self._composition_paused: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"argv": self.argv, "env": self.env, "start": self.start}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__init__(state["argv"], state["env"], StopRequests())  # type: ignore[misc]
+        self.start, self.is_copy = state["start"], True
+        user_code.add_to_path(Path.cwd())
+        prepare()
+
+    def run(self) -> int:
+        """Compose and run all jobs. The worst of their exit codes.
+
+        Raises:
+          HydraException, ConfigError: the config of some job cannot be composed.
+        """
+        failed = True
+        try:
+            self._compose()
+            failed = False
+        finally:
+            if self._sweep_dir:
+                self._multirun.end(Path(self._sweep_dir).absolute(), failed=failed)
+                self.code = max(self.code, self._multirun.code)
+        return self.code
+
+    def run_job(self, composed: DictConfig) -> float | None:
+        """Check the composed config of a job and run it under a supervisor; a sweeper gets its metric to optimise."""
+        self._called = True
+        with self._composition_paused():
+            return self._run_job(composed)
+
+    def _run_job(self, composed: DictConfig) -> float | None:
+        hydra_config = HydraConfig.get()
+        directory = Path(hydra_config.runtime.output_dir)
+        is_sweep = hydra_config.mode == RunMode.MULTIRUN
+        overrides: Any = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)
+        notes = [directory / ".hydra", *([Path(hydra_config.sweep.dir) / "multirun.yaml"] if is_sweep else [])]
+        _hide_notes(composed, notes)
+        if is_sweep:  # also where it was given as hydra.sweep.dir
+            self._sweep_dir = str(hydra_config.sweep.dir)
+        try:
+            if hydra_config.job.chdir:
+                raise ConfigError(
+                    "hydra.job.chdir=true: a run stays in the directory where it was started. Leave it out."
+                )
+            config = _checked(composed, directory, overrides, self.env, is_sweep=is_sweep)
+            if is_sweep and config.command in TRAINING_RUNS:
+                from runner.launch.multirun import SweepJob
+
+                name = self._name_of_job(hydra_config, overrides)
+                job = SweepJob(hydra_config.job.num, name, config, ["runner", *overrides])
+                return self._multirun.run(job, Path(hydra_config.sweep.dir).absolute(), hydra_config.runtime.choices)
+            if config.command in ENVIRONMENT_COMMANDS:
+                from runner.launch import cluster_info
+
+                cluster_info.show(config, self.env)
+                return None
+            from runner.launch import supervisor
+
+            code = supervisor.run(config, self.env, ["runner", *overrides], stops=self.stops)
+            self.code = max(self.code, code)
+        except MISTAKES as error:
+            # Said here, not raised: Hydra would add a line of its own, and end a sweep whose other jobs are fine.
+            _remove_if_unused(directory, Path(hydra_config.runtime.cwd))
+            reason = self.say(error)
+            self.code = USER_ERROR
+            if is_sweep:
+                self._multirun.refuse(directory, self._name_of_job(hydra_config, overrides), reason)
+        return None
+
+    @functools.cached_property
+    def _multirun(self) -> Multirun:
+        from runner.launch.multirun import Multirun
+
+        return Multirun(self)
+
+    def _name_of_job(self, hydra_config: Any, overrides: Sequence[str]) -> str:
+        from runner.launch.multirun import name_of_job
+
+        return name_of_job(self.argv, overrides, hydra_config.sweeper.get("params") or ())
+
+    def say(self, error: Exception) -> str:
+        """Say what is wrong with a job, in words that are returned."""
+        return _say(error, self.env)
+
+    def _compose(self) -> None:
+        """Let Hydra compose the config of each job, make its directory and call `run_job`."""
+        prepare(lambda directory: setattr(self, "_sweep_dir", directory))
+        try:
+            with Composition() as composition:
+                self._composition_paused = composition.paused
+                hydra.main(version_base="1.3", config_path=conf_path(), config_name="runner")(self.run_job)()
+        except OSError as error:
+            if self._called or isinstance(error, HydraException):
+                raise
+            raise ConfigError(f"cannot make the output directory: {error}. Choose another model_dir.") from error
+        except AssertionError as error:  # Hydra 1.3.8, of a key below one that is null
+            if self._called:
+                raise
+            raise ConfigError(
+                f"cannot compose {' '.join(self.argv)}: a key is set in something that is null."
+            ) from error
+        except ValueError as error:
+            if self._called or not str(error).startswith("Config group override"):
+                raise
+            raise ConfigError(f"{error}. A group takes the name of one of its files: strategy=mirrored.") from error
+
+
+def _checked(
+    composed: DictConfig, directory: Path, overrides: Sequence[str], env: Mapping[str, str], *, is_sweep: bool
+) -> Config:
+    """Return the config of a job, with its model_dir.
+
+    Raises:
+      ConfigError, UserCodeError: a mistake in it, or a function that is not there.
+    """
+    tree: Any = OmegaConf.to_container(composed, resolve=True)
+    command, model_dir = tree.get("command"), tree.get("model_dir")
+    reads_a_run = command not in (*TRAINING_COMMANDS, *ENVIRONMENT_COMMANDS)
+    left = saved_config.read_saved(Path(model_dir)) if model_dir and reads_a_run else None
+    if left is None:
+        config = parsing.parse(tree)
+    else:
+        try:
+            config = parsing.parse(saved_config.changed_by(left, tree, overrides))
+        except ConfigError as error:
+            raise ConfigError(f"{error} (the config that {model_dir} left, changed by the command line)") from error
+    if is_sweep and config.run.inline:
+        raise ConfigError("run.inline=true with --multirun: TensorFlow is configured once a process. Leave it out.")
+    if config.model_dir and is_sweep and config.command in TRAINING_RUNS:
+        raise ConfigError(
+            f"model_dir={config.model_dir} with --multirun: the runs would overwrite each other. Leave it out."
+        )
+    for key, name, default in config.functions():
+        user_code.locate(key, name, default)
+    config, why = model_source.resolved(config, env)
+    if why and config.run.progress != "off" and not is_sweep:
+        say(why)
+    if config.command in CLUSTER_COMMANDS or (config.strategy.name == "tpu" and config.command != "inspect"):
+        found = cluster_resolver.detect(env, config.cluster, config.strategy)
+        if found.has_others:
+            _check_shared(config, found, is_sweep=is_sweep)
+            strategy_validation.check_batch_divides(config, found.cluster.num_workers, found.why)
+        else:
+            strategy_validation.check_batch_divides(config, config.cluster.num_workers)
+    if config.command in TRAINING_RUNS:
+        return dataclasses.replace(config, model_dir=str(Path(config.model_dir or directory).absolute()))
+    return dataclasses.replace(config, model_dir=config.model_dir and str(Path(config.model_dir).absolute()))
+
+
+def _check_shared(config: Config, found: cluster_resolver.Detected, *, is_sweep: bool) -> None:
+    """Refuse what the processes of a cluster that something else started cannot do together."""
+    if is_sweep:
+        raise ConfigError(
+            f"--multirun in a cluster ({found.why}) is not possible: its processes would have to take the same job at "
+            "the same time. Start one cluster a job, or give cluster.resolver=local."
+        )
+    if not config.model_dir:
+        raise ConfigError(
+            f"model_dir is not set, and this process is {found.cluster.name} of a cluster ({found.why}): all tasks "
+            "meet in one folder. Give each the same model_dir, on storage that all can see."
+        )
+
+
+def _hide_notes(composed: DictConfig, notes: Sequence[Path]) -> None:
+    """Leave what Hydra has written down of a job to its owner alone, where a secret is in it."""
+    if secrets_of(OmegaConf.to_container(composed, resolve=False)):
+        for path in filter(Path.exists, notes):
+            path.chmod(0o700 if path.is_dir() else 0o600)
+
+
+def _say(error: Exception, env: Mapping[str, str]) -> str:
+    """Say what is wrong in one message on stderr, and return it; with HYDRA_FULL_ERROR=1 also where it came from."""
+    if env.get(FULL_ERROR) == "1":
+        traceback.print_exception(error)
+    words = mask_text(worded(error, sys.argv[1:]), secrets_of_overrides(sys.argv[1:]))
+    say(f"runner: {words}")
+    return words
+
+
+def _remove_if_unused(directory: Path, cwd: Path) -> None:
+    """Take away the output directory that Hydra made for a run that never started in `cwd`."""
+    if directory.is_dir() and directory != cwd and {entry.name for entry in directory.iterdir()} <= {".hydra"}:
+        shutil.rmtree(directory)

@@ -1,0 +1,80 @@
+"""command=cluster_info: which cluster this process would be part of, and why. Nothing is started."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO
+
+from runner.config.schema import Config
+from runner.distribute.cluster import ALONE, Cluster
+from runner.distribute.cluster_resolver import Detected, detect
+from runner.distribute.local_cluster import HOST, local_places
+from runner.system.console import print_table
+
+_STARTERS = {
+    "tf_config": "whoever set TF_CONFIG",
+    "slurm": "Slurm",
+    "kubernetes": "Kubernetes",
+}
+
+
+def show(config: Config, env: Mapping[str, str], stream: IO[str] | None = None) -> None:
+    """Prints what `runner.distribute.cluster_resolver.detect` finds for `config` in `env`.
+
+    The last line is the TF_CONFIG that this process's task would get, where it would get one.
+
+    Raises:
+      ConfigError: the environment names a cluster that cannot be, or one that the strategy cannot use.
+    """
+    stream = stream or sys.stdout
+    found = detect(env, config.cluster, config.strategy)
+    run = dataclasses.replace(config, command="train_and_evaluate")
+    places = local_places(run, ports=range) if found.is_local else []
+    facts = [
+        ["strategy", str(config.strategy.name)],
+        ["source", f"{found.source} (cluster.resolver={config.cluster.resolver})"],
+        ["because", found.why],
+        ["this is", _place(found, places)],
+        ["starts here", _starts(found, places)],
+        ["evaluator", "a process of its own" if found.has_evaluator else "none: those that train evaluate"],
+    ]
+    print_table("cluster", ["", ""], facts, stream)
+    print(file=stream)
+    print_table("tasks", ["role", "index", "address", ""], list(_rows(found, places)), stream)
+    if found.cluster.tasks:
+        print(f"\nTF_CONFIG of this task: {found.cluster.tf_config}", file=stream, flush=True)
+
+
+def _place(found: Detected, places: Sequence[Cluster]) -> str:
+    if len(places) > 1:
+        return "the process that starts all tasks"
+    return "a single process" if found.cluster == ALONE else found.cluster.name
+
+
+def _starts(found: Detected, places: Sequence[Cluster]) -> str:
+    if len(places) > 1:
+        return ", ".join(place.name for place in places)
+    others = f"; {_STARTERS[found.source]} starts the others" if found.source in _STARTERS else ""
+    return f"one task{others}"
+
+
+def _rows(found: Detected, places: Sequence[Cluster]) -> Iterator[list[str]]:
+    """A row for each task. Those that this run starts listen on ports that are free at the start."""
+    this = found.cluster
+    for role, addresses in this.tasks.items():
+        for index, address in enumerate(addresses):
+            yield [
+                role,
+                str(index),
+                address,
+                "this process" if (role, index) == (this.task_type, this.task_index) else "",
+            ]
+    for place in places:
+        address = f"{HOST}:<free port>" if place.tasks and place.task_type != "evaluator" else "-"
+        yield [place.role, str(place.task_index), address, ""]
+    if not this.tasks and not places and this.is_chief:
+        yield ["chief", "0", "-", "this process"]
+    if found.has_evaluator and not places:
+        yield ["evaluator", "0", "-", "this process" if this.task_type == "evaluator" else ""]

@@ -1,0 +1,236 @@
+"""The tasks of one start of a run: started together, watched together, and none outlives the others."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from runner.distribute.cluster import ALONE, Cluster
+from runner.system.child_process import Process, describe_exit, start_process
+from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR, is_loss, rank_of
+
+POLL_SECS = 0.1
+SETTLE_SECS = 5.0
+"""How long the others may take to end by themselves after one has failed: what they say may be the reason."""
+NOTICE_SECS = 1.0
+"""As SETTLE_SECS, where the reason is known: one was killed. The others may take more than 5 s to notice that."""
+SAVE_SECS = 60.0
+"""How long the others may take after one was asked to stop and has saved, or after the chief has finished."""
+SILENCE_SECS = 60.0
+"""A task that gave no sign of life for so long has frozen. To import a module may keep Python busy for some seconds."""
+SLEPT_SECS = 5.0
+"""A look at the tasks that comes so late was held up itself: this process was stopped, or the machine slept."""
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A process to be started.
+
+    Attributes:
+      place: who it is.
+      argv, env: its command and whole environment.
+      prefix: of each line that it says; '': it talks to our terminal.
+    """
+
+    place: Cluster
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    prefix: str = ""
+
+    @property
+    def is_replaceable(self) -> bool:
+        """Report whether the others go on without it until it is started again."""
+        return self.place.task_type == "evaluator" or (self.place.is_server and self.place.task_type == "worker")
+
+
+@dataclass(frozen=True)
+class GangResult:
+    """How a gang ended.
+
+    Attributes:
+      code: the exit code of the task that decided; negative: the signal that killed it.
+      task: that task.
+      reason: what became of it, in words; '' when all have finished.
+    """
+
+    code: int
+    task: Task
+    reason: str = ""
+
+    @property
+    def is_loss(self) -> bool:
+        """Report whether a task was lost through no fault of its own: to start all again may help."""
+        return is_loss(self.code)
+
+    @property
+    def settle_secs(self) -> float:
+        """Return how long the others may take to end by themselves."""
+        return {INTERRUPTED: SAVE_SECS, -signal.SIGKILL: NOTICE_SECS}.get(self.code, SETTLE_SECS)
+
+
+class Gang:
+    """The processes of some tasks, the chief's first.
+
+    Args:
+      start_timeout_secs: how long the tasks of a cluster may take to find each other.
+      has_joined: whether a task has found the others.
+      may_replace: asked when a task is lost that the others can do without for a while; it may wait.
+      look_around: what happened elsewhere that ends the tasks here; an interruption has them asked to stop.
+
+    Attributes:
+      stop_wanted: whether a server asked for the end of the run.
+      asked_to_stop: names of tasks that are known to have been asked, others than those that train or evaluate here.
+    """
+
+    def __init__(
+        self,
+        *,
+        start_timeout_secs: float = float("inf"),
+        has_joined: Callable[[Task], bool] = lambda task: True,
+        may_replace: Callable[[GangResult], bool] = lambda ending: False,
+        look_around: Callable[[], GangResult | None] = lambda: None,
+    ) -> None:
+        self._start_timeout_secs, self._has_joined = start_timeout_secs, has_joined
+        self._may_replace, self._look_around = may_replace, look_around
+        self.stop_wanted = False
+        self.asked_to_stop: set[str] = set()
+        self._running: dict[Task, Process] = {}
+        self._begin(())
+
+    def run(self, tasks: Sequence[Task], stops: Sequence[int] = ()) -> GangResult:
+        """Start `tasks` and return when none is left. How they ended.
+
+        Args:
+          stops: grows when somebody asks for a stop; one that comes while tasks are started reaches all of them.
+        """
+        self._begin(tasks)
+        for task in tasks:
+            self._running[task] = _start(task)
+        if stops:
+            self.ask_to_stop()
+        serves_only = all(task.place.is_server for task in tasks)
+        while any(serves_only or not task.place.is_server for task in self._running):
+            self._look()
+            time.sleep(POLL_SECS if self._running else 0)
+        self.kill()  # servers end when nobody is left to ask them
+        for process in self._running.values():
+            process.close()
+        self._running = {}
+        return self._ending or GangResult(FINISHED, tasks[0])
+
+    def ask_to_stop(self) -> None:
+        """Ask those that train or evaluate to save and end; servers are needed for that."""
+        for task, process in list(self._running.items()):
+            if not task.place.is_server:
+                process.ask_to_stop()
+
+    def kill(self) -> None:
+        """SIGKILL to all that is left. Safe in a signal handler."""
+        for process in list(self._running.values()):
+            process.kill()
+
+    def _begin(self, tasks: Sequence[Task]) -> None:
+        self._tasks = tasks
+        self._ending: GangResult | None = None
+        self._deadlines: dict[Task, float] = {}
+        self._looked = time.monotonic()
+        self._join_until = time.monotonic() + self._start_timeout_secs
+        self._joining = [task for task in tasks if task.place.tasks and task.place.task_type != "evaluator"]
+        self._has_others = [task.place for task in tasks] != [ALONE]
+
+    def _look(self) -> None:
+        """Look at all tasks once: who has ended, who has frozen, who did not come."""
+        now, before = time.monotonic(), self._looked
+        self._looked = now
+        for task, process in list(self._running.items()):
+            code, monitor = process.wait(0), process.monitor
+            if now - before > SLEPT_SECS:
+                monitor.forgive()
+            silent_secs = monitor.silent_secs()
+            if code is not None:
+                self._end(task, code)
+            elif self._has_others and silent_secs > SILENCE_SECS:
+                self._freeze(task, silent_secs)
+            elif now > self._deadlines.get(task, float("inf")):
+                self._overdue(task, silent_secs)
+            elif monitor.wants_to_stop:
+                monitor.wants_to_stop = False
+                self.stop_wanted = True
+                self.asked_to_stop.add(task.place.name)
+                self.ask_to_stop()
+        elsewhere = self._look_around()
+        if elsewhere is not None and self._ending is None:
+            self._follow(elsewhere)
+        if self._joining and now > self._join_until:
+            self._check_joined()
+
+    def _end(self, task: Task, code: int, reason: str = "") -> None:
+        """Take a task that has ended out, and decide what becomes of the others."""
+        self._remove(task)
+        if code == FINISHED:
+            if task.place.is_chief:  # an evaluator has the last checkpoint before it
+                self._limit(SAVE_SECS, [other for other in self._running if other.place.task_type != "evaluator"])
+            return
+        reason = reason or ("lost its connection to a peer" if code == PEER_LOST else describe_exit(code))
+        ending = GangResult(code, task, f"{task.place.name if self._has_others else 'the task'} {reason}")
+        if ending.is_loss and task.is_replaceable and self._ending is None and self._may_replace(ending):
+            self._running[task] = _start(task)
+            return
+        if self._ending is None:
+            self._follow(ending)
+        if self._ending is None or rank_of(ending.code) < rank_of(self._ending.code):
+            self._ending = ending
+
+    def _follow(self, ending: GangResult) -> None:
+        """Let the others follow a task that has ended, or will."""
+        if ending.code == INTERRUPTED:
+            if ending.task not in self._tasks:
+                self.asked_to_stop.add(ending.task.place.name)
+            if not self._deadlines:
+                self.ask_to_stop()
+            self._limit(ending.settle_secs, self._running)
+            return
+        self._limit(0, [task for task in self._running if task.place.is_server])
+        self._limit(ending.settle_secs, self._running)
+        self._ending = ending
+
+    def _freeze(self, task: Task, silent_secs: float) -> None:
+        """Kill a task that is frozen: it is as good as killed."""
+        self._running[task].kill()
+        self._end(task, -signal.SIGKILL, f"froze: no sign of life for {silent_secs:.0f} s")
+
+    def _overdue(self, task: Task, silent_secs: float) -> None:
+        """Kill a task that did not end by itself after another had.
+
+        One that is silent is the reason, unless there is an error: a task that imports TensorFlow is silent, too.
+        """
+        has_error = self._ending is not None and self._ending.code in (FAILED, USER_ERROR)
+        if silent_secs > SETTLE_SECS / 2 and not has_error:
+            self._freeze(task, silent_secs)  # that is why the others ended
+            return
+        self._remove(task)
+
+    def _remove(self, task: Task) -> None:
+        process = self._running.pop(task)
+        process.kill()  # also what the task may have left running
+        process.close()
+
+    def _limit(self, secs: float, tasks: Iterable[Task]) -> None:
+        """Give these tasks so long to end by themselves."""
+        for task in tasks:
+            self._deadlines.setdefault(task, time.monotonic() + secs)
+
+    def _check_joined(self) -> None:
+        missing = [task for task in self._joining if not self._has_joined(task)]
+        self._joining = []
+        if missing and self._ending is None:
+            names = ", ".join(task.place.name for task in missing)
+            reason = f"did not find the others within cluster.start_timeout_secs={self._start_timeout_secs:g}"
+            self._ending = GangResult(FAILED, missing[0], f"{names} {reason}")
+            self._limit(0, self._running)
+
+
+def _start(task: Task) -> Process:
+    return start_process(task.argv, task.env, task.prefix)

@@ -1,0 +1,305 @@
+"""The supervisors of a cluster that something else started: what they tell each other, in small files in model_dir.
+
+The chief's supervisor leads. It writes `generation.json`: which start of the run this is, and whether it still gathers
+(phase gather), all may start their tasks (go) or the run has ended (ended). The others answer, each in a file of its
+own under `peers/`, with the run and the generation that they mean and a nonce that names their process. Only a `go`
+that repeats its nonce counts for a process: what an earlier run, or a supervisor that was killed, left says nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from runner.distribute.cluster import Cluster
+from runner.launch.gang import GangResult, Task
+from runner.system.files import read_dataclass, write_json
+from runner.tracking.exit_codes import FAILED, INTERRUPTED, PEER_LOST
+
+CALL_FILE = "generation.json"
+PEERS_FOLDER = "peers"
+GLANCE_SECS = 0.2
+LOOK_SECS = 0.5
+"""How often a supervisor looks for news while its task runs."""
+REPLACED_SECS = 600.0
+"""How long the processes of a run may take to come back after one was lost: the platform starts a new one."""
+BEAT_SECS = 5.0
+"""How often the evaluator's supervisor repeats what it said: the chief's waits for it, and for nobody who is gone."""
+EVALUATOR = "evaluator"
+
+_NOT_EVALUATED = "Training has finished, and its last checkpoint was not evaluated"
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the chief's supervisor says.
+
+    Attributes:
+      run: names its process.
+      generation: the start of the run that this is about.
+      phase: gather, go or ended.
+      nonces: the processes that it counts on, by the name of their task.
+      code: the exit code of the run that has ended.
+    """
+
+    run: str = ""
+    generation: int = 0
+    phase: str = ""
+    nonces: Mapping[str, str] = field(default_factory=dict)
+    code: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What another supervisor says.
+
+    Attributes:
+      run, generation: those of the call that it answers.
+      nonce: names its process.
+      state: ready, stopping (its task was asked to stop), done, stopped, lost or failed.
+      reason: of the last two, in words.
+      code: the exit code of its task, where it failed.
+      beat: another number each time that it is said.
+    """
+
+    run: str = ""
+    generation: int = 0
+    nonce: str = ""
+    state: str = ""
+    reason: str = ""
+    code: int = 0
+    beat: int = 0
+
+
+class Rendezvous:
+    """The supervisors of the other tasks, for that of the chief. Here there are none."""
+
+    def gather(self, generation: int, stops: Sequence[int]) -> GangResult | None:
+        """Return when all are there, or somebody asks for a stop (None); else why they never will be."""
+        return None
+
+    def look(self) -> GangResult | None:
+        """Return what has happened to one of them that ends the tasks of this generation; None: nothing."""
+        return None
+
+    def reason(self, ending: GangResult) -> GangResult:
+        """Return `ending` of our own task, or what became of another task that explains it."""
+        return ending
+
+    def wait_for_evaluator(self, stops: Sequence[int]) -> GangResult | None:
+        """Return when it has evaluated the last checkpoint (None), where there is one; else why it never will."""
+        return None
+
+    def end(self, code: int) -> None:
+        """Tell them that the run has ended."""
+
+
+class LeaderRendezvous(Rendezvous):
+    """The side of the chief's supervisor.
+
+    Args:
+      place: the chief, with the addresses of all.
+      timeout_secs: how long the others may take to come at first.
+      has_evaluator: whether one of them evaluates. It may come later than the others.
+    """
+
+    def __init__(
+        self, model_dir: Path, place: Cluster, timeout_secs: float, *, has_evaluator: bool = False,
+        settle_secs: float = 5.0, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._model_dir, self._place, self._clock = model_dir, place, clock
+        self._timeout_secs, self._settle_secs, self._has_evaluator = timeout_secs, settle_secs, has_evaluator
+        others = [Cluster(role, index, place.tasks) for role in place.tasks for index in range(len(place.tasks[role]))]
+        self._others = {other.name: other for other in others if other != place}
+        self._call = Call(run=secrets.token_hex(8))
+        self._looked = 0.0
+
+    def gather(self, generation: int, stops: Sequence[int]) -> GangResult | None:
+        patience = self._timeout_secs if not self._call.generation else max(self._timeout_secs, REPLACED_SECS)
+        self._say(generation=generation, phase="gather", nonces={})
+        until = self._clock() + patience
+        while not stops:
+            answers = self._answers()
+            failed = self._failure(answers)
+            missing = [name for name in self._others if name not in answers]
+            if failed or not missing:
+                self._say(phase="go", nonces={name: answer.nonce for name, answer in answers.items()})
+                return failed
+            if self._clock() > until:
+                listed = ", ".join(f"{name} ({self._address(name)})" for name in missing)
+                return GangResult(FAILED, self._task(missing[0]), f"{listed} did not come within {patience:g} s")
+            time.sleep(GLANCE_SECS)
+        return None
+
+    def look(self) -> GangResult | None:
+        if self._clock() - self._looked < LOOK_SECS:
+            return None
+        self._looked = self._clock()
+        answers = self._answers()
+        lost = [self._lost(name, answer) for name, answer in answers.items()]  # takes all of them in
+        return self._failure(answers) or next(filter(None, lost), None)
+
+    def reason(self, ending: GangResult) -> GangResult:
+        """Waits a little: who lost a task knows less than that task's supervisor."""
+        until = self._clock() + self._settle_secs
+        while ending.code == PEER_LOST and self._clock() < until:
+            time.sleep(GLANCE_SECS)
+            self._looked = 0.0
+            ending = self.look() or ending
+            if ending.task.place != self._place:
+                return ending
+        return ending
+
+    def wait_for_evaluator(self, stops: Sequence[int]) -> GangResult | None:
+        last, until = Answer(), self._clock() + self._timeout_secs
+        while self._has_evaluator and not stops:
+            self._looked = 0.0
+            ending = self.look()  # takes it in
+            answer = self._answers().get(EVALUATOR, Answer())
+            if answer.state == "done":
+                return None
+            if ending is not None and ending.task.place.is_evaluator:
+                code = FAILED if ending.code == PEER_LOST else ending.code  # nobody is to start all again for it
+                return replace(ending, code=code, reason=f"{ending.reason}. {_NOT_EVALUATED}")
+            if answer != last:
+                last, until = answer, self._clock() + self._timeout_secs
+            if self._clock() > until:
+                what = "gave no sign of life for" if last.state else "did not come within"
+                reason = f"{EVALUATOR} {what} {self._timeout_secs:g} s. {_NOT_EVALUATED}"
+                return GangResult(FAILED, self._task(EVALUATOR), reason)
+            time.sleep(GLANCE_SECS)
+        return None
+
+    def end(self, code: int) -> None:
+        self._say(phase="ended", code=code)
+
+    def _lost(self, name: str, answer: Answer) -> GangResult | None:
+        """What the answer of another supervisor means while tasks run; one that is new is taken in."""
+        known = self._call.nonces.get(name)
+        if known is None or (self._task(name).is_replaceable and known != answer.nonce):
+            known = answer.nonce
+            self._say(nonces={**self._call.nonces, name: known})
+        if known != answer.nonce:
+            return GangResult(PEER_LOST, self._task(name), f"{name} was lost, and its process started again")
+        if answer.state == "lost":
+            return GangResult(PEER_LOST, self._task(name), answer.reason)
+        if answer.state in ("stopping", "stopped"):
+            return GangResult(INTERRUPTED, self._task(name), f"{name} was asked to stop")
+        return None
+
+    def _failure(self, answers: Mapping[str, Answer]) -> GangResult | None:
+        for name, answer in answers.items():
+            if answer.state == "failed":
+                return GangResult(answer.code or FAILED, self._task(name), f"{name}: {answer.reason}")
+        return None
+
+    def _answers(self) -> dict[str, Answer]:
+        """What was answered to this call, by the name of the task."""
+        names = (*self._others, EVALUATOR)
+        answers = {name: read_dataclass(Answer, _answer_file(self._model_dir, name)) for name in names}
+        return {name: answer for name, answer in answers.items() if _same(answer, self._call)}
+
+    def _address(self, name: str) -> str:
+        place = self._others[name]
+        return str(place.tasks[place.task_type][place.task_index])
+
+    def _task(self, name: str) -> Task:
+        return Task(self._others.get(name, Cluster(EVALUATOR, 0, self._place.tasks)), (), {})
+
+    def _say(self, **changes: Any) -> None:
+        self._call = replace(self._call, **changes)
+        write_json(self._model_dir / CALL_FILE, asdict(self._call))
+
+
+class FollowerRendezvous:
+    """The side of another supervisor.
+
+    Args:
+      place: its task.
+      timeout_secs: how long the chief may take to come at first.
+
+    Attributes:
+      generation: of the call that its task was started for.
+      code: the exit code of the run; None until it has ended.
+    """
+
+    def __init__(
+        self, model_dir: Path, place: Cluster, timeout_secs: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.generation = 0
+        self.code: int | None = None
+        self._model_dir, self._place, self._clock = model_dir, place, clock
+        self._timeout_secs = timeout_secs
+        self._nonce = secrets.token_hex(8)
+        self._answered = self._followed = Call()
+        self._looked = self._told = 0.0
+        self._beat = 0
+        (model_dir / PEERS_FOLDER).mkdir(parents=True, exist_ok=True)
+
+    def wait_for_go(self, stops: Sequence[int], *, forever: bool = False) -> bool:
+        """Returns when the task is to be started (True), or the run has ended or somebody asked for a stop (False).
+
+        Raises:
+          TimeoutError: the chief does not come, or not back.
+        """
+        patience = max(self._timeout_secs, REPLACED_SECS) if self._followed.run else self._timeout_secs
+        until = self._clock() + patience
+        while not stops:
+            call = read_dataclass(Call, self._model_dir / CALL_FILE)
+            if self._has_ended(call):
+                return False
+            if call.run and call.phase != "ended" and not _same(call, self._answered):
+                self._answered = call
+                self.tell("ready")
+            means_us = call.nonces.get(self._place.name) == self._nonce
+            if call.phase == "go" and means_us and not _same(call, self._followed):
+                self._followed, self.generation = call, call.generation
+                return True
+            if self._clock() > until and not forever:
+                chief = next(iter(self._place.tasks.get("chief", ())), "address unknown")
+                raise TimeoutError(
+                    f"the chief's supervisor ({chief}) did not come within {patience:g} s. "
+                    f"Does it run, with this very model_dir={self._model_dir} on storage that both can see?"
+                )
+            time.sleep(GLANCE_SECS)
+        return False
+
+    def look(self, task: Task) -> GangResult | None:
+        """Whether the task is to end because of what the chief says."""
+        if self._clock() - self._looked < LOOK_SECS:
+            return None
+        self._looked = self._clock()
+        if self._place.is_evaluator and self._looked - self._told > min(BEAT_SECS, self._timeout_secs / 4):
+            self.tell("ready")
+        call = read_dataclass(Call, self._model_dir / CALL_FILE)
+        if self._has_ended(call):
+            return GangResult(PEER_LOST, task, "the run has ended")
+        if call.run and not _same(call, self._followed):
+            return GangResult(PEER_LOST, task, "all start again")
+        return None
+
+    def tell(self, state: str, reason: str = "", code: int = 0) -> None:
+        """Answers the last call."""
+        self._told = self._clock()
+        self._beat += 1
+        call = self._answered
+        answer = Answer(call.run, call.generation, self._nonce, state, reason, code, self._beat)
+        write_json(_answer_file(self._model_dir, self._place.name), asdict(answer))
+
+    def _has_ended(self, call: Call) -> bool:
+        if call.phase == "ended" and call.run and call.run in (self._followed.run, self._answered.run):
+            self.code = call.code
+        return self.code is not None
+
+
+def _same(one: Call | Answer, other: Call) -> bool:
+    """Report whether both are about the same start of the same run."""
+    return (one.run, one.generation) == (other.run, other.generation)
+
+
+def _answer_file(model_dir: Path, name: str) -> Path:
+    return model_dir / PEERS_FOLDER / f"{name.replace(':', '-')}.json"

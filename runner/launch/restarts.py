@@ -1,0 +1,86 @@
+"""How often a run is started again after it has lost a task, and what is told of that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runner.checkpoint import layout
+from runner.launch.gang import GangResult
+from runner.tracking.journal import Journal, journal_path
+
+LONGEST_SECS = 30.0
+GLANCE_SECS = 0.1
+METRIC = "run/restarts"
+
+
+def pause_secs(number: int) -> float:
+    """Return how long to wait before the restart `number` (from 1) of those without progress: 0, 1, 2, 4, ... 30 s."""
+    return 0.0 if number <= 1 else min(LONGEST_SECS, 2.0 ** (number - 2))
+
+
+@dataclass
+class Restarts:
+    """The restarts of one run.
+
+    At most `limit` follow one another without a newer checkpoint: a run of weeks outlives any number of losses, and
+    what fails at the same place again and again ends.
+
+    Attributes:
+      limit: so many; 0: a loss ends the run.
+      name: of the task whose supervisor this is, where each has its own; '': the chief's.
+      total: how many there were.
+      last: what was said of the last one; None when there was none.
+    """
+
+    model_dir: Path
+    limit: int
+    stops: Sequence[int] = ()
+    say: Callable[[str], None] = print
+    wait: Callable[[float], None] = time.sleep
+    name: str = ""
+    total: int = 0
+    last: str | None = None
+    _in_a_row: int = field(default=0, init=False)
+    _step: int | None = field(default=None, init=False)
+
+    def allow(self, ending: GangResult, *, alone: bool = False) -> bool:
+        """Report whether what was lost is to be started again, after a pause; say so and note it.
+
+        Args:
+          alone: only the task itself; the others go on.
+        """
+        step = latest_step(self.model_dir)
+        self._in_a_row = 0 if step != self._step else self._in_a_row
+        if self.stops or not self.limit:
+            return False
+        if self._in_a_row >= self.limit:
+            self.say(f"runner: {ending.reason}; cluster.max_restarts={self.limit} are used up without a new checkpoint")
+            return False
+        self._step = step
+        self._in_a_row += 1
+        self.total += 1
+        place = "its beginning" if step is None else f"step {step}"
+        what = "it alone is started again" if alone else f"all start again from {place}"
+        number = f"restart {self._in_a_row} of {self.limit}"
+        self.last = f"{ending.reason}; {what} ({number})"
+        self.say(f"runner: {self.last}")
+        self._note(ending, step)
+        until = time.monotonic() + pause_secs(self._in_a_row)
+        while not self.stops and time.monotonic() < until:
+            self.wait(GLANCE_SECS)
+        return not self.stops
+
+    def _note(self, ending: GangResult, step: int | None) -> None:
+        journal = Journal(journal_path(self.model_dir, f"supervisor-{self.name}".replace(":", "-").rstrip("-")))
+        journal.event("restart", task=ending.task.place.name, reason=ending.reason, step=step, number=self.total)
+        journal.metrics(step or 0, {METRIC: self.total})
+        journal.close()
+
+
+def latest_step(model_dir: Path) -> int | None:
+    """Return the step that a run would go on from; None: from its beginning."""
+    path = layout.latest_checkpoint(model_dir)
+    return None if path is None else layout.step_of(path)

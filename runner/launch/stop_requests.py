@@ -1,0 +1,87 @@
+"""What asks a run to stop, on its way to the tasks: SIGTERM, Ctrl-C, a closed terminal.
+
+The first request asks them to save, the second ends them.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Protocol
+
+from runner.system.standard_streams import say_at_once
+
+GRACE_SECS = 60.0
+"""How long a task may take to save after it was asked to stop."""
+
+
+class Stoppable(Protocol):
+    """What requests are handed on to: a process, or several."""
+
+    def ask_to_stop(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class StopRequests:
+    """While it is entered, SIGTERM, Ctrl-C and SIGHUP ask every watched task to stop; a second one, or a minute, kills
+    them.
+
+    One object serves all runs of a command: after a request no further run begins.
+
+    Attributes:
+      came: the signals that came, in order.
+    """
+
+    def __init__(self) -> None:
+        self.came: list[int] = []
+        self._watched: list[Stoppable] = []
+        self._answer = ""
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopRequests:
+        if threading.current_thread() is threading.main_thread():  # only the main thread may handle signals
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
+                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                    continue  # nohup: the run is meant to outlive the terminal
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._before:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    @contextmanager
+    def watch(self, process: Stoppable, answer: str) -> Iterator[None]:
+        """Hands requests on to `process`, one that came before included.
+
+        Args:
+          answer: what the process does when it is asked to stop, for the person who asked.
+        """
+        self._watched.append(process)
+        self._answer = answer
+        if self.came:
+            process.ask_to_stop()
+        try:
+            yield
+        finally:
+            self._watched.remove(process)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.came.append(number)
+        # A terminal that is closed says so twice: the kernel and the shell do.
+        if number == signal.SIGALRM or (len(self.came) > 1 and number != signal.SIGHUP):
+            for process in self._watched:
+                process.kill()
+            return
+        if self._watched:
+            say_at_once(f"\nStopping: {self._answer}. Once more to stop at once.\n")
+        for process in self._watched:
+            process.ask_to_stop()
+        signal.setitimer(signal.ITIMER_REAL, GRACE_SECS)

@@ -1,0 +1,336 @@
+"""One run from its config to its summary: starts its tasks, watches them, ships what they note, says how it ended.
+
+This process never imports TensorFlow (but for `run.inline=true`): a task that crashes or is killed is always seen, and
+each run of a sweep can configure TensorFlow's devices afresh.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import shlex
+import signal
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runner.config import model_source, parsing, schema
+from runner.config.schema import Config, StrategyConfig
+from runner.distribute.cluster import ALONE, Cluster
+from runner.distribute.cluster_resolver import detect
+from runner.launch.gang import GangResult, Task
+from runner.launch.rendezvous import LeaderRendezvous, Rendezvous
+from runner.launch.restarts import Restarts
+from runner.launch.stop_requests import StopRequests
+from runner.launch.task_group import Tasks, error_of, note_ending, say_errors
+from runner.launch.worker_supervisor import WorkerSupervisor, differences
+from runner.system import console
+from runner.system.files import MODEL_SUMMARY_FILE, read_json
+from runner.system.redaction import mask_text, masked, masked_override, secrets_of
+from runner.system.standard_streams import say
+from runner.tracking import exit_codes
+from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, STILL_RUNNING, Outcome
+from runner.tracking.journal import Journals
+from runner.tracking.mlflow_tracker import build_tracker
+from runner.tracking.provenance import tags_of_this_process
+from runner.tracking.run_lock import alone_in, wait_for_tasks
+from runner.tracking.run_record import RunRecord
+from runner.tracking.shipper import Shipper
+from runner.tracking.summary import SUMMARY_FILE, after_reading, facts_in, summary_of, write_summary
+from runner.tracking.tracker import RunDescription, exported_models
+
+PATIENCE_SECS = 30.0
+"""How long a run that trains may take to its first step before it shows up in MLflow."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A run's place in a sweep.
+
+    Attributes:
+      name: what varied; the run's name in MLflow.
+      parent_run_id: the sweep's run in MLflow; None when there is none.
+      prefix: of each line that is said; '' where one job runs at a time.
+    """
+
+    name: str = ""
+    parent_run_id: str | None = None
+    prefix: str = ""
+
+
+def run(
+    config: Config, env: Mapping[str, str], argv: Sequence[str] = (), *,
+    stops: StopRequests | None = None, member: Member | None = None,
+) -> int:  # fmt: skip
+    """Do what `config` says, in its model_dir.
+
+    Args:
+      config: a checked one, with its model_dir.
+      env: the environment of the task.
+      argv: the command line, for the record.
+      stops: where the signals of this command arrive; None: handled here.
+      member: None: the run is no part of a sweep.
+
+    Returns: the exit code, as `runner.tracking.exit_codes` lists them.
+    Raises:
+      ConfigError: another process is using the model_dir.
+    """
+    env = model_source.environment(config.model, env)
+    if config.strategy.name in schema.CLUSTER_STRATEGIES and not config.is_cluster:
+        say(f"command={config.command} runs in one process, without strategy={config.strategy.name}.")
+        config = dataclasses.replace(config, strategy=StrategyConfig())
+    place = None
+    if config.command in schema.CLUSTER_COMMANDS:
+        found = detect(env, config.cluster, config.strategy)
+        if found.has_others:
+            place = found.cluster
+            if found.has_evaluator and config.command == "train_and_evaluate":  # something else has started one
+                config = dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, evaluator=True))
+    with StopRequests() if stops is None else nullcontext(stops) as requests:
+        supervisor = Supervisor(config, env, argv, requests, member or Member(), place)
+        try:
+            if config.command in schema.UNRECORDED_COMMANDS:
+                return supervisor.run_unrecorded()
+            if place is not None and not place.is_chief:
+                return WorkerSupervisor(config, place, env, requests).run()
+            return supervisor.run()
+        except OSError as error:
+            supervisor.say_lost(error)
+            return FAILED
+
+
+@dataclass
+class Supervisor:
+    """The supervisor of one run, or that of the chief in a cluster that something else started.
+
+    Attributes: those of `run`, and the chief's place in such a cluster; None: all tasks are started here.
+    """
+
+    config: Config
+    env: Mapping[str, str]
+    argv: Sequence[str]
+    stops: StopRequests
+    member: Member
+    place: Cluster | None = None
+    record: RunRecord = field(default_factory=RunRecord, init=False)
+
+    @functools.cached_property
+    def model_dir(self) -> Path:
+        return Path(str(self.config.model_dir))
+
+    @functools.cached_property
+    def file(self) -> Path:
+        """The config that the tasks do."""
+        return self.model_dir / ("config.yaml" if self.trains else f"config.{self.config.command}.yaml")
+
+    @functools.cached_property
+    def secrets(self) -> set[str]:
+        return secrets_of(schema.to_tree(self.config))
+
+    @property
+    def trains(self) -> bool:
+        return self.config.command in schema.TRAINING_RUNS
+
+    def run(self) -> int:
+        """Run the tasks, between a record that says running and one that says how it ended. The exit code.
+
+        lock model_dir -> note the start -> ship journals -> run the tasks -> choose the outcome -> summary.json
+        -> close the run in MLflow -> print the summary
+        """
+        self.model_dir.mkdir(parents=True, exist_ok=True)
+        with alone_in(self.model_dir):
+            earlier = self._note_start()
+            # A task of an earlier start may still be saving: each has written its last line when this returns.
+            wait_for_tasks(self.model_dir, "*" if self.place is None else "chief-0")
+            journals = Journals(self.model_dir).mark()
+            shipper = self._build_shipper()
+            shipper.start()
+            tasks = self._build_tasks(self.file, self.record)
+            code = FAILED
+            try:
+                outcome = self._run_recorded(tasks, journals)
+                self._keep_of_earlier(outcome, earlier)
+                already = len(self.stops.came)
+                run_id = shipper.drain(lambda: len(self.stops.came) > already)
+                outcome, files = self._write_summaries(outcome, earlier, run_id)
+                summary = summary_of(outcome, self.config, run_id, self.secrets)
+                self._close(shipper, outcome, summary, files)
+                self._print(summary, outcome.code)
+                code = outcome.code
+            finally:
+                tasks.rendezvous.end(code)
+        return code
+
+    def run_unrecorded(self) -> int:
+        """Run a command that only tells something: nothing of it stays. The exit code."""
+        with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
+            if self.config.model_dir is None:
+                self.config = dataclasses.replace(self.config, model_dir=str(Path(scratch) / "model"))
+            file = Path(scratch) / "config.yaml"
+            schema.save(self.config, file)
+            ending = self._run_tasks(self._build_tasks(file, RunRecord()))
+            return exit_codes.outcome_of(ending.code, bool(self.stops.came), {}).code
+
+    def say_lost(self, error: OSError) -> None:
+        """Say that the folder cannot be written: a full disk, or a folder that was deleted under its run."""
+        if self.env.get("HYDRA_FULL_ERROR") == "1":
+            traceback.print_exception(error)
+        say(f"runner: {self._lost(error)}")
+
+    # --- before -------------------------------------------------------------------------------------------------------
+
+    def _note_start(self) -> dict[str, Any]:
+        """Write run.json, the config and a summary that says running. Return the summary of the previous start."""
+        self._say_changes()
+        self.record = RunRecord.read(self.model_dir)
+        if self.trains:
+            self.record.generation += 1
+            self.record.training = STILL_RUNNING.status
+        self.record.save(self.model_dir)
+        schema.save(self.config, self.file)
+        earlier = read_json(self.model_dir / SUMMARY_FILE) or {}
+        if self.trains:  # nobody would repair it after a reader that was killed
+            run_id = self.record.mlflow_run_id
+            write_summary(self.model_dir, summary_of(STILL_RUNNING, self.config, run_id, self.secrets))
+        return earlier
+
+    def _say_changes(self) -> None:
+        """Say what differs, where a run goes on with another config than it had."""
+        if self.config.run.progress == "off" or not self.file.exists():
+            return
+        try:
+            known = (parsing.load(self.file), self.config)
+        except ValueError:  # of another version; it is about to be replaced
+            return
+        changes = differences(*(schema.flatten(masked(schema.to_tree(each))) for each in known))
+        if changes:
+            listed = ", ".join(f"{key}: {before} -> {now}" for key, before, now in changes)
+            say(f"Changed since this run was last started: {listed}")
+
+    def _build_shipper(self) -> Shipper:
+        tracking = self.config.tracking
+        shown = dataclasses.replace(self.config, tracking=schema.TrackingConfig(backend=tracking.backend))
+        tags = {**masked(tracking.tags), **tags_of_this_process(self.model_dir, self.argv)}
+        if self.member.parent_run_id:
+            tags["mlflow.parentRunId"] = self.member.parent_run_id
+        return Shipper(
+            self.model_dir,
+            build_tracker(tracking, self.env, Path.cwd()),
+            self.record,
+            RunDescription(
+                self.member.name or tracking.run_name or self.model_dir.name,
+                schema.flatten(masked(schema.to_tree(shown))),
+                tags,
+            ),
+            warn=lambda text: say(mask_text(text, self.secrets)),
+            is_reader=not self.trains,
+            patience_secs=PATIENCE_SECS if self.trains else 0.0,
+        )
+
+    def _build_tasks(self, file: Path, record: RunRecord) -> Tasks:
+        config, settings, prefix = self.config, self.config.cluster, self.member.prefix
+        limit = 0 if config.command in schema.UNRECORDED_COMMANDS else config.max_restarts
+        restarts = Restarts(self.model_dir, limit, self.stops.came, lambda text: say(f"{prefix}{text}"))
+        rendezvous = Rendezvous()
+        if self.place is not None:
+            timeout_secs, has_evaluator = settings.start_timeout_secs, settings.evaluator
+            rendezvous = LeaderRendezvous(self.model_dir, self.place, timeout_secs, has_evaluator=has_evaluator)
+        return Tasks(config, file, self.env, self.stops, restarts, record, prefix, self.place, rendezvous)
+
+    # --- the tasks ----------------------------------------------------------------------------------------------------
+
+    def _run_tasks(self, tasks: Tasks) -> GangResult:
+        """Run the tasks in processes of their own or, with `run.inline`, the only one in this."""
+        if not self.config.run.inline:
+            return tasks.run()
+        from runner.task import main
+
+        os.environ.update(model_source.environment(self.config.model, {}))
+        try:
+            code = main.main([str(tasks.file)], inline=True)
+        except KeyboardInterrupt:  # the second Ctrl-C
+            self.stops.came.append(signal.SIGINT)
+            code = FAILED
+        return GangResult(code, Task(ALONE, (), {}))
+
+    def _run_recorded(self, tasks: Tasks, journals: Journals) -> Outcome:
+        """Run the tasks, and tell those that outlive them how training has ended."""
+        ending = self._run_tasks(tasks)
+        say_errors(journals, self.member.prefix)
+
+        def outcome_of(ending: GangResult) -> Outcome:
+            lines = journals.lines()  # and of the evaluator, which has the last checkpoint's metrics
+            for event in ("exported", "result"):
+                lines += journals.events(event).get("evaluator", ())
+            stopped = bool(self.stops.came)
+            return exit_codes.outcome_of(ending.code, stopped, facts_in(lines), error_of(ending, journals))
+
+        outcome = outcome_of(ending)
+        if self.trains:
+            with suppress(OSError):  # the summary, which comes next, says what is wrong with the folder
+                note_ending(self.model_dir, outcome, self.record.generation)
+            if ending.code == FINISHED:
+                outcome = outcome_of(tasks.rendezvous.wait_for_evaluator(self.stops.came) or ending)
+            self.record.training = outcome.status
+        outcome.facts.update(restarts=tasks.restarts.total, last_restart=tasks.restarts.last)
+        return outcome
+
+    # --- after --------------------------------------------------------------------------------------------------------
+
+    def _keep_of_earlier(self, outcome: Outcome, earlier: Mapping[str, Any]) -> None:
+        """Add what this start does not know: what training left, to a reader; what was exported and is still there."""
+        facts = outcome.facts
+        for name in () if self.trains else ("metrics", "steps_per_sec", "global_step", "checkpoint"):
+            if facts.get(name) is None and earlier.get(name):
+                facts[name] = earlier[name]
+        exports = dict.fromkeys([*earlier.get("exports", []), *facts.get("exports", [])])
+        facts["exports"] = [path for path in exports if Path(path).is_dir()]
+
+    def _write_summaries(
+        self, outcome: Outcome, earlier: Mapping[str, Any], run_id: str | None
+    ) -> tuple[Outcome, list[str]]:
+        """Write summary.json, and of a reader its own. Return the outcome, failed where they cannot be written."""
+        files = [SUMMARY_FILE]
+        try:
+            self.record.save(self.model_dir)
+            summary = summary_of(outcome, self.config, run_id, self.secrets)
+            if not self.trains:  # how it ended is not how the run did
+                files.append(f"summary.{self.config.command}.json")
+                write_summary(self.model_dir, summary, files[-1])
+                summary = after_reading(earlier, summary)
+            write_summary(self.model_dir, summary)
+        except OSError as error:  # MLflow is told all the same
+            self.say_lost(error)
+            outcome = Outcome(FAILED, "failed", self._lost(error), outcome.facts)
+        return outcome, files
+
+    def _close(self, shipper: Shipper, outcome: Outcome, summary: Mapping[str, Any], files: Sequence[str]) -> None:
+        """Close the run in MLflow, with how it ended, its files and what it has exported."""
+        told = {**summary, "last_restart": outcome.facts.get("last_restart")}
+        names = ("status", "strategy", "num_replicas", *(("restarts", "last_restart") if summary["restarts"] else ()))
+        tags = {name: str(told[name]) for name in names if told[name] is not None}
+        with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
+            copy = Path(scratch) / self.file.name
+            copy.write_text(schema.as_yaml(masked(schema.to_tree(self.config))))
+            paths = [copy, *(self.model_dir / name for name in (*files, MODEL_SUMMARY_FILE))]
+            shipper.close(outcome.mlflow_status, tags, paths, exported_models(outcome.facts.get("exported", [])))
+
+    def _print(self, summary: Mapping[str, Any], code: int) -> None:
+        shown = {**summary, "resume": self._resume_command() if code == INTERRUPTED else None}
+        for name in ("checkpoint", "predictions"):
+            shown[name] = summary[name] and console.relative(Path(summary[name]))
+        shown["exports"] = ", ".join(console.relative(Path(path)) for path in summary["exports"])
+        console.print_summary(shown, console.relative(self.model_dir), prefix=self.member.prefix)
+
+    def _resume_command(self) -> str:
+        """Return what to type to go on with an interrupted run."""
+        kept = [masked_override(text) for text in self.argv[1:] if not text.lstrip("+").startswith("model_dir=")]
+        return shlex.join(["python", "-m", "runner", *kept, f"model_dir={console.relative(self.model_dir)}"])
+
+    def _lost(self, error: OSError) -> str:
+        return f"model_dir={self.config.model_dir} cannot be written: {error}"

@@ -1,0 +1,215 @@
+"""A sweep: its folder, its run in MLflow, what became of each of its jobs, and which was best.
+
+Each job is a run of its own in a folder of the sweep, under a supervisor of its own. What the sweep knows is in
+`sweep.json`, so the same command again goes on with it: finished jobs are skipped, broken ones resumed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock
+
+from runner.config.metric_names import mode_of
+from runner.config.schema import Config, SweepConfig
+from runner.system import console
+from runner.system.files import read_json, write_json
+from runner.system.redaction import masked
+from runner.system.standard_streams import say
+from runner.tracking.exit_codes import MLFLOW_STATUS, STILL_RUNNING
+from runner.tracking.mlflow_tracker import build_tracker
+from runner.tracking.provenance import tags_of_this_process
+from runner.tracking.run_lock import alone_in
+from runner.tracking.run_record import RunRecord
+from runner.tracking.summary import SUMMARY_FILE
+from runner.tracking.tracker import Point, Tracker, describe
+
+if TYPE_CHECKING:
+    from runner.launch.app import CommandLine
+
+SWEEP_FILE = "sweep.json"
+
+
+@dataclass
+class JobResult:
+    """What became of one job.
+
+    Attributes:
+      name: what varied: `learning_rate=0.1, strategy=mirrored`.
+      status: finished, failed or interrupted.
+      value: of the sweep's metric; None when the job has none, or none that is finite.
+      metrics, global_step, error: as in its summary.json.
+    """
+
+    name: str
+    folder: str
+    status: str
+    value: float | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    global_step: int | None = None
+    error: str | None = None
+
+
+class Sweep:
+    """The sweep that lives in `directory`, as one process of it sees it.
+
+    Hydra's basic launcher runs all jobs in one process; others (joblib, submitit) run each in a process of its own,
+    which join the sweep that has the same `start`.
+
+    Args:
+      config: of a job; `sweep` and `tracking` are the same for all.
+      command: the results of another start than `command.start` do not count; unless it `is_copy`, this process runs
+        all jobs, and no other may.
+
+    Raises:
+      ConfigError: the same sweep is running already.
+    """
+
+    def __init__(self, directory: Path, config: Config, command: CommandLine) -> None:
+        self.directory = directory
+        self._settings: SweepConfig = config.sweep
+        settings = replace(config.tracking, system_metrics=False)
+        self._parent: Tracker = build_tracker(settings, command.env, Path.cwd())
+        self._held = ExitStack()
+        self._lock = FileLock(directory / ".sweep.lock")  # of sweep.json; threads have a lock object of their own
+        if not command.is_copy:
+            self._held.enter_context(alone_in(directory, "sweep.dir"))
+        with self._lock:
+            record = read_json(directory / SWEEP_FILE) or {}
+            self.parent_run_id: str | None = record.get("mlflow_run_id")
+            if record.get("start") != command.start:
+                self.parent_run_id = self._open_parent(config, command, self.parent_run_id)
+                self._save(command.start, [])
+
+    @property
+    def results(self) -> list[JobResult]:
+        """What became of the jobs so far, in the order in which they ended."""
+        return [JobResult(**job) for job in (read_json(self.directory / SWEEP_FILE) or {}).get("jobs", ())]
+
+    def result_of(self, folder: Path, name: str, error: str | None = None) -> JobResult:
+        """Notes in sweep.json what became of the job in `folder`, from its summary.
+
+        Args:
+          error: why the job never started; None: it did.
+        """
+        summary = {} if error else read_json(folder / SUMMARY_FILE) or {}
+        metrics = summary.get("metrics") or {}
+        if summary.get("status") == STILL_RUNNING.status:  # it ended, and could not say how
+            summary["status"] = "failed"
+        value = _value_of(metrics, self._metric_name(metrics))
+        status, error = summary.get("status", "failed"), error or summary.get("error")
+        result = JobResult(name, folder.name, status, value, metrics, summary.get("global_step"), error)
+        with self._lock:
+            record = read_json(self.directory / SWEEP_FILE) or {}
+            self._save(record.get("start"), [*self.results, result])
+        return result
+
+    @staticmethod
+    def is_finished(folder: Path) -> bool:
+        """Whether the job in `folder` has nothing left to do."""
+        return RunRecord.read(folder).training == "finished"
+
+    def ranked(self) -> list[JobResult]:
+        """The jobs, the best first; those without the metric last, in the order in which they ended."""
+        results = self.results
+        sign = 1 if self._mode(results) == "min" else -1
+        return sorted(results, key=lambda job: math.inf if job.value is None else sign * job.value)
+
+    def end(self, *, interrupted: bool, failed: bool) -> None:
+        """Says the ranking and closes the sweep's run in MLflow: FAILED where a job failed, or the sweep itself."""
+        ranked = self.ranked()
+        with self._lock:
+            self._save((read_json(self.directory / SWEEP_FILE) or {}).get("start"), ranked)
+        self._print(ranked)
+        if interrupted:
+            print("The same command goes on with this sweep.", flush=True)
+        failed = failed or any(job.status == "failed" for job in ranked)
+        try:
+            status = "interrupted" if interrupted else "failed" if failed else "finished"
+            self._close_parent(ranked, MLFLOW_STATUS[status])
+        except Exception as error:
+            _warn(error)
+        self._held.close()
+
+    def _close_parent(self, ranked: Sequence[JobResult], status: str) -> None:
+        if self.parent_run_id is None or not self._parent.join(self.parent_run_id):
+            return
+        best = ranked[0] if ranked and ranked[0].value is not None else None
+        if best is not None:
+            now = time.time()
+            step, metrics = best.global_step or 0, best.metrics.items()
+            self._parent.log_points([Point(f"best/{name}", float(value), step, now) for name, value in metrics])
+            self._parent.set_tags({"best": best.name})
+        self._parent.log_file(self.directory / SWEEP_FILE)
+        self._parent.end(status)
+
+    def _open_parent(self, config: Config, command: CommandLine, known: str | None) -> str | None:
+        """Open the sweep's run in MLflow: the one that an earlier start made, or a new one."""
+        name = config.tracking.run_name or f"sweep {self.directory.name}"
+        tags = {**masked(config.tracking.tags), **tags_of_this_process(self.directory, ["runner", *command.argv])}
+        if command.is_copy:  # no process holds the lock that says whether the sweep lives
+            tags = {key: value for key, value in tags.items() if key not in ("host", "lock")}
+        try:
+            return self._parent.start(known, name, {}, tags)
+        except Exception as error:
+            _warn(error)
+            return None
+
+    def _metric_name(self, metrics: Mapping[str, float]) -> str | None:
+        if self._settings.metric or "eval/loss" in metrics:
+            return self._settings.metric or "eval/loss"
+        losses = [name for name in metrics if name.endswith("/loss")]
+        return next(iter([*losses, *metrics]), None)
+
+    def _shown_metric(self, results: Sequence[JobResult]) -> str:
+        return next((str(self._metric_name(job.metrics)) for job in results if job.metrics), "eval/loss")
+
+    def _mode(self, results: Sequence[JobResult]) -> str:
+        """min or max; where the config leaves it open, by what the metric's name says."""
+        return mode_of(self._shown_metric(results), self._settings.mode)
+
+    def _save(self, start: str | None, results: Sequence[JobResult]) -> None:
+        record = {
+            "start": start,
+            "mlflow_run_id": self.parent_run_id,
+            "metric": self._shown_metric(results),
+            "mode": self._mode(results),
+            "jobs": [asdict(job) for job in results],
+        }
+        write_json(self.directory / SWEEP_FILE, record)
+
+    def _print(self, ranked: Sequence[JobResult]) -> None:
+        metric = self._shown_metric(ranked)
+        where = console.relative(self.directory)
+        jobs = f"{len(ranked)} job{'' if len(ranked) == 1 else 's'}"
+        title = f"sweep {where}: {jobs}, best first by {metric} ({self._mode(ranked)})"
+        rows = [
+            (str(rank), job.name, job.status, _shown(job.value), _shown(job.global_step), f"{where}/{job.folder}")
+            for rank, job in enumerate(ranked, 1)
+        ]
+        console.print_table(title, ("rank", "job", "status", metric, "step", "model_dir"), rows)
+        for job in ranked:
+            if job.error:
+                print(f"{job.name}: {job.error}", flush=True)
+        known = sorted({name for job in ranked for name in job.metrics})
+        if known and metric not in known:
+            say(f"sweep.metric={metric}: no job has it. There are: {', '.join(known)}.")
+
+
+def _shown(number: float | None) -> str:
+    return "-" if number is None else console.format_number(number)
+
+
+def _value_of(metrics: Mapping[str, Any], name: str | None) -> float | None:
+    value = float(metrics.get(name or "", math.nan))
+    return value if math.isfinite(value) else None
+
+
+def _warn(error: Exception) -> None:
+    say(f"tracking: {describe(error)} (the sweep goes on without a run of its own)")

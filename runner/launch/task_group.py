@@ -1,0 +1,140 @@
+"""The tasks of one run: who they are, how they are started, and started again when one of them is lost."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import runner
+from runner.config.schema import TRAINING_RUNS, Config
+from runner.distribute.cluster import ALONE, Cluster
+from runner.distribute.local_cluster import local_places
+from runner.launch.gang import Gang, GangResult, Task
+from runner.launch.rendezvous import Rendezvous
+from runner.launch.restarts import Restarts, latest_step
+from runner.launch.stop_requests import StopRequests
+from runner.system.standard_streams import say
+from runner.task.error_report import QUIET_ERRORS
+from runner.tracking.exit_codes import FAILED, INTERRUPTED, Outcome
+from runner.tracking.journal import Journals
+from runner.tracking.run_record import RunRecord
+from runner.tracking.training_status import GENERATION, read_ending, remove_ending, write_ending
+
+
+@dataclass
+class Tasks:
+    """The tasks of one run.
+
+    Attributes:
+      file: the config that each does; the same, since TF_CONFIG says who it is.
+      env: the environment of the command, which each inherits.
+      record: counts the starts.
+      prefix: of all that they say.
+      place: the task of this process, in a cluster that something else started; None: all tasks are started here.
+      rendezvous: the supervisors of its other tasks; a plain one where there are none.
+    """
+
+    config: Config
+    file: Path
+    env: Mapping[str, str]
+    stops: StopRequests
+    restarts: Restarts
+    record: RunRecord
+    prefix: str = ""
+    place: Cluster | None = None
+    rendezvous: Rendezvous = field(default_factory=Rendezvous)
+
+    def run(self) -> GangResult:
+        """Run them to their end: gather all supervisors, start, watch, and start again what was lost."""
+        journals = Journals(self.restarts.model_dir)
+        gang = Gang(
+            start_timeout_secs=self.config.cluster.start_timeout_secs,
+            has_joined=lambda task: task.place.name in journals.events("joined"),
+            may_replace=lambda ending: self.restarts.allow(ending, alone=True),
+            look_around=self.rendezvous.look,
+        )
+        trains = self.config.command in TRAINING_RUNS
+        with self.stops.watch(gang, "the task saves a checkpoint" if trains else "nothing is saved"):
+            while True:
+                tasks = self._tasks()
+                failed = self.rendezvous.gather(self.record.generation, self.stops.came)
+                if failed is not None:
+                    return failed
+                if self.stops.came:  # asked to stop before there was anything to stop
+                    return GangResult(FAILED, tasks[0])
+                if trains:
+                    remove_ending(self.restarts.model_dir)
+                journals.mark()
+                ending = self.rendezvous.reason(gang.run(tasks, self.stops.came))
+                if ending.code == INTERRUPTED:
+                    # '' where the whole run was asked. Those that we asked in turn have noted it, too.
+                    asked = () if self.stops.came else gang.asked_to_stop or journals.events("asked_to_stop")
+                    return replace(ending, reason=", ".join(sorted(asked)))
+                if not ending.is_loss or not self.restarts.allow(ending):
+                    return ending
+                self.record.generation += 1
+                self.record.save(self.restarts.model_dir)
+
+    def _tasks(self) -> list[Task]:
+        # At each start other ports: the old ones may be in use for a while.
+        places = local_places(self.config) if self.place is None else [self.place]
+        tasks = []
+        for place in places:
+            env, prefix = task_env(self.env, place, self.record.generation), self.prefix
+            if not place.is_chief:  # the chief talks to the terminal itself, as a single process does
+                env, prefix = {**env, QUIET_ERRORS: "1"}, f"{prefix}[{place.name}] "
+            tasks.append(Task(place, task_argv(self.file), env, prefix))
+        return tasks
+
+
+def task_argv(file: Path) -> list[str]:
+    """Return the command of the task that does what the config in `file` says."""
+    # -P: a `runner.py` in the user's directory must not take our place; the task adds the directory itself, later.
+    return [sys.executable, "-P", "-m", "runner.task", str(file)]
+
+
+def task_env(env: Mapping[str, str], place: Cluster = ALONE, generation: int = 1) -> dict[str, str]:
+    """Return the environment of a task: `env`, a quiet TensorFlow unless asked otherwise, and this `runner` package.
+
+    Args:
+      place: who it is; TF_CONFIG says so to a task of several.
+      generation: how often the run was started, this time included.
+    """
+    result = {"TF_CPP_MIN_LOG_LEVEL": "3", **env, "TF_CONFIG": place.tf_config, GENERATION: str(generation)}
+    if not place.tf_config:
+        del result["TF_CONFIG"]
+    home = Path(runner.__file__).parent.parent
+    if home.name not in ("site-packages", "dist-packages"):  # a checkout that is not installed
+        result["PYTHONPATH"] = os.pathsep.join(filter(None, (str(home), env.get("PYTHONPATH"))))
+    return result
+
+
+def say_errors(journals: Journals, prefix: str = "") -> None:
+    """Say the errors of all tasks, those that the chief has said left out and each once."""
+    errors = journals.events("error")
+    said = {line["error"] for line in errors.get("chief", ())}
+    for task, lines in errors.items():
+        for line in lines:
+            if line["error"] not in said and line.get("said"):
+                said.add(line["error"])
+                for text in str(line["said"]).splitlines():
+                    say(f"{prefix}[{task}] {text}")
+
+
+def error_of(ending: GangResult, journals: Journals) -> str:
+    """Return why a run ended, in one line; '' when it finished."""
+    place = ending.task.place
+    noted = journals.events("error").get(place.name)
+    if noted and not ending.is_loss:
+        return f"{'' if place.is_chief else f'{place.name}: '}{noted[-1]['error']}"
+    return ending.reason
+
+
+def note_ending(model_dir: Path, outcome: Outcome, generation: int) -> None:
+    """Note that training is over, where the chief's task could not any more: an evaluator waits for it."""
+    known = read_ending(model_dir)
+    if not known.is_over or known.generation != generation:
+        write_ending(model_dir, outcome.status, latest_step(model_dir) or 0, generation)

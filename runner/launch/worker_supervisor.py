@@ -1,0 +1,126 @@
+"""A task of a cluster that something else started, other than the chief: it starts when the chief's supervisor says so.
+
+This one writes neither config nor summary nor an MLflow run: the chief's supervisor does.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.config import schema
+from runner.config.job_id import is_shown_only
+from runner.config.schema import Config, ConfigError
+from runner.distribute.cluster import Cluster
+from runner.launch import task_group
+from runner.launch.gang import Gang, GangResult, Task
+from runner.launch.rendezvous import FollowerRendezvous
+from runner.launch.restarts import Restarts
+from runner.launch.stop_requests import StopRequests
+from runner.system.console import relative
+from runner.system.redaction import masked
+from runner.system.standard_streams import say
+from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR
+from runner.tracking.journal import Journals
+
+
+@dataclass
+class WorkerSupervisor:
+    """One supervisor of a cluster, but for the chief's.
+
+    Attributes:
+      place: its task.
+      env: the environment of the command, which the task inherits.
+    """
+
+    config: Config
+    place: Cluster
+    env: Mapping[str, str]
+    stops: StopRequests
+
+    def run(self) -> int:
+        """Follow the chief's supervisor to the end of the run. The exit code.
+
+        Raises:
+          ConfigError: the chief's config is another one.
+        """
+        model_dir = Path(str(self.config.model_dir))
+        rendezvous = FollowerRendezvous(model_dir, self.place, self.config.cluster.start_timeout_secs)
+        say(f"This is {self.place.name}. The run is the chief's; what comes of it is in {relative(model_dir)}.")
+        with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
+            file = Path(scratch) / "config.yaml"
+            schema.save(self.config, file)
+            try:
+                code = self._follow(rendezvous, model_dir, task_group.task_argv(file))
+            except TimeoutError as error:
+                say(f"runner: {error}")
+                return FAILED
+        if code == FINISHED:
+            say(f"{self.place.name}: the run has finished; see summary.json in {relative(model_dir)}.")
+        return code
+
+    def _follow(self, rendezvous: FollowerRendezvous, model_dir: Path, argv: Sequence[str]) -> int:
+        """Start the task whenever the chief says so, and tell the chief how it ended. The exit code."""
+        restarts = Restarts(model_dir, self.config.max_restarts, self.stops.came, say, name=self.place.name)
+        journals = Journals(model_dir)
+        has_finished = False
+
+        def look_around() -> GangResult | None:
+            if self.place.is_server and (gang.stop_wanted or self.stops.came):
+                gang.stop_wanted = False
+                rendezvous.tell("stopping")  # the coordinator saves, with our help
+            return rendezvous.look(task)
+
+        gang = Gang(may_replace=lambda ending: restarts.allow(ending, alone=True), look_around=look_around)
+        with self.stops.watch(gang, "all tasks save a checkpoint"):
+            while rendezvous.wait_for_go(self.stops.came, forever=has_finished):
+                self._check_config(rendezvous, model_dir)
+                journals.mark()
+                task = Task(self.place, argv, task_group.task_env(self.env, self.place, rendezvous.generation))
+                ending = gang.run([task], self.stops.came)
+                has_finished = ending.code == FINISHED
+                if has_finished:
+                    rendezvous.tell("done")
+                elif ending.code == INTERRUPTED:
+                    rendezvous.tell("stopped")
+                    return INTERRUPTED
+                elif ending.is_loss:
+                    if ending.code != PEER_LOST:  # else it is the chief's to say who was lost
+                        say(f"runner: {ending.reason}")
+                    rendezvous.tell("lost", ending.reason)
+                else:
+                    error = task_group.error_of(ending, journals).removeprefix(f"{self.place.name}: ")
+                    rendezvous.tell("failed", error, ending.code)
+                    return ending.code
+        if rendezvous.code is None:
+            rendezvous.tell("stopped")
+            return INTERRUPTED
+        return rendezvous.code
+
+    def _check_config(self, rendezvous: FollowerRendezvous, model_dir: Path) -> None:
+        """Refuse to take part in a run with another config than its chief has."""
+        name = "config.yaml" if self.config.command in schema.TRAINING_RUNS else f"config.{self.config.command}.yaml"
+        differing = ", ".join(differences_to_chief(schema.read(model_dir / name), schema.to_tree(self.config)))
+        if differing:
+            rendezvous.tell("failed", f"another config than the chief's: {differing}", USER_ERROR)
+            raise ConfigError(
+                f"{self.place.name} has another config than the chief of {relative(model_dir)}: {differing}."
+                " Start all tasks of a cluster with the same command."
+            )
+
+
+def differences_to_chief(theirs: Mapping[str, object], ours: Mapping[str, object]) -> list[str]:
+    """Return what differs between the chief's config and ours, but for where and how the run is shown."""
+    pairs = differences(schema.flatten(masked(theirs)), schema.flatten(masked(ours)))
+    return [f"{key}={here} here, {there} there" for key, there, here in pairs if not is_shown_only(key)]
+
+
+def differences(before: Mapping[str, object], now: Mapping[str, object]) -> list[tuple[str, object, object]]:
+    """Return the keys whose values differ between two flat configs, with both; where the run lives does not count."""
+    return [
+        (key, before.get(key), now.get(key))
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key) and key != "model_dir"
+    ]

@@ -1,0 +1,77 @@
+"""Exponential moving averages of the trainable weights, under the names of tf.train.ExponentialMovingAverage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.checkpoint.reader import Reader
+from runner.tracing.graph_operations import operations
+from runner.tracing.trace_step import Replica
+
+SUFFIX = "/ExponentialMovingAverage"
+
+
+def average_name(name: str) -> str:
+    """Name of the average of the variable `name`."""
+    return name + SUFFIX
+
+
+def averages_in(reader: Reader, names: Iterable[str], decay: float | None, purpose: str) -> dict[str, str]:
+    """Return weight -> name of its average, of those of `names` that have one in a checkpoint.
+
+    Args:
+      decay: train.ema_decay, by which they are wanted.
+      purpose: what they are wanted for, a verb.
+
+    Raises: ValueError: there are none.
+    """
+    found = {name: average_name(name) for name in names if reader.has(average_name(name))}
+    if not found:
+        raise ValueError(
+            f"train.ema_decay={decay}: {reader.path} has no moving averages of the weights to {purpose}. It was "
+            "trained without; set train.ema_decay=null."
+        )
+    return found
+
+
+def update(replica: Replica, decay: float | None) -> Sequence[tf.Operation]:
+    """Moves the average of each trainable variable towards what the update has made of it.
+
+    The averages start from the initial values, as those of tf.train.ExponentialMovingAverage do.
+
+    Args:
+      decay: None: there are none.
+
+    Returns: the operations, for those who have to fetch them.
+    """
+    if decay is None:
+        return []
+    trainable = {
+        name: variable for name, (variable, _) in replica.requested.trainable.items() if variable.dtype.is_floating
+    }
+    if not trainable:
+        return []
+    kept = [
+        tf.Variable(
+            lambda name=name: replica.initial_value(name),
+            name=average_name(name),
+            trainable=False,
+            dtype=variable.dtype,
+            shape=variable.shape,
+        )
+        for name, variable in trainable.items()
+    ]
+    pairs = list(zip(kept, trainable.values(), strict=True))
+
+    def move(average: Any, variable: Any) -> Any:
+        return average.assign_sub((average - variable) * tf.constant(1 - decay, average.dtype), read_value=False)
+
+    def move_all(strategy: tf.distribute.Strategy) -> list[Any]:
+        # Each device moves its own copy by its own copy: nothing is sent.
+        moved = [strategy.extended.update(one, move, args=(variable,), group=False) for one, variable in pairs]
+        return [result for each in moved for result in strategy.experimental_local_results(each)]
+
+    return operations(tf.distribute.get_replica_context().merge_call(move_all))

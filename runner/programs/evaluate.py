@@ -1,0 +1,298 @@
+"""Evaluation on the devices: one step, and the loop around it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.data.inputs import InputPipeline
+from runner.data.iterators import iterate
+from runner.model_fn import EstimatorSpec, ModeKeys
+from runner.programs.batch_losses import PartOfBatch, WholeBatch, losses_over_batches, model_fn_has
+from runner.programs.mixed_precision import ModelCall
+from runner.programs.step_inputs import read_step, replica_inputs, split_fetches, step_signature
+from runner.tf_private.v1 import gradients_in_loops, summaries_of_v1
+from runner.tracing.graph_operations import needed, operations
+from runner.tracing.trace_step import Replica, trace_step
+from runner.tracing.variable_store import VariableStore
+from runner.types import StepRequest
+
+Sums = Mapping[str, tuple[float, float]]
+"""Name -> (sum over examples, their weight)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalResult:
+    """The result of one call of an evaluation loop. Host values.
+
+    Attributes:
+      sums: name -> (sum over examples, their weight) in float64, `loss` among them; those of earlier calls included.
+      examples: examples counted by this call.
+      data_ended: the input has no further element.
+    """
+
+    sums: Sums
+    examples: int
+    data_ended: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluatedReplica:
+    """The outputs of one replica's trace of model_fn in EVAL. Tensors of the traced graph.
+
+    Attributes:
+      loss: the sum of the losses.
+      weight: what `loss` is to be divided by: the examples, or the sum of `loss_weight`.
+      sums: name -> (sum over the replica's examples, their number) of per-example metrics.
+      values: name -> value tensor of `(value, update)` metrics.
+    """
+
+    spec: EstimatorSpec
+    loss: tf.Tensor
+    weight: tf.Tensor
+    sums: Mapping[str, tuple[tf.Tensor, tf.Tensor]]
+    values: Mapping[str, tf.Tensor]
+
+
+class EvalProgram:
+    """Evaluation of one model_fn on inputs of one structure, traced once.
+
+    There is no collective in a step: each replica counts its own examples, and a replica without one does nothing.
+    """
+
+    def __init__(
+        self, store: VariableStore, model_call: ModelCall, pipeline: InputPipeline, *, on_workers: bool = False
+    ) -> None:
+        self._store, self._pipeline = store, pipeline
+
+        def replica_fn(replica: Replica) -> EvaluatedReplica:
+            with tf.summary.record_if(False):
+                return _eval_replica(model_call, pipeline, replica)
+
+        with summaries_of_v1(), losses_over_batches(), gradients_in_loops():
+            self.trace = trace_step(store, replica_fn, step_signature(pipeline), training=False, on_workers=on_workers)
+        self.outputs: Sequence[EvaluatedReplica] = self.trace.outputs
+        self._values = self._value_function()
+        self._loop = tf.function(self._run, autograph=False)
+        self._fetching: dict[Any, Callable[..., Any]] = {}
+
+    @property
+    def spec(self) -> EstimatorSpec:
+        return self.outputs[0].spec
+
+    @property
+    def sum_names(self) -> list[str]:
+        """Names of the sums of an EvalResult."""
+        return ["loss", *self.outputs[0].sums]
+
+    @functools.cached_property
+    def _functions(self) -> list[Callable[..., Any]]:
+        """The program of each replica. Not made before they are needed: a hook may have to feed the model."""
+        return [self._replica_function(index) for index in range(len(self.outputs))]
+
+    def reset(self) -> None:
+        """Start metrics from nothing and random state from the seed, before each evaluation."""
+        self._store.reset_local(self.trace.requested.requests)
+
+    def iterate(self, dataset: tf.data.Dataset, *, in_loops: bool) -> Any:
+        """Return what `run`, or `run_one` where it is not `in_loops`, takes the batches of `dataset` from."""
+        del in_loops
+        return iterate(dataset)
+
+    def run(self, iterator: Any, max_steps: int, sums: Sums) -> EvalResult:
+        """Evaluates up to `max_steps` further batches.
+
+        Args:
+          sums: of the batches before. They are gone on with, so that no bit depends on the length of loops.
+        """
+        zero = (0.0, 0.0)
+        before = {name: tuple(tf.constant(one, tf.float64) for one in sums.get(name, zero)) for name in self.sum_names}
+        result = self._loop(iterator, tf.constant(max_steps), before)
+        return EvalResult(on_host(result["sums"]), examples=int(result["examples"]), data_ended=bool(result["ended"]))
+
+    def run_one(self, iterator: Any, request: StepRequest, before: Sums) -> tuple[EvalResult, list[Any]]:
+        """Like `run` for one batch; also return the values of the tensors among the fetches of `request`."""
+        if request.key not in self._fetching:
+            functions = [
+                self._replica_function(index, () if index else request.fetches, request.feeds)
+                for index in range(len(self.outputs))
+            ]
+            self._fetching[request.key] = tf.function(functools.partial(self._run_one, functions), autograph=False)
+        try:
+            sums, examples, values = self._fetching[request.key](iterator, tuple(request.values))
+        except tf.errors.OutOfRangeError:
+            return EvalResult(before, 0, data_ended=True), []
+        total = added(before, on_host(sums))
+        return EvalResult(total, int(examples), data_ended=False), [value.numpy() for value in values]
+
+    def _run_one(self, functions: Sequence[Callable[..., Any]], iterator: Any, fed: Sequence[tf.Tensor]) -> Any:
+        zero = tf.constant(0, tf.float64)
+        start = (tf.constant(0, tf.int64), {name: (zero, zero) for name in self.sum_names})
+        (examples, sums), values = self._add_step(functions, iterator, next(iterator), start, fed=fed)
+        return sums, examples, values
+
+    def _add_step(
+        self,
+        functions: Sequence[Callable[..., Any]],
+        iterator: Any,
+        element: Any,
+        before: tuple[tf.Tensor, Any],
+        *,
+        fed: Sequence[tf.Tensor] | None = None,
+    ) -> tuple[tuple[tf.Tensor, Any], list[tf.Tensor]]:
+        """Return (examples and sums so far, with those of the step's replicas; what the first replica fetched).
+
+        Args:
+          fed: values of placeholders for a step that hooks look at; its first replica runs in any case. None: nobody
+            looks, and a replica without an example does nothing.
+        """
+        examples, sums = before
+        zeros = tf.nest.map_structure(tf.zeros_like, sums)
+        batches, inputs = read_step(self._pipeline, element, iterator)
+        fetched: list[tf.Tensor] = []
+        for batch, function in zip(batches, functions, strict=True):
+
+            def present(function: Any = function) -> Any:
+                more, values = function(*inputs, *(fed or ()))
+                fetched.extend(values)  # only those of the first replica
+                return in_float64(more)
+
+            always = len(batches) == 1 or (fed is not None and batch is batches[0])
+            more = present() if always else tf.cond(batch.count > 0, present, lambda: zeros)
+            sums = tf.nest.map_structure(tf.add, sums, more)
+            examples += batch.count
+        return (examples, sums), fetched
+
+    def values(self) -> dict[str, Any]:
+        """Return the values of the accumulated metrics, without those of per-example tensors, as NumPy values."""
+        values = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._values())
+        scope = self._store.strategy.scope() if self._store.strategy is not None else contextlib.nullcontext()
+        with scope:
+            for name, metric in (self.spec.eval_metric_ops or {}).items():
+                if _is_keras_metric(metric):
+                    values[name] = tf.nest.map_structure(lambda value: value.numpy(), metric.result())
+                elif _is_pair(metric) and isinstance(metric[0], tf.Variable):
+                    values[name] = metric[0].read_value().numpy()
+        return values
+
+    def _value_function(self) -> Callable[[], dict[str, Any]]:
+        values = dict(self.outputs[0].values)
+        for name, value in values.items():
+            if self.trace.needs_inputs(value):
+                raise ValueError(
+                    f"eval_metric_ops[{name!r}]: its value depends on one batch. A (value, update) pair keeps state "
+                    "in variables, as those of tf.compat.v1.metrics do; for a mean over examples give a [batch] tensor."
+                )
+        return self.trace.function(values, with_inputs=False) if values else dict
+
+    def _replica_function(
+        self, index: int, fetches: Sequence[Any] = (), feeds: Sequence[tf.Tensor] = ()
+    ) -> Callable[..., Any]:
+        """Return the program of one replica: (the sums of its batch, the values of the tensors among `fetches`)."""
+        sums, updates = self._fetched(index)
+        tensors, effects = split_fetches(fetches)
+        self._check_no_collective([*updates, *tf.nest.flatten(sums), *fetches])
+        return self.trace.function([sums, tensors], [*updates, *effects], feeds=feeds)
+
+    def _fetched(self, index: int) -> tuple[dict[str, Any], list[Any]]:
+        """Return (the sums of one replica's batch, what updates metrics with it), tensors of the traced graph."""
+        output = self.outputs[index]
+        updates = [metric[1] for metric in (output.spec.eval_metric_ops or {}).values() if _is_pair(metric)]
+        writes = self.trace.writes_of_keras(metrics_only=True, replica=index)
+        return {"loss": (output.loss, output.weight), **output.sums}, [*updates, *writes]
+
+    def _check_no_collective(self, values: Sequence[Any]) -> None:
+        """Workers evaluate different numbers of batches: they cannot meet within one."""
+        found = [one for one in needed(self.trace.graph, operations(values)) if one.type.startswith("Collective")]
+        if found:
+            raise ValueError(
+                f"evaluating a batch would wait for the other workers, at {found[0].name}: they may have fewer "
+                "batches, and would never come. Synchronized BatchNormalization with training=True does that, and a "
+                "hook that fetches the value of a metric. Leave it out, or evaluate in one process: "
+                "eval_strategy=default."
+            )
+
+    def _run(self, iterator: Any, max_steps: tf.Tensor, before: Any) -> dict[str, Any]:
+        def running(taken: tf.Tensor, ended: tf.Tensor, *_: Any) -> tf.Tensor:
+            return (taken < max_steps) & ~ended
+
+        def evaluate(element: Any, taken: tf.Tensor, counted: tuple[tf.Tensor, Any]) -> Any:
+            counted, _ = self._add_step(self._functions, iterator, element, counted)
+            return taken + 1, tf.constant(False), counted
+
+        def body(taken: tf.Tensor, ended: tf.Tensor, counted: tuple[tf.Tensor, Any]) -> Any:
+            element = iterator.get_next_as_optional()
+            return tf.cond(
+                element.has_value(),
+                lambda: evaluate(element.get_value(), taken, counted),
+                lambda: (taken, tf.constant(True), counted),
+            )
+
+        initial = (tf.constant(0), tf.constant(False), (tf.constant(0, tf.int64), before))
+        _, ended, (examples, sums) = tf.while_loop(running, body, initial)
+        return {"ended": ended, "examples": examples, "sums": sums}
+
+
+def added(sums: Sums, more: Sums) -> dict[str, tuple[float, float]]:
+    """Return `sums` with `more` added."""
+    zero = (0.0, 0.0)
+    return {name: (sums.get(name, zero)[0] + one[0], sums.get(name, zero)[1] + one[1]) for name, one in more.items()}
+
+
+def on_host(sums: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[float, float]]:
+    """Return sums that are tensors as numbers."""
+    return {name: (float(total), float(weight)) for name, (total, weight) in sums.items()}
+
+
+def in_float64(sums: Any) -> Any:
+    """Return the sums of a batch as float64 scalars. In graph."""
+
+    def scalar(value: tf.Tensor) -> tf.Tensor:
+        value = tf.cast(value, tf.float64)
+        value.set_shape([])  # the sum of a tensor of unknown rank does not know that it is a scalar
+        return value
+
+    return tf.nest.map_structure(scalar, sums)
+
+
+def _eval_replica(model_call: ModelCall, pipeline: InputPipeline, replica: Replica) -> EvaluatedReplica:
+    features, labels = replica_inputs(pipeline, replica)
+    part = PartOfBatch(replica.weights, replica.index) if pipeline.division.divides_batches else WholeBatch()
+    with model_fn_has(part):
+        spec = model_call(features, labels, ModeKeys.EVAL)
+    count = tf.cast(replica.weights.counts[replica.index], spec.loss.dtype)
+    weight = count if spec.loss_weight is None else tf.reduce_sum(tf.cast(spec.loss_weight, spec.loss.dtype))
+    metrics = spec.eval_metric_ops or {}
+    return EvaluatedReplica(
+        spec,
+        loss=tf.reduce_sum(spec.loss) if spec.loss.shape.rank == 1 else spec.loss * weight,
+        weight=weight,
+        sums={name: _sum(metric, count) for name, metric in metrics.items() if tf.is_tensor(metric)},
+        values={
+            name: metric[0]
+            for name, metric in metrics.items()
+            if _is_pair(metric) and not isinstance(metric[0], tf.Variable)
+        },
+    )
+
+
+def _sum(metric: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """(sum, weight) of a per-example metric; a scalar is the mean of its batch, and counts for its examples."""
+    metric = tf.cast(metric, tf.float64)  # before the sum: bytes overflow, and a bool has none
+    if metric.shape.rank == 0:
+        count = tf.cast(count, tf.float64)
+        return metric * count, count
+    return tf.reduce_sum(metric), tf.size(metric)
+
+
+def _is_pair(metric: Any) -> bool:
+    return isinstance(metric, tuple | list)
+
+
+def _is_keras_metric(metric: Any) -> bool:
+    return hasattr(metric, "result") and hasattr(metric, "update_state")

@@ -1,0 +1,212 @@
+"""A step in two programs of one trace: gradients, then the update.
+
+So the gradients of an update can be taken micro-batch by micro-batch, with the memory of one micro-batch
+(`train.gradient_accumulation`), and an update can be left out (`train.precision=mixed_float16`) without a branch in
+the model's own graph, where replicas could not meet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.data.replica_batches import ReplicaBatch, part_of
+from runner.distribute.collectives import Collectives, collectives_of
+from runner.distribute.reductions import scale
+from runner.model_fn import EstimatorSpec
+from runner.programs.mixed_precision import LossScale
+from runner.programs.optimizer_step import Pair, apply_update, gradients_of, loss_sum, sum_over_replicas
+from runner.programs.step_inputs import step_inputs
+from runner.run_config import RunConfig
+from runner.tracing.trace_step import Replica
+
+v1 = tf.compat.v1
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientCut:
+    """Where the trace of one replica is cut. Tensors of the traced graph.
+
+    Attributes:
+      sums: what a micro-batch adds up to: the loss, its denominator, then the gradients. Those of IndexedSlices are two
+        tensors, which are not added but put one after the other.
+      fed: placeholders like `sums`, from which the update is made.
+      is_sparse: for each of `sums`: it is one of those two.
+      scale: placeholder of the loss scale; None without one.
+      loss: of the step: this replica's part.
+      first_of_update: number of the graph's first operation of the update; of the first replica alone.
+    """
+
+    sums: Sequence[tf.Tensor]
+    fed: Sequence[tf.Tensor]
+    is_sparse: Sequence[bool]
+    scale: tf.Tensor | None
+    loss: tf.Tensor
+    first_of_update: int | None
+
+
+def trace_cut(
+    tape: tf.GradientTape, spec: EstimatorSpec, replica: Replica, num_replicas: int, config: RunConfig
+) -> GradientCut:
+    """Traces gradients and update of one replica, with placeholders between."""
+    with tape:
+        total, weight = loss_sum(spec, replica)
+        loss_scale = v1.placeholder(tf.float32, [], "loss_scale") if config.precision == "mixed_float16" else None
+        target = total if loss_scale is None else total * tf.cast(loss_scale, total.dtype)
+    pairs = gradients_of(tape, target, replica)
+    sums, is_sparse = [total, weight], [False, False]
+    for one in sums:
+        one.set_shape([])  # the sum of a tensor of unknown rank does not know that it is a scalar
+    for gradient, variable, _ in pairs:
+        sparse = isinstance(gradient, tf.IndexedSlices)
+        if not sparse:
+            gradient.set_shape(variable.shape)
+        sums += [gradient.values, gradient.indices] if sparse else [gradient]
+        is_sparse += [True, True] if sparse else [False]
+    fed = [v1.placeholder(one.dtype, _shape(one, sparse)) for one, sparse in zip(sums, is_sparse, strict=True)]
+    first: list[int] = []
+    # All replicas meet here: what is in the graph by now are the gradients, what comes is the update.
+    tf.distribute.get_replica_context().merge_call(lambda _: first.append(len(v1.get_default_graph().get_operations())))
+    total_weight = sum_over_replicas(replica, fed[1], num_replicas)
+    factor = tf.math.divide_no_nan(tf.ones_like(total_weight), total_weight)
+    loss = fed[0] * factor
+    if loss_scale is not None:
+        factor /= tf.cast(loss_scale, factor.dtype)
+    loss = apply_update(spec, _scaled(pairs, fed[2:], factor), loss, replica, num_replicas, config)
+    return GradientCut(sums, fed, is_sparse, loss_scale, loss, first[0] if first else None)
+
+
+def _shape(tensor: tf.Tensor, sparse: bool) -> tf.TensorShape:
+    return tf.TensorShape([None]).concatenate(tensor.shape[1:]) if sparse else tensor.shape
+
+
+def _scaled(pairs: Sequence[Pair], fed: Sequence[tf.Tensor], factor: tf.Tensor) -> list[Pair]:
+    """`pairs` with the gradients that are in `fed`."""
+    tensors = iter(fed)
+    result: list[Pair] = []
+    for gradient, variable, owner in pairs:
+        new: Any = next(tensors)
+        if isinstance(gradient, tf.IndexedSlices):
+            indices = next(tensors)
+            new = tf.IndexedSlices(new, indices, tf.constant(variable.shape.as_list(), indices.dtype))
+        result.append((scale(new, tf.cast(factor, new.dtype)), variable, owner))
+    return result
+
+
+MicroBatchProgram = Callable[..., tuple[Sequence[Sequence[tf.Tensor]], Sequence[tf.Tensor]]]
+"""(flat inputs, loss scale if any, number of the micro-batch) -> (the sums of each replica, what was fetched)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AccumulatedStep:
+    """One step as a function of its replica batches: the gradients micro-batch by micro-batch, then the update.
+
+    Summaries and fetches are those of the last micro-batch; one without an example on any replica is left out.
+
+    Attributes:
+      micro_batch, last: programs of the gradients, without and with what was fetched.
+      update: (sums of all replicas, loss scale if any) -> the loss of each replica.
+      specs: of what a call returns.
+      strategy: None is TensorFlow's default. Its workers take their micro-batches and updates together.
+    """
+
+    cuts: Sequence[GradientCut]
+    micro_batch: MicroBatchProgram
+    last: MicroBatchProgram
+    update: Callable[..., Sequence[tf.Tensor]]
+    specs: Sequence[tf.TensorSpec]
+    num_micro_batches: int
+    loss_scale: LossScale | None
+    strategy: tf.distribute.Strategy | None
+
+    @functools.cached_property
+    def _collectives(self) -> Collectives:
+        return collectives_of(self.strategy)
+
+    @property
+    def _width(self) -> int:
+        """Tensors of one replica among the sums."""
+        return len(self.cuts[0].sums)
+
+    def __call__(
+        self, batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor] = ()
+    ) -> list[tf.Tensor]:
+        """Return [the loss, what was fetched]. In graph."""
+        assert not values  # see support_checks.check_feeds
+        scales = [] if self.loss_scale is None else [self.loss_scale.value()]
+        if self.num_micro_batches == 1:
+            sums, extra = self.last(*step_inputs(batches, global_count), *scales, tf.constant(0, tf.int64))
+            totals = [tensor for each in sums for tensor in each]
+        else:
+            totals, extra = self._accumulated(batches, scales)
+        loss = tf.add_n(self.update(*totals)) if self.loss_scale is None else self._scaled_update(totals, scales)
+        loss.set_shape([])  # the sum of a tensor of unknown rank does not know that it is a scalar
+        return [loss, *extra]
+
+    def _scaled_update(self, totals: Sequence[tf.Tensor], scales: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Update, unless a gradient is not finite; the loss scale follows. Return the loss."""
+        gradients = [one for number, one in enumerate(totals) if number % self._width > 1 and one.dtype.is_floating]
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(one)) for one in gradients])
+        not_finite = self._collectives.sum_in_graph(tf.cast(~finite, tf.int64))
+        return tf.cond(not_finite == 0, lambda: self._updated(totals, scales), lambda: self._skipped(totals))
+
+    def _accumulated(self, batches: Sequence[ReplicaBatch], scales: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Any]:
+        # Rows are divided with the longer micro-batches first, so one without an example is one of the last.
+        num_micro_batches = tf.constant(self.num_micro_batches, tf.int64)
+        if self._collectives.num_workers == 1:  # else others may have more
+            most = tf.reduce_max(tf.stack([batch.count for batch in batches]))
+            num_micro_batches = tf.minimum(num_micro_batches, most)
+
+        def run(
+            program: MicroBatchProgram, index: tf.Tensor, before: Sequence[tf.Tensor]
+        ) -> tuple[list[tf.Tensor], Any]:
+            micro_batches = [part_of(batch, index, self.num_micro_batches) for batch in batches]
+            count = self._collectives.sum_in_graph(tf.add_n([one.count for one in micro_batches]))
+            sums, extra = program(*step_inputs(micro_batches, tf.maximum(count, 1)), *scales, index)
+            return self._added(before, [tensor for each in sums for tensor in each]), extra
+
+        fed = [(one, sparse) for cut in self.cuts for one, sparse in zip(cut.fed, cut.is_sparse, strict=True)]
+        zeros = [tf.zeros([0, *one.shape[1:]] if sparse else one.shape, one.dtype) for one, sparse in fed]
+        shapes = [tf.TensorShape([])] + [one.shape for one, _ in fed]
+        index, *sums = tf.while_loop(
+            lambda index, *_: index < num_micro_batches - 1,
+            lambda index, *sums: (index + 1, *run(self.micro_batch, index, sums)[0]),
+            [tf.constant(0, tf.int64), *zeros],
+            shape_invariants=shapes,
+            parallel_iterations=1,  # one after the other: memory for one is the point
+        )
+        with tf.control_dependencies(sums):
+            return run(self.last, tf.identity(index), sums)
+
+    def _added(self, before: Sequence[tf.Tensor], sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        after = []
+        is_sparse = [one for cut in self.cuts for one in cut.is_sparse]
+        for one, other, sparse in zip(before, sums, is_sparse, strict=True):
+            after.append(tf.concat([one, other], 0) if sparse else one + other)
+            if not sparse:
+                after[-1].set_shape(one.shape)  # pruning loses what the trace was told of it
+        return after
+
+    def _updated(self, totals: Sequence[tf.Tensor], scales: Sequence[tf.Tensor]) -> tf.Tensor:
+        assert self.loss_scale is not None
+        losses = self.update(*totals, *scales)
+        with self._scope():
+            self.loss_scale.grow()
+        return tf.add_n(losses)
+
+    def _skipped(self, totals: Sequence[tf.Tensor]) -> tf.Tensor:
+        assert self.loss_scale is not None
+        with self._scope():
+            self.loss_scale.shrink()
+        loss_and_weight = tf.stack([tf.add_n(totals[:: self._width]), tf.add_n(totals[1 :: self._width])])
+        total, weight = tf.unstack(self._collectives.sum_in_graph(loss_and_weight))
+        return tf.math.divide_no_nan(total, weight)
+
+    def _scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Return where variables are assigned."""
+        return contextlib.nullcontext() if self.strategy is None else self.strategy.scope()

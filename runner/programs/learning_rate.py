@@ -1,0 +1,99 @@
+"""The learning rate of a run on several replicas: scaled with their number, reached step by step."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from runner.run_config import RunConfig
+from runner.tf_private.v1 import scale_rate_of_v1
+
+v1 = tf.compat.v1
+
+
+def scaling(config: RunConfig) -> float:
+    """Return what the learning rate is multiplied by once the warm-up is over."""
+    replicas = config.num_replicas_in_sync
+    return {"none": 1.0, "linear": float(replicas), "sqrt": math.sqrt(replicas)}[config.learning_rate_scaling]
+
+
+def factor(config: RunConfig, global_step: tf.Variable) -> tf.Tensor | None:
+    """Return what the learning rate of this update is multiplied by, a float64 scalar; None leaves it alone.
+
+    With scaling, the warm-up leads from the rate as it is written (first update) to the scaled one (update
+    `warmup_steps` + 1). Without, from 1 / warmup_steps of the rate (first update) to the rate (update `warmup_steps`).
+    """
+    steps, target = config.warmup_steps, scaling(config)
+    if target == 1.0 and (steps == 0 or config.learning_rate_scaling != "none"):
+        return None
+
+    if steps == 0:
+        return tf.constant(target, tf.float64)
+    step = tf.cast(global_step.read_value(), tf.float64)
+    if config.learning_rate_scaling == "none":
+        return tf.minimum((step + 1) / steps, 1)
+    return 1 + (target - 1) * tf.minimum(step / steps, 1)
+
+
+def in_words(config: RunConfig) -> str | None:
+    """Say what becomes of the learning rate; None where the config does not ask for a change."""
+    way, steps, target = config.learning_rate_scaling, config.warmup_steps, scaling(config)
+    if way == "none":
+        return f"The learning rate rises from zero over the first {steps} steps." if steps else None
+    setting = f"train.learning_rate_scaling={way}"
+    if target == 1.0:
+        also = f", and train.warmup_steps={steps} has no effect" if steps else ""
+        return f"{setting} on one replica: the learning rate stays as it is{also}."
+    over = f", over the first {steps} steps" if steps else ""
+    return f"{setting} on {config.num_replicas_in_sync} replicas: the learning rate is multiplied by {target:g}{over}."
+
+
+@contextlib.contextmanager
+def scaled(optimizer: Any, by: tf.Tensor | None) -> Iterator[None]:
+    """While entered, `optimizer` applies gradients with its learning rate multiplied.
+
+    Raises:
+      ValueError: this optimizer does not say where its learning rate is.
+    """
+    if by is None:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        if hasattr(optimizer, "scale_rate"):
+            optimizer.scale_rate(by)
+        elif isinstance(optimizer, v1.train.Optimizer):
+            if not scale_rate_of_v1(optimizer, by):
+                raise _refusal(optimizer, "it keeps its rate where the runner does not find it")
+        elif hasattr(type(optimizer), "learning_rate") and not hasattr(optimizer, "_decayed_lr"):
+            stack.enter_context(_with_rate(optimizer, by))
+        else:
+            raise _refusal(optimizer, "it has no property 'learning_rate'")
+        yield
+
+
+@contextlib.contextmanager
+def _with_rate(optimizer: Any, by: tf.Tensor) -> Iterator[None]:
+    """Keras 3 and tf_keras read the property `learning_rate` in each update, for a float, variable or schedule."""
+    kind = type(optimizer)
+
+    def rate(self: Any) -> Any:
+        value = tf.convert_to_tensor(kind.learning_rate.fget(self))
+        return value * tf.cast(by, value.dtype)
+
+    optimizer.__class__ = type(kind.__name__, (kind,), {"learning_rate": property(rate)})
+    try:
+        yield
+    finally:
+        optimizer.__class__ = kind
+
+
+def _refusal(optimizer: Any, reason: str) -> ValueError:
+    return ValueError(
+        f"train.learning_rate_scaling and train.warmup_steps do not work with {type(optimizer).__name__}: {reason}. "
+        "Leave them at none and 0, and let model_fn scale the rate (config.num_replicas_in_sync), or use another "
+        "optimizer."
+    )

@@ -1,0 +1,91 @@
+"""The precision that layers compute in, and the loss scale that keeps small gradients of float16 from becoming zero."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from runner.model_fn import EstimatorSpec
+from runner.tracing.variable_store import VariableStore
+
+ModelCall = Callable[[Any, Any, str], EstimatorSpec]
+"""model_fn with params and config bound: (features, labels, mode) -> spec."""
+
+HALF = (tf.bfloat16, tf.float16)
+
+
+def with_precision(model_call: ModelCall, precision: str) -> ModelCall:
+    """`model_call` with Keras 3's dtype policy set while it runs; what it returns is in float32.
+
+    The policy is Keras's own for each thread, so neither other threads nor what comes after see it.
+
+    Args:
+      precision: float32 leaves everything as it is.
+    """
+    if precision == "float32":
+        return model_call
+    import keras  # before the trace: it looks whether Keras is there
+
+    def call(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        before = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(precision)
+        try:
+            spec = model_call(features, labels, mode)
+        finally:
+            keras.config.set_dtype_policy(before)
+        return dataclasses.replace(
+            spec, loss=in_float32(spec.loss), predictions=tf.nest.map_structure(in_float32, spec.predictions)
+        )
+
+    return call
+
+
+def in_float32(value: Any) -> Any:
+    """A tensor of half precision in float32, anything else as it is."""
+    return tf.cast(value, tf.float32) if tf.is_tensor(value) and value.dtype in HALF else value
+
+
+def computes_in_half(graph: tf.Graph) -> bool:
+    """Report whether anything in `graph` is computed in half precision."""
+    return any(tensor.dtype in HALF for operation in graph.get_operations() for tensor in operation.outputs)
+
+
+class LossScale:
+    """The dynamic loss scale of mixed_float16, by the rules of Keras's LossScaleOptimizer.
+
+    It starts at 2^15, doubles after 2000 updates in a row, and halves when a gradient is not finite; that step is no
+    update, and neither the global step nor the optimizer counts it. Its state is part of every checkpoint.
+    """
+
+    INITIAL, GROWTH_STEPS, SMALLEST = 2.0**15, 2000, 2.0**-40
+    NAMES = SCALE, COUNTER = "loss_scale/dynamic_scale", "loss_scale/step_counter"
+
+    def __init__(self, store: VariableStore) -> None:
+        self._store = store
+        store.declare(self.SCALE, tf.constant(self.INITIAL))
+        store.declare(self.COUNTER, tf.constant(0, tf.int64))
+
+    def value(self) -> tf.Tensor:
+        """The scale of this step. In graph."""
+        return self._store[self.SCALE].read_value()
+
+    def grow(self) -> None:
+        """After an update. In graph."""
+        counter = self._store[self.COUNTER].read_value() + 1
+        grows = counter >= self.GROWTH_STEPS
+        scale = self.value()
+        self._store[self.SCALE].assign(tf.where(grows, scale * 2, scale))
+        self._store[self.COUNTER].assign(tf.where(grows, tf.zeros_like(counter), counter))
+
+    def shrink(self) -> None:
+        """After a step whose gradients were not finite. In graph."""
+        self._store[self.SCALE].assign(self.value() / 2)
+        self._store[self.COUNTER].assign(tf.constant(0, tf.int64))
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Report whether no scale makes the gradients finite."""
+        return float(self._store[self.SCALE].numpy()) < self.SMALLEST

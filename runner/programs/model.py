@@ -1,0 +1,291 @@
+"""One model under one strategy: its variables, the programs traced for it, and where its values come from."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from runner.checkpoint import warm_start
+from runner.checkpoint.reader import Reader
+from runner.checkpoint.tf_estimator_names import numbered
+from runner.data.inputs import Input, InputPipeline
+from runner.data.ps_ranges import PsDataset
+from runner.data.replica_batches import SplitRows
+from runner.distribute.collectives import collectives_of
+from runner.distribute.strategy import is_parameter_server
+from runner.model_fn import ModelFn
+from runner.programs.ema import average_name, averages_in
+from runner.programs.evaluate import EvalProgram
+from runner.programs.mixed_precision import LossScale, with_precision
+from runner.programs.predict import PredictProgram
+from runner.programs.ps_coordinator import Coordinator
+from runner.programs.ps_programs import RangeEvaluation, RangeLoop
+from runner.programs.train import TrainProgram
+from runner.run_config import RunConfig, WarmStart
+from runner.tracing.partitioned_variable import assign, read_on_servers, value_of
+from runner.tracing.random_state import seeded
+from runner.tracing.variable_placement import ParameterServers
+from runner.tracing.variable_store import VariableStore
+from runner.tracking.journal import Journal, NullJournal
+
+_log = logging.getLogger(__name__)
+
+
+class Model:
+    """A model_fn with variables.
+
+    Args:
+      strategy: None is TensorFlow's default.
+      config: the seed, the precision, and what happens between gradients and variables.
+      journal: told how long tracing and restoring took.
+    """
+
+    def __init__(
+        self,
+        model_fn: ModelFn,
+        strategy: tf.distribute.Strategy | None,
+        *,
+        config: RunConfig,
+        journal: Journal | NullJournal,
+    ) -> None:
+        self.strategy = strategy
+        self.collectives = collectives_of(strategy)
+        self.store = VariableStore(strategy, config.seed)
+        self.num_traces = 0
+        self._config = config
+        self._model_fn = with_precision(model_fn, config.precision)
+        self._journal = journal
+        self._coordinator = Coordinator(strategy) if is_parameter_server(strategy) else None
+        self._programs: dict[Any, Any] = {}
+        self._values_of: str | None = None
+        self._weights: dict[str, Any] = {}
+
+    def num_replicas(self, *, training: bool) -> int:
+        """Replicas of this process that a step of training, or of evaluation, runs on."""
+        if self.strategy is None or (self.store.has_one_copy and not training):
+            return 1
+        return len(self.strategy.extended.worker_devices)
+
+    def train_program(self, pipeline: InputPipeline, *, summary_writer: Any, stop_at_nan: bool) -> TrainProgram:
+        """The training step for inputs like those of `pipeline`; traced the first time it is asked for.
+
+        Args:
+          summary_writer: where `tf.summary` inside model_fn goes; always the same one.
+        """
+
+        # A coordinator has its workers take the steps.
+        loop_type = None if self._coordinator is None else functools.partial(RangeLoop, coordinator=self._coordinator)
+        build = functools.partial(
+            TrainProgram, self.store, self._model_fn, pipeline, self._config, summary_writer=summary_writer,
+            stop_at_nan=stop_at_nan, loop_type=loop_type,
+        )  # fmt: skip
+        return self._program(("train", stop_at_nan), pipeline, build)
+
+    def training_feed(self, input_fn: Any, build: Callable[..., InputPipeline]) -> InputPipeline:
+        """The training input, as those who train read it.
+
+        Under parameter servers each worker has a copy of the dataset, or, where `shard` says that they divide the data
+        themselves, a dataset of its own. A batch is one update in any case.
+
+        Args:
+          build: called with the input function, and the place of a worker among several; returns its InputPipeline.
+        """
+        if self._coordinator is None:
+            return build(input_fn)
+        workers = self._coordinator.num_workers
+        if isinstance(input_fn, Input) and input_fn.shard in ("files", "input_fn"):
+            size = input_fn.batch_size
+            own = dataclasses.replace(input_fn, batch_size=None if size is None else size * workers)  # it is divided
+            pipelines = [build(own, worker_index=worker, num_workers=workers) for worker in range(workers)]
+        else:
+            pipelines = [build(input_fn)]
+        spread = PsDataset([pipeline.dataset for pipeline in pipelines], self._coordinator.workers)
+        return dataclasses.replace(pipelines[0], dataset=spread, given=spread, division=SplitRows(0, 1, 1))
+
+    def eval_program(self, pipeline: InputPipeline) -> EvalProgram:
+        """The evaluation step for inputs like those of `pipeline`; a coordinator has its workers take it."""
+
+        def build() -> EvalProgram:
+            if self._coordinator is None:
+                return EvalProgram(self.store, self._model_fn, pipeline)
+            return RangeEvaluation(self.store, self._model_fn, pipeline, self._coordinator)
+
+        return self._program(("eval",), pipeline, build)
+
+    def predict_program(self, pipeline: InputPipeline) -> PredictProgram:
+        """The prediction step for inputs like those of `pipeline`."""
+        return self._program(("predict",), pipeline, lambda: PredictProgram(self.store, self._model_fn, pipeline))
+
+    def _program(self, kind: tuple[Any, ...], pipeline: InputPipeline, build: Callable[[], Any]) -> Any:
+        key = (*kind, repr(pipeline.dataset.element_spec), pipeline.division)
+        if key not in self._programs:
+            known = set(self.store.saved)
+            with self._journal.phase("trace"):
+                self._programs[key] = build()
+            self.num_traces += 1
+            if set(self.store.saved) - known:
+                self._values_of = None  # new variables have their initial values, not the checkpoint's
+        return self._programs[key]
+
+    # --- values -----------------------------------------------------------------------------------------------
+
+    def restore(self, path: str) -> None:
+        """Gives every variable its value in the checkpoint `path`, unless it has it already.
+
+        Raises:
+          ValueError: the checkpoint lacks a variable, or has it in another shape.
+        """
+        self.show_weights()
+        if path == self._values_of:
+            return
+        with self._journal.phase("restore"):
+            reader = Reader(path)
+            new = self._beginnings(reader)
+            check_shapes(reader, {name: one.shape for name, one in self.store.saved.items()}, new)
+            self._values_of = None
+            values = self._read(reader, [name for name in self.store.saved if name not in new])
+            values |= {name: values[start] if isinstance(start, str) else start for name, start in new.items()}
+            self._warn_of_learning_rates(values, path)
+            self.assign(values)
+        self._values_of = path
+
+    def begin_with(self, settings: WarmStart) -> warm_start.Loaded:
+        """Gives a new model the values that it begins with. Raises: ValueError: see `warm_start.load`."""
+        with seeded(self._config.seed):
+            loaded = warm_start.load(settings, self.store.saved_specs, self._value)
+        self.assign(loaded.values)
+        return loaded
+
+    def _value(self, name: str) -> np.ndarray:
+        """Return the value of a variable that belongs in a checkpoint, whole."""
+        with self._scope():
+            parts = tf.nest.flatten(value_of(self.store.saved[name]))
+        return np.concatenate([np.atleast_1d(part.numpy()) for part in parts], 0)
+
+    def _read(self, reader: Reader, names: Sequence[str]) -> dict[str, Any]:
+        if isinstance(self.store.placement, ParameterServers):
+            saved = self.store.saved
+            return read_on_servers(reader.path, {name: saved[name] for name in names}, reader.key)
+        return {**reader.get_many(names)}
+
+    def show_averages(self, path: str) -> None:
+        """Gives the weights the values of their averages in the checkpoint `path`, whose values the model has.
+
+        Raises: ValueError: there are none in it.
+        """
+        if self._weights:
+            return
+        reader = Reader(path)
+        saved = self.store.saved
+        averages = averages_in(reader, saved, self._config.ema_decay, "evaluate")
+        self._weights = {name: value_of(saved[name]) for name in averages}
+        self.assign({name: value_of(saved[one]) if one in saved else reader.get(one) for name, one in averages.items()})
+
+    def show_weights(self) -> None:
+        """Takes back `show_averages`."""
+        weights, self._weights = self._weights, {}
+        self.assign(weights)
+
+    def assign(self, values: Mapping[str, Any]) -> None:
+        """Gives variables these values, by name, on all replicas."""
+        variables = self.store.saved if values else {}
+        with self._scope():
+            for name, value in values.items():
+                assign(variables[name], value)
+
+    def values(self) -> dict[str, Any]:
+        """Name -> value of every variable that belongs in a checkpoint, replicas collapsed; of one that is divided over
+        parameter servers a tuple of the values of its parts. What is on a server stays there.
+
+        It costs no copy: a tensor shares the buffer of its variable, until an update of that makes a new one.
+        """
+        with self._scope():
+            return {name: value_of(variable) for name, variable in self.store.saved.items()}
+
+    def has_values_of(self, path: str) -> None:
+        """Notes that the variables are what the checkpoint `path` holds."""
+        self._values_of = path
+
+    def is_stale(self, path: str) -> bool:
+        """Report whether the variables have other values by now than the checkpoint `path`."""
+        return self._values_of != path
+
+    def has_new_values(self) -> None:
+        """Notes that the variables are about to change."""
+        self._values_of = None
+
+    def not_finite(self) -> list[str]:
+        """Names of the variables that hold a value that is not finite."""
+        return [name for name, value in self.values().items() if not all(map(_is_finite, tf.nest.flatten(value)))]
+
+    def _beginnings(self, reader: Reader) -> dict[str, Any]:
+        """What the checkpoint does not have under its name -> its value, or the name of whose it takes.
+
+        That is state for which its run had no option, and what tf.estimator named otherwise.
+        """
+        saved = self.store.saved
+        averages = {average_name(name): name for name in saved} if self._config.ema_decay else {}
+        starts = {
+            **averages,
+            **{name: self.store.initial_value(name) for name in LossScale.NAMES if name in self.store},
+        }
+        new = {name: start for name, start in starts.items() if name in saved and not reader.has(name)}
+        if new:
+            _log.info("%s has no %s: they begin here.", reader.path, ", ".join(new))
+        shapes = {name: variable.shape for name, variable in saved.items() if name not in new}
+        return new | {name: reader.get(key) for name, key in numbered(reader, shapes).items()}
+
+    def _warn_of_learning_rates(self, values: Mapping[str, Any], path: str) -> None:
+        """Keras keeps the learning rate in a variable: a new one in model_fn has no effect on a model that goes on."""
+        specs = self.store.saved_specs
+        for name, value in values.items():
+            initial = specs[name].initial
+            if name.endswith("learning_rate") and not callable(initial) and not np.allclose(initial, value):
+                _log.warning(
+                    "%s is %g in %s, and stays so; model_fn sets %g. A schedule, or a new model_dir, changes it.",
+                    name,
+                    value,
+                    path,
+                    float(initial),
+                )
+
+    def _scope(self) -> contextlib.AbstractContextManager[Any]:
+        return self.strategy.scope() if self.strategy is not None else contextlib.nullcontext()
+
+
+def check_shapes(reader: Reader, shapes: Mapping[str, tf.TensorShape], new: Collection[str] = ()) -> None:
+    """Check that a checkpoint has each variable of a model, in its shape.
+
+    Args:
+      shapes: of the variables of the model, by name.
+      new: those of them that begin with another value, and need not be there.
+
+    Raises: ValueError: it lacks one, or has it in another shape.
+    """
+    there = reader.names()
+    missing = [name for name in shapes if name not in there and name not in new]
+    if missing:
+        raise ValueError(
+            f"checkpoint {reader.path} has no variable {', '.join(map(repr, missing))}. "
+            f"It was written by a model with: {', '.join(there)}. "
+            "Every mode of model_fn uses the variables of TRAIN under the same names; "
+            "a changed model needs a model_dir of its own."
+        )
+    for name, requested in shapes.items():
+        if name in there and not requested.is_compatible_with(there[name][0]):
+            raise ValueError(
+                f"variable {name!r} is {list(there[name][0])} in checkpoint {reader.path} and was requested as "
+                f"{requested.as_list()}. A name has one shape in all modes."
+            )
+
+
+def _is_finite(value: tf.Tensor) -> bool:
+    with tf.device(value.device):  # a parameter server's is not fetched for this
+        return not value.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(value)))

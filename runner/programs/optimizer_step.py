@@ -1,0 +1,192 @@
+"""From the gradients of a step to the new values of the variables, for `optimizer=`: the runner owns the gradients."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.distribute.reductions import all_reduce, scale
+from runner.model_fn import EstimatorSpec
+from runner.programs import ema, learning_rate
+from runner.run_config import RunConfig
+from runner.tracing.graph_operations import changes_state, needed, operations
+from runner.tracing.trace_step import Replica
+
+v1 = tf.compat.v1
+_SUM = tf.distribute.ReduceOp.SUM
+_log = logging.getLogger(__name__)
+
+Pair = tuple[Any, tf.Variable, Any]
+"""(gradient, variable, the `keras.Variable` that owns it or None)."""
+
+
+def objective(spec: EstimatorSpec, replica: Replica, num_replicas: int) -> tf.Tensor:
+    """The replica's part of the step's loss: over all replicas the parts add up to the mean over the global batch."""
+    loss = spec.loss
+    if spec.loss_weight is None:
+        if num_replicas == 1:
+            return tf.reduce_mean(loss)
+        if loss.shape.rank == 0:
+            return loss * replica.weights.share(replica.index, loss.dtype)
+        count = tf.cast(replica.weights.global_count, loss.dtype)
+        return tf.reduce_sum(loss) * replica.weights.presence(replica.index, loss.dtype) / count
+    weight = _loss_weight(spec, replica)
+    total = weight
+    if num_replicas > 1:
+        total = sum_over_replicas(replica, weight, num_replicas)
+    if loss.shape.rank == 0:
+        return loss * tf.math.divide_no_nan(weight, total)
+    return tf.math.divide_no_nan(tf.reduce_sum(loss) * replica.weights.presence(replica.index, loss.dtype), total)
+
+
+def loss_sum(spec: EstimatorSpec, replica: Replica) -> tuple[tf.Tensor, tf.Tensor]:
+    """(sum of the losses of the replica's examples, what it is to be divided by once all have been added up)."""
+    loss = spec.loss
+    if spec.loss_weight is None:
+        weight = tf.cast(replica.weights.counts[replica.index], loss.dtype)
+    else:
+        weight = _loss_weight(spec, replica)
+    if loss.shape.rank == 0:
+        return loss * weight, weight
+    return tf.reduce_sum(loss) * replica.weights.presence(replica.index, loss.dtype), weight
+
+
+def sum_over_replicas(replica: Replica, value: Any, num_replicas: int) -> Any:
+    """`value` (a tensor or a list) summed over all replicas, as it is."""
+    if num_replicas == 1:
+        return value
+    with replica.reductions.as_is():
+        return tf.distribute.get_replica_context().all_reduce(_SUM, value)
+
+
+def gradients_of(tape: tf.GradientTape, loss: tf.Tensor, replica: Replica) -> list[Pair]:
+    """The gradient of `loss` for each trainable variable that it depends on. Raises: ValueError: there is none."""
+    variables = replica.requested.trainable.values()
+    gradients = tape.gradient(loss, [variable for variable, _ in variables])
+    pairs = [(g, v, owner) for g, (v, owner) in zip(gradients, variables, strict=True) if g is not None]
+    if not pairs:
+        names = ", ".join(replica.requested.requests) or "none"
+        raise ValueError(
+            f"the loss depends on no trainable variable, so there is nothing to train. Variables: {names}."
+        )
+    return pairs
+
+
+def apply_update(
+    spec: EstimatorSpec, pairs: Sequence[Pair], loss: tf.Tensor, replica: Replica, num_replicas: int, config: RunConfig
+) -> tf.Tensor:
+    """One update of the model: sum over replicas, clip, apply, average, count.
+
+    Args:
+      pairs: of this replica; over all replicas the gradients add up to that of the global batch.
+      loss: of this replica; over all replicas it adds up to the loss of the step.
+
+    Returns: the loss such that it adds up over the replicas of this process.
+    """
+    with replica.reductions.as_is():
+        reduced: Sequence[Any] = [gradient for gradient, _, _ in pairs]
+        if num_replicas > replica.num_local:  # with the gradients, it costs no message of its own
+            *reduced, total = all_reduce([*reduced, loss])
+            loss = total if replica.index == 0 else tf.zeros_like(total)
+        elif num_replicas > 1:
+            reduced = all_reduce(reduced)
+        if config.clip_global_norm is not None:
+            reduced = clipped(reduced, config.clip_global_norm)
+        optimizer = without_loss_scale(spec.optimizer)
+        with learning_rate.scaled(optimizer, learning_rate.factor(config, replica.global_step)):
+            apply_gradients(optimizer, [(g, v, owner) for g, (_, v, owner) in zip(reduced, pairs, strict=True)])
+        ema.update(replica, config.ema_decay)
+        replica.global_step.assign_add(1, read_value=False)
+    return loss
+
+
+def clipped(gradients: Sequence[Any], norm: float) -> list[Any]:
+    """`gradients` scaled down together to the global norm `norm` where theirs is larger.
+
+    A norm that is not finite makes all of them NaN, as in tf.clip_by_global_norm.
+
+    Rows of IndexedSlices that are the same row of the variable are added first: two replicas, or a batch, that look
+    an embedding up twice have one gradient for it, and its norm is that of the sum.
+    """
+    gradients = [_without_duplicates(gradient) for gradient in gradients]
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    dtype = tf.float64 if any(value.dtype == tf.float64 for value in values) else tf.float32
+    total = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(tf.cast(value, dtype))) for value in values]))
+    limit = tf.constant(norm, dtype)
+    factor = limit / tf.maximum(total, limit) + (total - total)
+    return [scale(g, tf.cast(factor, g.dtype)) for g in gradients]
+
+
+def _without_duplicates(gradient: Any) -> Any:
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, positions = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.shape(rows)[0])
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
+
+
+def without_loss_scale(optimizer: Any) -> Any:
+    """The optimizer inside Keras's LossScaleOptimizer, which `compile` puts around it: the runner scales the loss."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _loss_weight(spec: EstimatorSpec, replica: Replica) -> tf.Tensor:
+    dtype = spec.loss.dtype
+    weight = tf.reduce_sum(tf.cast(spec.loss_weight, dtype))
+    return tf.stop_gradient(weight * replica.weights.presence(replica.index, dtype))
+
+
+def apply_gradients(optimizer: Any, pairs: Sequence[Pair]) -> None:
+    """Apply global gradients by the rules of the optimizer's family."""
+    if isinstance(optimizer, v1.train.Optimizer):
+        optimizer.apply_gradients([(g, v) for g, v, _ in pairs])
+    elif hasattr(optimizer, "apply") and hasattr(optimizer, "update_step"):  # Keras 3 takes its own variables
+        optimizer.apply([g for g, _, _ in pairs], [v if owner is None else owner for _, v, owner in pairs])
+    elif hasattr(optimizer, "apply_gradients"):  # tf_keras, and what it calls legacy
+        accepted = inspect.signature(optimizer.apply_gradients).parameters
+        own_sum = {"skip_gradients_aggregation": True, "experimental_aggregate_gradients": False}
+        optimizer.apply_gradients(
+            [(g, v) for g, v, _ in pairs],
+            **{name: value for name, value in own_sum.items() if name in accepted},
+        )
+    else:
+        raise ValueError(
+            f"EstimatorSpec(optimizer={optimizer!r}): it is a Keras 3, tf_keras or tf.compat.v1.train optimizer."
+        )
+
+
+def advance(replica: Replica, train_op: Any) -> Sequence[tf.Operation]:
+    """Advance the global step by one for a train_op that does not count: that of no replica does so itself.
+
+    tf.estimator left the step of `optimizer.minimize(loss)` where it was: one checkpoint was written over another, and
+    training had no other end than that of its data.
+
+    Returns: the operations, for those who have to fetch them; none where `train_op` counts.
+    """
+
+    def count(strategy: tf.distribute.Strategy, counts: Any) -> list[Any]:
+        if any(strategy.experimental_local_results(counts)):
+            return []
+        added = strategy.extended.update(replica.global_step, _add_one, group=False)
+        return list(strategy.experimental_local_results(added))
+
+    context = tf.distribute.get_replica_context()
+    return operations(context.merge_call(count, args=(_counts(replica.global_step, train_op),)))
+
+
+def _add_one(step: tf.Variable) -> Any:
+    return step.assign_add(1, read_value=False)
+
+
+def _counts(global_step: tf.Variable, train_op: Any) -> bool:
+    """Report whether what `train_op` runs writes to the global step, or may do so in a branch."""
+    graph = v1.get_default_graph()
+    copies = getattr(global_step, "values", None) or [global_step]
+    handles = {id(copy.handle) for copy in copies}
+    names = {internal.name for external, internal in graph.captures if id(external) in handles}
+    running = needed(graph, operations([train_op]))
+    return any(changes_state(one) and any(tensor.name in names for tensor in one.inputs) for one in running)

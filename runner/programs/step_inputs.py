@@ -1,0 +1,68 @@
+"""The inputs of one step, flat: the batches of all replicas and their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.data.inputs import InputPipeline
+from runner.data.replica_batches import ReplicaBatch, ReplicaBatches
+from runner.tracing.trace_step import Replica
+
+v1 = tf.compat.v1
+
+
+def step_signature(pipeline: InputPipeline) -> list[tf.TensorSpec]:
+    """Return the flat specs of a step's inputs: features and labels of each replica, then the replicas' weights."""
+    one = [spec for spec in tf.nest.flatten(pipeline.replica_spec, expand_composites=True) if spec is not None]
+    return [
+        *(tf.TensorSpec(spec.shape, spec.dtype) for _ in range(pipeline.num_replicas) for spec in one),
+        tf.TensorSpec([pipeline.num_replicas], tf.int64, name="runner/counts"),
+        tf.TensorSpec([], tf.int64, name="runner/global_count"),
+    ]
+
+
+def step_inputs(batches: Sequence[ReplicaBatch], global_count: tf.Tensor) -> list[tf.Tensor]:
+    """Return the batches of all local replicas, flat, in the order of `step_signature`."""
+    flat = [
+        tensor
+        for batch in batches
+        for tensor in tf.nest.flatten((batch.features, batch.labels), expand_composites=True)
+        if tensor is not None
+    ]
+    return [*flat, tf.stack([batch.count for batch in batches]), global_count]
+
+
+def read_step(pipeline: InputPipeline, element: Any, iterator: Any) -> tuple[ReplicaBatches, list[tf.Tensor]]:
+    """Return the replicas' batches of the step that begins with `element`, and the same as flat inputs. In graph.
+
+    Args:
+      iterator: gives further elements where a step takes several; None where it takes one.
+    """
+    batches = pipeline.replica_batches(element, iterator)
+    return batches, step_inputs(batches, pipeline.global_count(element, batches))
+
+
+def replica_inputs(pipeline: InputPipeline, replica: Replica) -> tuple[Any, Any]:
+    """Return (features, labels) of one replica, out of the flat inputs of the step.
+
+    The global step goes where model_fn finds it: the first of its variables, as tf.estimator made it first.
+    """
+    for name in (v1.GraphKeys.GLOBAL_STEP, v1.GraphKeys.GLOBAL_VARIABLES):
+        v1.add_to_collection(name, replica.global_step)
+    flat = (len(replica.inputs) // pipeline.num_replicas) * replica.index
+    parts = []
+    for spec in pipeline.replica_spec:
+        size = 0 if spec is None else len(tf.nest.flatten(spec, expand_composites=True))
+        part = list(replica.inputs[flat : flat + size])
+        parts.append(None if spec is None else tf.nest.pack_sequence_as(spec, part, expand_composites=True))
+        flat += size
+    return parts[0], parts[1]
+
+
+def split_fetches(fetches: Sequence[Any]) -> tuple[list[tf.Tensor], list[tf.Operation]]:
+    """Return (the tensors, whose values are wanted; the operations, which only run) among what a hook fetches."""
+    effects = [one for one in fetches if isinstance(one, tf.Operation)]
+    return [one for one in fetches if not isinstance(one, tf.Operation)], effects

@@ -1,0 +1,90 @@
+"""Settings of training that a model_fn cannot have, found when it is traced: before the first step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+from runner.distribute.strategy import is_parameter_server
+from runner.model_fn import EstimatorSpec
+from runner.programs import learning_rate
+from runner.programs.mixed_precision import computes_in_half
+from runner.run_config import RunConfig
+
+_log = logging.getLogger(__name__)
+
+
+def check_training(spec: EstimatorSpec, config: RunConfig, num_replicas: int, graph: tf.Graph) -> None:
+    """Checks what `config` asks for against what model_fn returned; says what has no effect.
+
+    Raises:
+      ValueError: it cannot be done; the message names the setting and the reason.
+    """
+    if config.precision != "float32" and not computes_in_half(graph):
+        _log.warning(
+            "train.precision=%s has no effect: model_fn computes nothing in half precision. It is for Keras 3 layers "
+            "that are given no dtype of their own.",
+            config.precision,
+        )
+    on_servers = is_parameter_server(config.train_distribute)
+    if on_servers:
+        _check_asynchronous(config)
+    if config.jit and (on_servers or config.cluster.num_workers > 1):
+        raise ValueError("train.jit=true compiles steps of one process, and there are several. Set train.jit=false.")
+    if spec.optimizer is not None:
+        rate = learning_rate.in_words(config)
+        if rate is not None:
+            _log.info("%s", rate)
+        return
+    for setting, reason in _needs_optimizer(config):
+        raise ValueError(
+            f"{setting}: model_fn returned train_op=, which {reason}. Return EstimatorSpec(optimizer=...) in its "
+            f"place, or leave {setting.partition('=')[0]} out."
+        )
+    if num_replicas > 1 and spec.loss_weight is not None:
+        raise ValueError(
+            f"EstimatorSpec(train_op=..., loss_weight=...) on {num_replicas} replicas: the gradient is summed "
+            "inside train_op, before loss_weight is known. Return optimizer= instead of train_op=."
+        )
+
+
+def check_feeds(feeds: Sequence[tf.Tensor]) -> None:
+    """Checks what hooks feed a step that is several programs. Raises: ValueError: they do."""
+    if feeds:
+        raise ValueError(
+            f"SessionRunArgs(feed_dict={{{feeds[0].name!r}: ...}}) of a hook: with train.gradient_accumulation, "
+            "train.jit or train.precision=mixed_float16 a step is several programs, and no hook can feed them. Leave "
+            "these out, or give the value through input_fn."
+        )
+
+
+def _check_asynchronous(config: RunConfig) -> None:
+    """Check what workers that update one model at their own pace cannot do."""
+    reasons = {}
+    if config.nan == "rollback":
+        reasons["train.nan=rollback"] = "batches after the bad one have been trained on by others"
+    if config.precision == "mixed_float16":
+        reasons["train.precision=mixed_float16"] = (
+            "the loss scale would be changed by one worker while another one uses it; mixed_bfloat16 needs none"
+        )
+    for setting, reason in reasons.items():
+        raise ValueError(f"{setting} does not work with strategy=parameter_server: {reason}.")
+
+
+def _needs_optimizer(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """(setting, what train_op does that excludes it) of all that is set."""
+    applies = "takes its gradients and applies them by itself, replica by replica"
+    if config.clip_global_norm is not None:
+        yield f"train.clip_global_norm={config.clip_global_norm:g}", applies
+    if config.gradient_accumulation > 1:
+        yield f"train.gradient_accumulation={config.gradient_accumulation}", applies
+    if config.jit:
+        yield "train.jit=true", f"{applies}, so that nobody can tell them from the update, which XLA is not to compile"
+    if config.precision == "mixed_float16":
+        yield "train.precision=mixed_float16", f"{applies}, so that nobody can scale them"
+    if config.learning_rate_scaling != "none":
+        yield f"train.learning_rate_scaling={config.learning_rate_scaling}", "has its learning rate in it"
+    if config.warmup_steps:
+        yield f"train.warmup_steps={config.warmup_steps}", "has its learning rate in it"

@@ -1,0 +1,297 @@
+"""Training on the devices: one step, traced, and what of it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.data.inputs import InputPipeline
+from runner.data.replica_batches import ReplicaBatch
+from runner.distribute.reductions import spans_processes
+from runner.model_fn import EstimatorSpec, ModeKeys
+from runner.programs import ema, support_checks
+from runner.programs.batch_losses import PartOfBatch, PartOfStep, WholeBatch, losses_over_batches, model_fn_has
+from runner.programs.gradient_accumulation import AccumulatedStep, GradientCut, trace_cut
+from runner.programs.mixed_precision import LossScale, ModelCall
+from runner.programs.optimizer_step import advance, apply_update, gradients_of, objective, sum_over_replicas
+from runner.programs.step_inputs import replica_inputs, split_fetches, step_inputs, step_signature
+from runner.programs.train_loop import Loop, Step
+from runner.run_config import RunConfig
+from runner.tf_private.v1 import gradients_in_loops, summaries_of_v1
+from runner.tracing import xla
+from runner.tracing.graph_operations import operations
+from runner.tracing.trace_step import Replica, trace_step
+from runner.tracing.variable_store import VariableStore
+from runner.types import StepRequest
+
+v1 = tf.compat.v1
+_log = logging.getLogger(__name__)
+_NOTHING = StepRequest()
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedReplica:
+    """The outputs of one replica's trace of model_fn in TRAIN. Tensors of the traced graph.
+
+    Attributes:
+      loss: the replica's part of the loss of the step (the parts add up to the mean over the global batch).
+      v2_summaries: operations of `tf.summary`.
+      together: sums of a model_fn's losses in which other processes take part, and that each step computes: what is
+        fetched by one process alone (summaries, hooks of the chief) would wait for the others.
+      averages: of a train_op: what moves the averages of the weights.
+      advance: of a train_op: what counts the step, where the train_op does not.
+      cut: where gradients and update are two programs.
+    """
+
+    spec: EstimatorSpec
+    loss: tf.Tensor
+    v2_summaries: Sequence[tf.Operation]
+    together: Sequence[tf.Tensor] = ()
+    averages: Sequence[tf.Operation] = ()
+    advance: Sequence[tf.Operation] = ()
+    cut: GradientCut | None = None
+
+
+class TrainProgram:
+    """Training of one model_fn on inputs of one structure, traced once.
+
+    Args:
+      config: what happens between gradients and variables.
+      stop_at_nan: a loop ends with the first step whose loss is not finite.
+      loop_type: what takes the steps, called as Loop; None: Loop.
+
+    Raises:
+      ValueError: `config` asks for what this model_fn cannot do.
+    """
+
+    def __init__(
+        self,
+        store: VariableStore,
+        model_call: ModelCall,
+        pipeline: InputPipeline,
+        config: RunConfig,
+        *,
+        summary_writer: Any,
+        stop_at_nan: bool,
+        loop_type: Callable[..., Any] | None = None,
+    ) -> None:
+        self._store, self._pipeline = store, pipeline
+        self._loops: dict[Any, Loop] = {}
+        self.loss_scale = LossScale(store) if config.precision == "mixed_float16" else None
+        num_replicas = 1 if store.strategy is None else store.strategy.num_replicas_in_sync
+
+        def replica_fn(replica: Replica) -> TrainedReplica:
+            with _summaries(summary_writer, replica):
+                return _train_replica(model_call, pipeline, replica, num_replicas, config)
+
+        with summaries_of_v1(), losses_over_batches(), gradients_in_loops():
+            self.trace = trace_step(store, replica_fn, step_signature(pipeline), training=True)
+        self.outputs: Sequence[TrainedReplica] = self.trace.outputs
+        self.spec = self.outputs[0].spec
+        if self.outputs[0].advance:
+            _log.warning(
+                "train_op does not advance the global step, so the runner does: a step is one run of train_op. "
+                "optimizer.minimize(loss, global_step=tf.compat.v1.train.get_global_step()) says the same."
+            )
+        support_checks.check_training(self.spec, config, num_replicas, self.trace.graph)
+        meets_others = num_replicas > pipeline.num_replicas
+        self._loop_type = loop_type or functools.partial(Loop, meets_others=meets_others)
+        self.has_local_losses = meets_others and not self.is_native
+        """Report whether the losses of a loop are this worker's parts, to be summed over the workers."""
+        self._stop_at_nan = stop_at_nan and not self.has_local_losses  # all workers leave a loop at the same step
+        self._gradients = self.trace.function
+        if config.jit:
+            gradients = xla.Gradients([output.cut.sums for output in self.outputs if output.cut is not None])
+            self._gradients = functools.partial(self.trace.function, build=gradients.function_of_part)
+
+    @property
+    def is_native(self) -> bool:
+        """Report whether the runner owns the gradients (`optimizer=`)."""
+        return self.spec.optimizer is not None
+
+    @property
+    def num_summary_protos(self) -> int:
+        """How many values of a step with summaries are serialised `tf.compat.v1.Summary`; they come first."""
+        return len(self._protos)
+
+    @property
+    def has_summaries(self) -> bool:
+        """Report whether model_fn makes any."""
+        return bool(self._protos or any(output.v2_summaries for output in self.outputs))
+
+    @property
+    def summary_names(self) -> set[str]:
+        """Names of the scalars that model_fn summarises, as far as they are constants."""
+        inputs = [
+            operation.inputs[{"ScalarSummary": 0, "WriteSummary": 3}[operation.type]]
+            for operation in self.trace.graph.get_operations()
+            if operation.type in ("ScalarSummary", "WriteSummary")
+        ]
+        names = [tf.get_static_value(name) for name in inputs]
+        return {name.item().decode() if hasattr(name, "item") else name.decode() for name in names if name is not None}
+
+    @property
+    def _protos(self) -> list[tf.Tensor]:
+        own = getattr(self.spec.scaffold, "summary_op", None)
+        return [own] if own is not None else list(self.trace.collections.get(v1.GraphKeys.SUMMARIES, []))
+
+    def loop(self, request: StepRequest = _NOTHING, *, summaries: bool = False) -> Loop:
+        """The loop over steps that also do what is asked for, and write summaries.
+
+        Args:
+          request: the values of the tensors among its fetches are returned, in order; the loop is called with its
+            values.
+          summaries: write those of `tf.summary`, return the serialised v1 ones before the fetches.
+
+        Raises: ValueError: a placeholder is fed by nobody, or the step is several programs, and cannot be fed.
+        """
+        key = (summaries, request.key)
+        if key not in self._loops:
+            step = self._step(request, summaries=summaries)
+            self._loops[key] = self._loop_type(step, self._pipeline, stop_at_nan=self._stop_at_nan)
+        return self._loops[key]
+
+    def _step(self, request: StepRequest, *, summaries: bool) -> Step:
+        tensors, effects = split_fetches(request.fetches)
+        extra = [*(self._protos if summaries else []), *tensors]
+        losses = [output.loss for output in self.outputs]
+        specs = [tf.TensorSpec([], losses[0].dtype), *(tf.TensorSpec(one.shape, one.dtype) for one in extra)]
+        effects = [*self._effects(summaries=summaries), *effects]
+        if self.outputs[0].cut is not None:
+            support_checks.check_feeds(request.feeds)
+            return self._accumulated_step(effects, extra, specs)
+        return _WholeStep(self.trace.function([losses, extra], effects, feeds=request.feeds), specs)
+
+    def _effects(self, *, summaries: bool) -> list[Any]:
+        v2 = [operation for output in self.outputs for operation in output.v2_summaries]
+        if self.is_native:
+            if summaries:
+                return self.trace.all_effects()
+            # The flush is where tf.summary's writer is left; with parameter servers it would call the coordinator.
+            return [op for op in self.trace.all_effects() if op not in v2 and op.type != "FlushSummaryWriter"]
+        effects: list[Any] = [output.spec.train_op for output in self.outputs] + self.trace.writes_of_keras()
+        effects += [operation for output in self.outputs for operation in (*output.averages, *output.advance)]
+        effects += [total for output in self.outputs for total in output.together]
+        return effects + (v2 if summaries else [])
+
+    def _accumulated_step(
+        self, effects: Sequence[Any], extra: Sequence[tf.Tensor], specs: Sequence[tf.TensorSpec]
+    ) -> AccumulatedStep:
+        """Return the step as programs of gradients (those of the last micro-batch with `extra`) and of the update."""
+        cuts = [output.cut for output in self.outputs if output.cut is not None]
+        scales = [cut.scale for cut in cuts if cut.scale is not None]
+        numbers = [number for number in self.trace.micro_batch_numbers if number is not None]
+        updates = set(self.trace.operations[cuts[0].first_of_update :])
+        sums = [list(cut.sums) for cut in cuts]
+
+        def gradients(fetched: Sequence[tf.Tensor], running: Sequence[Any]) -> Callable[..., Any]:
+            """The placeholders of all replicas are fed one loss scale, if any, and one number of the micro-batch."""
+            before_update = [op for op in running if op not in updates]
+            program = self._gradients([sums, list(fetched)], before_update, feeds=[*scales, *numbers])
+
+            def call(*inputs: tf.Tensor) -> Any:
+                return program(*_repeat_last(inputs[:-1], len(scales)), *inputs[-1:] * len(numbers))
+
+            return call
+
+        update = self.trace.function(
+            [cut.loss for cut in cuts],
+            [op for op in self.trace.all_effects() if op in updates],
+            with_inputs=False,
+            feeds=[*(tensor for cut in cuts for tensor in cut.fed), *scales],
+        )
+        return AccumulatedStep(
+            cuts,
+            micro_batch=gradients([], self._effects(summaries=False)),
+            last=gradients(extra, effects),
+            update=lambda *inputs: update(*_repeat_last(inputs, len(scales))),
+            specs=specs,
+            num_micro_batches=self._pipeline.num_micro_batches,
+            loss_scale=self.loss_scale,
+            strategy=self._store.strategy,
+        )
+
+
+def _train_replica(
+    model_call: ModelCall, pipeline: InputPipeline, replica: Replica, num_replicas: int, config: RunConfig
+) -> TrainedReplica:
+    features, labels = replica_inputs(pipeline, replica)
+    is_cut = config.gradient_accumulation > 1 or config.precision == "mixed_float16" or config.jit
+    tape, part = tf.GradientTape(persistent=False), _part(replica, num_replicas, is_cut=is_cut)
+    with tape, model_fn_has(part):
+        spec = model_call(features, labels, ModeKeys.TRAIN)
+        loss = spec.loss if is_cut and spec.optimizer is not None else objective(spec, replica, num_replicas)
+    v1.add_to_collection(v1.GraphKeys.LOSSES, spec.loss)  # as in tf.estimator, whose hooks look here
+    summaries = _v2_summaries()
+    if spec.optimizer is None:
+        moved = ema.update(replica, config.ema_decay)
+        counted = advance(replica, spec.train_op)
+        together = part.sums if spans_processes(tf.distribute.get_strategy()) else ()
+        return TrainedReplica(spec, loss, summaries, together, moved, counted)
+    if not is_cut:
+        loss = apply_update(spec, gradients_of(tape, loss, replica), loss, replica, num_replicas, config)
+        return TrainedReplica(spec, loss, summaries)
+    cut = trace_cut(tape, spec, replica, num_replicas, config)
+    return TrainedReplica(spec, cut.loss, summaries, cut=cut)
+
+
+def _part(replica: Replica, num_replicas: int, *, is_cut: bool) -> WholeBatch:
+    """Return the part of a step's examples that the replica has."""
+    if num_replicas == 1:
+        return WholeBatch()
+    if is_cut:  # gradients are a program of each replica's own, perhaps of a micro-batch
+        return PartOfBatch(replica.weights, replica.index)
+    over_replicas = functools.partial(sum_over_replicas, replica, num_replicas=num_replicas)
+    return PartOfStep(replica.weights, replica.index, v1.get_default_graph(), over_replicas)
+
+
+def _repeat_last(values: Sequence[tf.Tensor], times: int) -> Sequence[tf.Tensor]:
+    """Return `values` with the last one `times` times; 0: as they are."""
+    return [*values[:-1], *[values[-1]] * times] if times else values
+
+
+@dataclasses.dataclass(frozen=True)
+class _WholeStep:
+    """One step as one program: the loss, then everything that was fetched with it.
+
+    Attributes:
+      specs: of what a call returns.
+    """
+
+    function: Callable[..., Any]
+    specs: Sequence[tf.TensorSpec]
+
+    def __call__(
+        self, batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor] = ()
+    ) -> list[tf.Tensor]:
+        losses, extra = self.function(*step_inputs(batches, global_count), *values)
+        loss = tf.add_n(losses) if len(losses) > 1 else losses[0]
+        loss.set_shape([])  # the mean of a tensor of unknown rank does not know that it is a scalar
+        return [loss, *extra]
+
+
+def _v2_summaries() -> list[tf.Operation]:
+    """The operations of `tf.summary` in this replica. The graph lists what comes out of them: a constant that waits
+    for the write, or a branch where the recording is conditional."""
+    listed = operations(v1.summary.all_v2_summary_ops() or [])
+    behind = [tensor.op for operation in listed for tensor in operation.inputs if tensor.op.type.endswith("If")]
+    return [*listed, *behind, *(write for operation in listed for write in operation.control_inputs)]
+
+
+@contextlib.contextmanager
+def _summaries(writer: Any, replica: Replica) -> Iterator[None]:
+    """`tf.summary` inside model_fn writes for the first replica, at the step that is being taken."""
+    if writer is None or replica.index > 0:
+        with tf.summary.record_if(False):
+            yield
+    else:
+        with tf.name_scope("runner/"):  # an `add` of model_fn's is the first of that name, for hooks that ask for it
+            step = replica.global_step + 1
+        with writer.as_default(step=step):
+            yield

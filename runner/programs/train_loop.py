@@ -1,0 +1,139 @@
+"""The loop around a training step, on the devices: many steps for one read by the host."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from runner.data.inputs import InputPipeline
+from runner.data.replica_batches import ReplicaBatch
+from runner.tf_private import graphs
+from runner.tracing import xla
+
+
+class Step(Protocol):
+    """One step in a graph: the loss, then everything that was fetched with it."""
+
+    @property
+    def specs(self) -> Sequence[tf.TensorSpec]:
+        """Specs of what a call returns."""
+
+    def __call__(
+        self, batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor] = ()
+    ) -> list[tf.Tensor]:
+        """Args: values: of the placeholders that the step is fed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopResult:
+    """The result of one call of a loop. Host values.
+
+    Attributes:
+      num_steps: steps taken; fewer than asked for when the data ended or the loss became NaN.
+      losses: `[num_steps]`.
+      examples: examples of those steps, over all replicas of all workers.
+      values: what else was fetched, each stacked `[num_steps, ...]`.
+      data_ended: the input has no further element.
+      repeated_steps: so many of them a coordinator asked for once more, as a worker was lost with them.
+    """
+
+    num_steps: int
+    losses: Any
+    examples: int
+    values: Any
+    data_ended: bool
+    repeated_steps: int = 0
+
+
+class Loop:
+    """`for _ in range(n)` around a training step, inside one graph, with one read by the host.
+
+    Args:
+      meets_others: there are collectives with other processes in the step.
+    """
+
+    def __init__(self, step: Step, pipeline: InputPipeline, *, stop_at_nan: bool, meets_others: bool) -> None:
+        self._step, self._pipeline, self._stop_at_nan = step, pipeline, stop_at_nan
+        # All iterations share the key of a collective (TensorFlow 2.21). Where nothing in an iteration waits for the
+        # one before, as with train_op=, the next one would start it while it is under way: workers then hang.
+        self._parallel_iterations = 1 if meets_others else 10
+        self._bounded = tf.function(functools.partial(self._run, ends=False), autograph=False)
+        self._ending = tf.function(functools.partial(self._run, ends=True), autograph=False)
+
+    def __call__(self, iterator: Any, num_steps: int, *, may_end: bool, values: Sequence[tf.Tensor] = ()) -> LoopResult:
+        """Takes up to `num_steps` steps.
+
+        Args:
+          may_end: the input may have fewer elements than that; costs a little more for each step.
+          values: of the placeholders that its steps are fed.
+        """
+        run = self._ending if may_end else self._bounded
+        try:
+            with graphs.optimised_once(), xla.explained():
+                result = run(iterator, tf.constant(num_steps), tuple(values))
+        except tf.errors.OutOfRangeError:
+            if not self._pipeline.ends_together:
+                raise
+            return LoopResult(0, np.zeros(0), 0, [], data_ended=True)  # there is no example at all, not for anybody
+        taken = int(result["taken"])
+        losses, *values = (value.numpy()[:taken] for value in result["stacked"])
+        return LoopResult(
+            num_steps=taken,
+            losses=losses,
+            examples=int(result["examples"]),
+            values=values,
+            data_ended=bool(result["ended"]),
+        )
+
+    def trace(self, iterator: Any) -> None:
+        """Builds the loop over an iterator like this one, without a step."""
+        self._bounded.get_concrete_function(iterator, tf.TensorSpec([], tf.int32), ())
+
+    def _run(self, iterator: Any, num_steps: tf.Tensor, values: Sequence[tf.Tensor], *, ends: bool) -> dict[str, Any]:
+        arrays = tuple(tf.TensorArray(spec.dtype, num_steps, element_shape=spec.shape) for spec in self._step.specs)
+
+        def running(taken: tf.Tensor, examples: tf.Tensor, ended: tf.Tensor, fine: tf.Tensor, *_: Any) -> tf.Tensor:
+            return (taken < num_steps) & fine & ~ended
+
+        def at_end(taken: tf.Tensor, examples: tf.Tensor, fine: tf.Tensor, arrays: Sequence[Any]) -> Any:
+            return (taken, examples, tf.constant(True), fine, *arrays)
+
+        def step(element: Any, taken: tf.Tensor, examples: tf.Tensor, fine: tf.Tensor, arrays: Sequence[Any]) -> Any:
+            batches = self._pipeline.replica_batches(element, iterator)
+            count = self._pipeline.global_count(element, batches)
+
+            def take() -> Any:
+                outputs = self._step(batches, count, values)
+                fine = tf.math.is_finite(outputs[0]) if self._stop_at_nan else tf.constant(True)
+                written = [array.write(taken, value) for array, value in zip(arrays, outputs, strict=True)]
+                return (taken + 1, examples + count, tf.constant(False), fine, *written)
+
+            if not self._pipeline.ends_together:
+                return take()
+            return tf.cond(count > 0, take, lambda: at_end(taken, examples, fine, arrays))
+
+        def body(taken: tf.Tensor, examples: tf.Tensor, _: tf.Tensor, fine: tf.Tensor, *arrays: Any) -> Any:
+            if not ends or self._pipeline.ends_together:
+                return step(next(iterator), taken, examples, fine, arrays)
+            element = iterator.get_next_as_optional()
+            return tf.cond(
+                element.has_value(),
+                lambda: step(element.get_value(), taken, examples, fine, arrays),
+                lambda: at_end(taken, examples, fine, arrays),
+            )
+
+        initial = (tf.constant(0), tf.constant(0, tf.int64), tf.constant(False), tf.constant(True), *arrays)
+        taken, examples, ended, _, *arrays = tf.while_loop(
+            running, body, initial, parallel_iterations=self._parallel_iterations
+        )
+        return {
+            "taken": taken,
+            "examples": examples,
+            "ended": ended,
+            "stacked": [array.stack() for array in arrays],
+        }

@@ -1,0 +1,70 @@
+"""Signs of life of a task, on a pipe to its supervisor: one byte a second while its Python runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+HEARTBEAT = "RUNNER_HEARTBEAT_FD"
+"""The environment variable that tells a child which file descriptor its supervisor listens to."""
+
+PERIOD_SECS = 1.0
+_BEAT, _STOP = b".", b"s"
+
+
+class Heartbeat:
+    """What a task sends. Sends nothing where nobody listens."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._descriptor = int(env.get(HEARTBEAT, -1))
+        if self._descriptor >= 0:
+            os.set_inheritable(self._descriptor, False)  # what the task starts must not hold it
+
+    def start(self, period_secs: float = PERIOD_SECS) -> None:
+        """Beats from a thread for as long as the process lives."""
+        if self._descriptor >= 0:
+            threading.Thread(target=self._beat, args=(period_secs,), daemon=True, name="heartbeat").start()
+
+    def ask_to_stop(self) -> None:
+        """Has the supervisor ask the whole run to save and end: a server that is to go cannot save by itself."""
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):  # the supervisor is gone
+                os.write(self._descriptor, _STOP)
+
+    def _beat(self, period_secs: float) -> None:
+        with contextlib.suppress(OSError):  # the supervisor is gone; the lifeline ends us
+            while True:
+                os.write(self._descriptor, _BEAT)
+                time.sleep(period_secs)
+
+
+class HeartbeatMonitor:
+    """What a supervisor hears of one task.
+
+    Attributes:
+      wants_to_stop: the task asked for the end of the run.
+    """
+
+    def __init__(self, descriptor: int, clock: Callable[[], float] = time.monotonic) -> None:
+        os.set_blocking(descriptor, False)
+        self.wants_to_stop = False
+        self._descriptor, self._clock = descriptor, clock
+        self._heard = clock()  # a task that freezes before its first sign has frozen, too
+
+    def silent_secs(self) -> float:
+        """How long the task has said nothing, at first since it was started."""
+        with contextlib.suppress(BlockingIOError):
+            while heard := os.read(self._descriptor, 4096):
+                self._heard = self._clock()
+                self.wants_to_stop |= _STOP in heard
+        return self._clock() - self._heard
+
+    def forgive(self) -> None:
+        """Counts from now on again: nobody listened for a while."""
+        self._heard = self._clock()
+
+    def close(self) -> None:
+        os.close(self._descriptor)

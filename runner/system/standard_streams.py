@@ -1,0 +1,71 @@
+"""Standard output and error that never end a run: what is said is worth less than what is computed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from typing import IO, Any
+
+_GONE = (errno.EPIPE, errno.EIO)
+"""The reader of the pipe has ended, the terminal was closed: nobody will read it any more."""
+
+
+class SteadyStream:
+    """A text stream whose writes cannot fail: `| head -1`, a closed terminal, a log on a full disk."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            self._stream.write(text)
+        except OSError as error:
+            self._note(error)
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._note(error)
+
+    def _note(self, error: OSError) -> None:
+        if error.errno in _GONE:
+            # Not only we write there: Python once more when it ends, and the libraries of TensorFlow.
+            with contextlib.suppress(OSError, ValueError):
+                _to_nowhere(self._stream.fileno())
+
+
+def keep_saying() -> None:
+    """Makes standard output and error of this process such streams; one that is closed leads nowhere."""
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        if stream is None:
+            # The next file that is opened would take the descriptor, and get what is meant for a person.
+            _to_nowhere(descriptor)
+            stream = os.fdopen(descriptor, "w", closefd=False)
+        setattr(sys, name, SteadyStream(stream))
+
+
+def say(text: str) -> None:
+    """Print a line on stderr, where what is said to a person goes; stdout is for results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def say_at_once(text: str) -> None:
+    """Says `text` on stderr from a signal handler, where a print may interrupt another."""
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode(errors="replace"))
+
+
+def _to_nowhere(descriptor: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    if nowhere != descriptor:
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+    os.set_inheritable(descriptor, True)

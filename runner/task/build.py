@@ -1,0 +1,265 @@
+"""From a checked config to the objects that run it; the only file that knows both."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.checkpoint.retention import Keep
+from runner.checkpoint.vocabulary import Vocabulary
+from runner.config import user_code
+from runner.config.metric_names import evaluation_of, mode_of
+from runner.config.schema import (
+    CLUSTER_STRATEGIES,
+    Config,
+    EvalStrategyConfig,
+    InputBlock,
+    KeepBestConfig,
+    RunSettings,
+    StrategyConfig,
+    WarmStartConfig,
+    eval_key,
+)
+from runner.config.step_range import parse_step_range
+from runner.data.inputs import Input
+from runner.distribute.cluster import ALONE, Cluster
+from runner.distribute.grpc_server import kept_local
+from runner.distribute.strategy import build_parameter_server, build_strategy, split_cpu
+from runner.estimator.early_stopping import EarlyStopping
+from runner.estimator.estimator import Estimator
+from runner.estimator.specs import EvalSpec, TrainSpec
+from runner.export.exporters import BestExporter, Exporter, FinalExporter, LatestExporter, larger, smaller
+from runner.export.receivers import receiver_fn_of_spec
+from runner.model_fn import ModeKeys, declared_arguments
+from runner.run_config import KeepBest, RunConfig, WarmStart
+from runner.system.console import NullProgress, Progress
+from runner.tracking.journal import Journal, NullJournal
+from runner.tracking.training_status import generation_in
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What a config describes, ready to run.
+
+    Attributes:
+      train_spec: None where the command does not train.
+      eval_specs: empty where it does not evaluate.
+      predict_input: None where it does not predict.
+      hooks: native ones, of whatever the command runs; the specs have them already.
+      exporters: what exports the model as it is trained; the specs have them already.
+      receiver_fn: receives the requests of an exported model; None where none is exported.
+    """
+
+    estimator: Estimator
+    train_spec: TrainSpec | None = None
+    eval_specs: tuple[EvalSpec, ...] = ()
+    predict_input: Input | None = None
+    hooks: tuple[Any, ...] = ()
+    exporters: tuple[Exporter, ...] = ()
+    receiver_fn: Callable[[], Any] | None = None
+
+
+def build_job(
+    config: Config, journal: Journal | NullJournal, progress: Progress | NullProgress, hooks: tuple[Any, ...] = (),
+    cluster: Cluster = ALONE,
+) -> Job:  # fmt: skip
+    """Imports the user's functions and builds what the command needs.
+
+    Args:
+      hooks: native ones, of training and of each evaluation and prediction.
+      cluster: who this process is.
+
+    Raises:
+      UserCodeError: a function is not there. What the user's modules raise passes.
+      ValueError: the strategy cannot be built here.
+    """
+    functions, run_config = _functions_and_run_config(config, cluster, journal)
+    model_fn = functions["model.fn"]
+    if config.model.classic is True:
+        model_fn = importlib.import_module("runner.classic.compat.tf1_operators").as_classic(model_fn)
+    params = config.model.params
+    if params and "params" not in declared_arguments(model_fn):
+        _log.info("%s takes no 'params': model.params is not used (%s).", config.model.fn, ", ".join(params))
+        params = {}
+    estimator = Estimator(
+        model_fn,
+        model_dir=config.model_dir,
+        config=run_config,
+        params=params,
+        journal=journal,
+        progress=progress,
+    )
+    train_spec, predict_input = None, None
+    eval_specs: tuple[EvalSpec, ...] = ()
+    if "input.train.fn" in functions:
+        train_input = build_input(config.input.train, functions["input.train.fn"])
+        if config.run.debug == "overfit":
+            train_input = dataclasses.replace(train_input, first_batch_only=True)
+        early_stopping = EarlyStopping(**dataclasses.asdict(config.train.early_stopping))
+        train_spec = TrainSpec(
+            train_input,
+            config.train.max_steps,
+            hooks,
+            early_stopping=early_stopping,
+            max_epochs=config.train.max_epochs,
+        )
+    receiver_fn = _build_receiver_fn(config, functions, estimator) if config.exports else None
+    exporters = _build_exporters(config, receiver_fn) if receiver_fn and config.command != "export" else ()
+    if config.command in ("train_and_evaluate", "evaluate", "dry_run"):
+        eval_specs = tuple(_build_eval_specs(config, functions, hooks, exporters))
+    if "input.predict.fn" in functions:
+        predict_input = build_input(config.input.predict, functions["input.predict.fn"])
+    return Job(estimator, train_spec, eval_specs, predict_input, hooks, exporters, receiver_fn)
+
+
+def _functions_and_run_config(
+    config: Config, cluster: Cluster, journal: Journal | NullJournal
+) -> tuple[Mapping[str, Any], RunConfig]:
+    """The user's functions by their key in the config, and the RunConfig."""
+
+    def functions() -> Mapping[str, Any]:
+        return {key: user_code.load(key, name, default) for key, name, default in config.functions()}
+
+    if not cluster.tasks:  # what a module sets for TensorFlow (memory growth) comes before a device is used
+        loaded = functions()
+        configure_tensorflow(config.run)
+        return loaded, build_run_config(config, cluster)
+    # TensorFlow 2.21: "Collective ops must be configured at program startup", before a module may use a device.
+    configure_tensorflow(config.run)
+    journal.event("joining")
+    with kept_local(cluster):
+        run_config = build_run_config(config, cluster)
+    journal.event("joined")
+    return functions(), run_config
+
+
+def build_run_config(config: Config, cluster: Cluster = ALONE) -> RunConfig:
+    """The RunConfig that `run`, `train`, `checkpoint` and the strategies describe.
+
+    Args:
+      cluster: who this process is; returns when all of them have found each other.
+    """
+    # Once, before either strategy touches a device: TensorFlow cannot split them afterwards.
+    split_cpu(config.strategy.virtual_devices or config.eval_strategy.virtual_devices)
+    strategy = _build_strategy(_training_strategy(config, cluster), cluster)
+    return RunConfig.from_config(
+        config,
+        save_checkpoints_secs=None if config.checkpoint.save_steps else config.checkpoint.save_secs,
+        steps_per_loop=None if config.train.steps_per_loop == "auto" else config.train.steps_per_loop,
+        tensorboard=config.tracking.tensorboard and config.command != "dry_run",
+        profile_steps=None if config.run.profile is None else parse_step_range(config.run.profile),
+        keep_best=_build_keep_best(config.checkpoint.keep_best),
+        warm_start=_build_warm_start(config.train.warm_start),
+        cluster=cluster,
+        has_evaluator=config.cluster.evaluator and not cluster.is_evaluator,
+        generation=generation_in(os.environ),
+        train_distribute=strategy,
+        eval_distribute=_build_eval_strategy(config.eval_strategy),
+    )
+
+
+def build_input(block: InputBlock, fn: Any) -> Input:
+    """The Input that a block of `input` describes."""
+    return Input(
+        fn, params=block.params, batch_size=block.batch_size, shard=block.shard, shuffle_seed=block.shuffle_seed
+    )
+
+
+def configure_tensorflow(run: RunSettings) -> None:
+    """Sets what holds for the whole process, before anything uses TensorFlow."""
+    if run.deterministic:
+        tf.config.experimental.enable_op_determinism()
+
+
+def _build_receiver_fn(config: Config, functions: Mapping[str, Any], estimator: Estimator) -> Callable[[], Any]:
+    """What receives the requests of an exported model. Here, so that a mistake is found before the training."""
+    if config.export.receiver_fn is not None:
+        given: Callable[[], Any] = functions["export.receiver_fn"]
+        return given
+    key, block = config.export_input
+    modes = {"input.predict": ModeKeys.PREDICT, "input.train": ModeKeys.TRAIN}
+    spec = estimator.features_spec(build_input(block, functions[f"{key}.fn"]), modes.get(key, ModeKeys.EVAL))
+    return receiver_fn_of_spec(spec)
+
+
+def _build_exporters(config: Config, receiver_fn: Callable[[], Any]) -> tuple[Exporter, ...]:
+    keep, best = config.export.keep, config.export.best
+    metric = (best.metric or "eval/loss").partition("/")[2]
+    is_better = larger(metric) if mode_of(metric, best.mode) == "max" else smaller(metric)
+    builders: Mapping[str, Callable[[], Exporter]] = {
+        "final": lambda: FinalExporter("final", receiver_fn),
+        "latest": lambda: LatestExporter("latest", receiver_fn, exports_to_keep=keep),
+        "best": lambda: BestExporter("best", receiver_fn, compare_fn=is_better, exports_to_keep=keep),
+    }
+    return tuple(builders[name]() for name in config.export.exporters or ())
+
+
+def _build_eval_specs(
+    config: Config, functions: Mapping[str, Any], hooks: tuple[Any, ...], exporters: Sequence[Exporter] = ()
+) -> list[EvalSpec]:
+    of_best = evaluation_of(config.export.best.metric or "eval")
+    names = list(config.input.evals)
+
+    def exporters_of(name: str) -> list[Exporter]:
+        """The first evaluation has them, but for the best, which belongs to that of its metric."""
+        best = of_best if config.export.best.metric else names[0]
+        return [one for one in exporters if name == (best if one.name == "best" else names[0])]
+
+    return [
+        EvalSpec(
+            build_input(block, functions[f"{eval_key(name)}.fn"]),
+            steps=config.eval.steps,
+            name=name or None,
+            hooks=hooks,
+            start_delay_secs=config.eval.start_delay_secs,
+            throttle_secs=config.eval.throttle_secs,
+            at_start=config.eval.at_start,
+            exporters=exporters_of(name),
+        )
+        for name, block in config.input.evals.items()
+    ]
+
+
+def build_keep(config: Config) -> Keep:
+    """Which checkpoints stay."""
+    settings = config.checkpoint
+    return Keep(settings.keep_max, _build_keep_best(settings.keep_best), settings.keep_every_hours)
+
+
+def _build_keep_best(settings: KeepBestConfig) -> KeepBest | None:
+    return None if settings.metric is None else KeepBest(settings.metric, settings.mode, settings.max)
+
+
+def _build_warm_start(settings: WarmStartConfig) -> WarmStart | None:
+    if settings.checkpoint is None:
+        return None
+    vocabularies = {name: Vocabulary(**dataclasses.asdict(one)) for name, one in settings.vocabularies.items()}
+    return WarmStart(settings.checkpoint, settings.include, settings.rename, vocabularies)
+
+
+def _training_strategy(config: Config, cluster: Cluster) -> StrategyConfig:
+    """That of this process: an evaluator has no part in what several processes train with."""
+    is_alone = cluster.is_evaluator and config.strategy.name in (*CLUSTER_STRATEGIES, "tpu")
+    return StrategyConfig() if is_alone else config.strategy
+
+
+def _build_eval_strategy(strategy: EvalStrategyConfig) -> Any:
+    if strategy.name in (None, "default"):
+        return strategy.name  # None: as for training
+    return _build_strategy(strategy)
+
+
+def _build_strategy(strategy: EvalStrategyConfig, cluster: Cluster = ALONE) -> Any:
+    """Build what a strategy's settings say; those that are null are left to `build_strategy`'s defaults."""
+    options = {name: value for name, value in dataclasses.asdict(strategy).items() if value is not None}
+    if strategy.name == "parameter_server":  # of predict, dry_run: it holds whole variables
+        return build_parameter_server(cluster.tasks, options.get("partitioner")) if cluster.tasks else None
+    return build_strategy(**options)

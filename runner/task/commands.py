@@ -1,0 +1,239 @@
+"""One function a command, on the objects that its config describes. Each returns what the summary tells of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.checkpoint import reader
+from runner.config.metric_names import evaluation_prefix
+from runner.config.schema import Config, ConfigError
+from runner.config.validation import checkpoint_in
+from runner.distribute.cluster import ALONE, Cluster
+from runner.distribute.grpc_server import kept_local, serve, start_server
+from runner.estimator.run_exports import RunExports
+from runner.estimator.train_and_evaluate import follow, train_and_evaluate
+from runner.hooks.hook import Hook, PassContext, Run
+from runner.system.console import Progress, relative
+from runner.task import dry_run, inspect_run, prediction_files
+from runner.task.build import Job, build_job, build_keep
+from runner.task.stop_hook import StopRequest
+from runner.tracking import tensorboard
+from runner.tracking.journal import Journal, NullJournal
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TaskContext:
+    """The process that a command runs in, and whom it talks to.
+
+    Attributes:
+      stop: a hook that ends what is under way when somebody asks for it.
+      started: when the task began, on the monotonic clock.
+      cluster: who this task is.
+    """
+
+    journal: Journal | NullJournal
+    progress: Progress
+    stop: StopRequest
+    started: float
+    cluster: Cluster = ALONE
+
+
+class Ready(Hook):
+    """Say once, before the first batch, how long it took to come there."""
+
+    def __init__(self, context: TaskContext) -> None:
+        self._context = context
+        self._said = False
+
+    def begin(self, run: Run) -> None:
+        if not self._said:
+            self._said = True
+            phases = ", ".join(f"{name} {secs:.1f} s" for name, secs in self._context.journal.phases.items())
+            secs = time.monotonic() - self._context.started
+            self._context.progress.message(f"ready after {secs:.1f} s: {phases}")
+
+
+def run(config: Config, context: TaskContext) -> dict[str, Any]:
+    """Do what `config.command` says.
+
+    Returns: what the summary tells of it: global_step, checkpoint, metrics, examples, ...
+    Raises:
+      Interrupted: an evaluation or prediction was asked to stop. Training returns then, with its checkpoint.
+    """
+    assert config.model_dir is not None
+    if config.command == "inspect":
+        inspect_run.inspect(Path(config.model_dir), keep=build_keep(config))
+        return {}
+    if context.cluster.is_server:
+        return _serve(config, context)
+    if context.cluster.is_evaluator:
+        _check_evaluator(config)
+    with context.journal.phase("build"):
+        hooks = (context.stop, Ready(context))
+        job = build_job(config, context.journal, context.progress, hooks, context.cluster)
+    context.stop.install()  # again: TensorFlow may have installed a handler with the strategy
+    if config.command == "dry_run":
+        dry_run.rehearse(config, job)
+        return {}
+    replicas = job.estimator.config.num_replicas_in_sync
+    context.journal.event("built", num_replicas=replicas)
+    context.progress.message(_headline(config, replicas, context.cluster))
+    if context.cluster.is_evaluator:
+        return _follow(job, context)
+    return _COMMANDS[config.command](config, job, context)
+
+
+def _serve(config: Config, context: TaskContext) -> dict[str, Any]:
+    """The life of a parameter server, and of a worker beside one."""
+    context.journal.event("joining")
+    with kept_local(context.cluster):
+        server = start_server(context.cluster)
+    context.journal.event("joined")
+    serve(server)
+    return {}
+
+
+def _check_evaluator(config: Config) -> None:
+    """Refuses to be an evaluator that the others do not know of: they would evaluate, too."""
+    if config.command != "train_and_evaluate":
+        raise ConfigError(f"this process is the evaluator of its cluster, and command={config.command} needs none.")
+    if not config.cluster.evaluator:
+        raise ConfigError(
+            "this process is the evaluator of its cluster, and cluster.evaluator=false lets the others evaluate. "
+            "Start all of them with cluster.evaluator=true."
+        )
+
+
+def _follow(job: Job, context: TaskContext) -> dict[str, Any]:
+    """The life of an evaluator."""
+    assert job.train_spec is not None
+
+    def wait(secs: float) -> None:
+        time.sleep(secs)
+        context.stop.after_batches(PassContext(job.estimator.model_dir, 0), 0)
+
+    # All else that the summary tells of the run, the chief knows.
+    return {"metrics": flat_metrics(follow(job.estimator, job.train_spec, job.eval_specs, wait).metrics)}
+
+
+def _train_and_evaluate(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
+    assert job.train_spec is not None
+    result = train_and_evaluate(job.estimator, job.train_spec, job.eval_specs)
+    _export_last(job, context)
+    return {
+        "global_step": result.global_step,
+        "checkpoint": result.checkpoint,
+        "metrics": flat_metrics(result.metrics),
+        "steps_per_sec": result.steps_per_sec or None,
+        "examples": result.examples,
+        "stopped_early": result.stopped_early,
+        "interrupted": result.interrupted,
+    }
+
+
+def _train(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
+    spec = job.train_spec
+    assert spec is not None
+    training = job.estimator.train_run(
+        spec.input_fn, hooks=spec.hooks, max_steps=spec.max_steps, once=True, max_epochs=spec.max_epochs
+    )
+    _export_last(job, context)
+    return {
+        **_checkpoint_of(job),
+        "metrics": {},
+        "steps_per_sec": (training.steps_per_sec if training else 0) or None,
+        "examples": training.examples if training else 0,
+    }
+
+
+def _evaluate(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
+    found = _checkpoint_of(job)
+    path = found["checkpoint"]
+    evaluated = {
+        spec.name or "": job.estimator.evaluate(spec.input_fn, spec.steps, spec.hooks, path, spec.name)
+        for spec in job.eval_specs
+    }
+    return {**found, "metrics": flat_metrics(evaluated)}
+
+
+def _predict(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
+    assert job.predict_input is not None
+    found = _checkpoint_of(job)
+    output = Path(config.predict.output or Path(str(config.model_dir)) / "predictions.jsonl").absolute()
+    examples = 0
+    with context.journal.phase("predict"), prediction_files.open_predictions(output) as writer:
+        predicted = job.estimator.predict(
+            job.predict_input, config.predict.keys, job.hooks, checkpoint_path=found["checkpoint"]
+        )
+        for prediction in predicted:
+            writer.write(prediction)
+            examples += 1
+    if not examples:
+        _log.warning("input.predict gave no examples: %s is empty.", relative(output))
+    context.progress.message(f"{examples:,} predictions of step {found['global_step']} in {relative(output)}")
+    return {**found, "predictions": str(output), "examples": examples}
+
+
+def _export_last(job: Job, context: TaskContext) -> None:
+    """At the end of a training that nobody evaluates; else evaluations export."""
+    if job.exporters and not job.eval_specs and not context.stop.was_heeded:
+        RunExports(job.estimator).call(job.exporters, None, {}, is_final=True)
+
+
+def _export(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
+    assert job.receiver_fn is not None and config.model_dir is not None
+    found = _checkpoint_of(job)
+    if config.export.checkpoint is not None:
+        path = checkpoint_in(config.export.checkpoint, Path(config.model_dir))
+        found = {"checkpoint": path, "global_step": reader.checkpoint_step(path)}
+    folder = config.export.dir or str(Path(config.model_dir) / "export")
+    job.estimator.export_saved_model(folder, job.receiver_fn, checkpoint_path=found["checkpoint"])
+    return found
+
+
+_COMMANDS: Mapping[str, Callable[[Config, Job, TaskContext], dict[str, Any]]] = {
+    "train_and_evaluate": _train_and_evaluate,
+    "train": _train,
+    "evaluate": _evaluate,
+    "predict": _predict,
+    "export": _export,
+}
+
+
+def flat_metrics(by_eval: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Metrics under the names they have in the journal and in MLflow: eval/<metric>, eval_<name>/<metric>."""
+    return {
+        f"{evaluation_prefix(name)}/{metric}": value
+        for name, evaluated in by_eval.items()
+        for metric, value in tensorboard.scalars(evaluated).items()
+        if metric != "global_step"
+    }
+
+
+def _headline(config: Config, replicas: int, cluster: Cluster) -> str:
+    """What is about to run, in one line."""
+    if cluster.is_evaluator:
+        return f"evaluating {config.model.fn} as it is trained, {replicas} replica{'' if replicas == 1 else 's'}"
+    facts = [f"{config.command} {config.model.fn}", f"strategy {config.strategy.name}"]
+    if cluster.num_ps:
+        facts.append(f"{cluster.num_workers - 1} workers that take steps of their own, {cluster.num_ps} servers")
+    else:
+        facts.append(f"{replicas} replica{'' if replicas == 1 else 's'}")
+    if config.command in ("train_and_evaluate", "train"):
+        size = config.input.train.batch_size
+        facts.append(f"global batch {size}" if size else f"batches of {config.input.train.fn} per replica")
+        facts += [f"run.debug={config.run.debug}"] if config.run.debug else []
+    return ", ".join(facts)
+
+
+def _checkpoint_of(job: Job) -> dict[str, Any]:
+    """The latest checkpoint and its step."""
+    path = job.estimator.latest_checkpoint()
+    return {"checkpoint": path, "global_step": None if path is None else reader.checkpoint_step(path)}

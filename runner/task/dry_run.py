@@ -1,0 +1,222 @@
+"""command=dry_run: build and trace everything that training would, and print it. No step is taken, no file written."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO
+
+import tensorflow as tf
+
+from runner.checkpoint.input_position import was_read_to_its_end
+from runner.config.metric_names import evaluation_prefix
+from runner.config.schema import Config, eval_key
+from runner.data.dataset_adapter import tensors
+from runner.data.inputs import InputPipeline
+from runner.estimator.model_summary import print_variables, shape_text
+from runner.estimator.specs import EvalSpec
+from runner.estimator.train_setup import TrainSetup
+from runner.programs.evaluate import EvalProgram
+from runner.programs.model import Model
+from runner.run_config import RunConfig
+from runner.system.console import print_table
+from runner.task.build import Job
+from runner.task.prediction_files import ONLY_KEY
+from runner.tracking.plain_values import leaves
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A rehearsed evaluation."""
+
+    spec: EvalSpec
+    model: Model
+    feed: InputPipeline
+    program: EvalProgram
+
+    @property
+    def name(self) -> str:
+        return evaluation_prefix(self.spec.name)
+
+
+def rehearse(config: Config, job: Job, stream: IO[str] | None = None) -> None:
+    """Build and trace what `job` would train and evaluate, restores its checkpoint, and prints what it found.
+
+    Raises:
+      ValueError: the checkpoint does not fit the model, or an evaluation asks for a variable that training has not.
+        What the user's functions raise passes.
+    """
+    assert job.train_spec is not None
+    stream = stream or sys.stdout
+    training = job.estimator.prepare(job.train_spec.input_fn, job.train_spec.hooks, job.train_spec.max_epochs)
+    training.program.loop().trace(training.input.iterator)
+    trained = set(training.model.store.saved)
+    evaluations = [Evaluation(spec, *job.estimator.prepare_evaluation(spec.input_fn)) for spec in job.eval_specs]
+    for evaluation in evaluations:
+        _check_variables(evaluation, trained)
+        if training.latest is not None:
+            evaluation.model.restore(training.latest)
+    _print_run(config, job, training, evaluations, stream)
+    _print_inputs(config, training, evaluations, stream)
+    print_variables(training, stream)
+    _print_outputs(training, evaluations, stream)
+    print("\nNo step was taken and nothing was written.", file=stream, flush=True)
+
+
+def _check_variables(evaluation: Evaluation, trained: set[str]) -> None:
+    for name in evaluation.model.store.saved:
+        if name not in trained:
+            raise ValueError(
+                f"variable {name!r} is asked for in EVAL and not in TRAIN, so no checkpoint of training has it. "
+                "Every mode of model_fn uses the variables of TRAIN under the same names."
+            )
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+def _print_run(
+    config: Config, job: Job, training: TrainSetup, evaluations: Sequence[Evaluation], stream: IO[str]
+) -> None:
+    rows = [
+        ("model_dir", str(config.model_dir) if os.path.isdir(str(config.model_dir)) else "a new one"),
+        ("model_fn", str(config.model.fn)),
+        ("strategy", f"{config.strategy.name}, {_devices(training.model, training.input.pipeline)}"),
+    ]
+    first = next(iter(evaluations), None)
+    if first is not None and first.model is not training.model:
+        rows.append(("eval_strategy", f"{config.eval_strategy.name}, {_devices(first.model, first.feed)}"))
+    rows += [
+        ("global batch", _batch(training.input.pipeline)),
+        ("starts from", _start(training)),
+        ("steps", _steps(training, config.train.max_steps)),
+        ("optimizer", type(training.program.spec.optimizer).__name__ if training.program.is_native else "train_op"),
+        ("loss", _loss(training)),
+        *_cadences(config, training.config, evaluations),
+        ("steps per loop", _loop_length(training)),
+    ]
+    print_table("run", ["", ""], rows, stream)
+
+
+def _devices(model: Model, feed: InputPipeline) -> str:
+    if model.strategy is not None:
+        devices = model.strategy.extended.worker_devices
+    else:  # where TensorFlow puts things by itself
+        devices = [(tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU"))[0].name]
+    names = [tf.DeviceSpec.from_string(device) for device in devices]
+    count = feed.num_replicas
+    return f"{count} replica{'' if count == 1 else 's'}: " + ", ".join(
+        f"{device.device_type}:{device.device_index or 0}" for device in names[:count]
+    )
+
+
+def _batch(feed: InputPipeline) -> str:
+    size, replicas = feed.global_batch_size, feed.num_replicas
+    if size is None:
+        return "batch_size=null: the function's own batches, one for each replica"
+    if size % replicas:
+        return f"{size}, over {replicas} replicas as evenly as can be"
+    return f"{size}, {size // replicas} per replica"
+
+
+def _start(training: TrainSetup) -> str:
+    if training.latest is None:
+        return "step 0: there is no checkpoint"
+    batches = training.input.num_steps_read
+    place = f"batch {batches + 1} of its input" if batches else "the beginning of its input"
+    return f"step {training.model.store.global_step}: {os.path.basename(training.latest)}, at {place}"
+
+
+def _steps(training: TrainSetup, max_steps: int | None) -> str:
+    start, target = training.model.store.global_step, training.target(max_steps=max_steps)
+    if start >= target:
+        return f"none: step {start} of {int(target)} is reached"
+    if math.isinf(target) and was_read_to_its_end(
+        training.input.position.source, training.latest, training.input.pipeline.num_epochs
+    ):
+        return "none: the training input was read to its end"
+    epoch = training.input.pipeline.remaining_steps()
+    if epoch is None:
+        known = "nobody knows where the input ends"
+    elif math.isinf(epoch):
+        known = "the input has no end"
+    else:
+        passes = training.input.pipeline.num_epochs
+        known = f"{int(epoch):,} steps " + ("per epoch" if passes is None else f"in {passes} epochs")
+        target = min(target, start + epoch - training.input.num_steps_read)
+    if math.isinf(target):
+        return f"from {start} on; {known}"
+    return f"from {start} to {int(target):,}; {known}"
+
+
+def _loss(training: TrainSetup) -> str:
+    rank = training.program.spec.loss.shape.rank
+    return "one for each example" if rank == 1 else "a scalar: the mean over the batch of a replica"
+
+
+def _cadences(config: Config, run: RunConfig, evaluations: Sequence[Evaluation]) -> list[tuple[str, str]]:
+    """Args: run: what the model's own hooks ask for is in it, but no event files: those are off here."""
+    steps, secs = run.save_checkpoints_steps, run.save_checkpoints_secs
+    save = f"every {steps:,} steps" if steps else f"every {secs:g} s" if secs else "never before the end"
+    keep = f"the newest {run.keep_checkpoint_max}" if run.keep_checkpoint_max else "all"
+    rows = [
+        ("save", f"{save}, and at the end; {keep} are kept"),
+        ("log", _every(run.log_step_count_steps)),
+        ("summaries", _every(config.train.summary_steps if config.tracking.tensorboard else None)),
+    ]
+    return rows + [(evaluation.name, _evaluation_cadence(evaluation.spec)) for evaluation in evaluations]
+
+
+def _every(steps: int | None) -> str:
+    return f"every {steps:,} steps" if steps else "never"
+
+
+def _evaluation_cadence(spec: EvalSpec) -> str:
+    facts = [f"{spec.steps} batches" if spec.steps else "all examples", "of each checkpoint"]
+    facts += [f"at least {spec.throttle_secs:g} s apart"] if spec.throttle_secs else []
+    facts += [f"not in the first {spec.start_delay_secs:g} s"] if spec.start_delay_secs else []
+    facts += ["and before the first step"] if spec.at_start else []
+    return " ".join(facts[:2]) + "".join(f", {fact}" for fact in facts[2:])
+
+
+def _loop_length(training: TrainSetup) -> str:
+    longest = training.session_hooks.max_steps_per_loop
+    if longest:
+        return f"at most {longest}: session hooks look at them"
+    return str(training.config.steps_per_loop or "auto: until a loop takes about a second")
+
+
+# --- what goes in and out ---------------------------------------------------------------------------------------------
+
+
+def _print_inputs(config: Config, training: TrainSetup, evaluations: Sequence[Evaluation], stream: IO[str]) -> None:
+    feeds = [("train", "input.train", config.input.train.fn, training.input.pipeline)]
+    for evaluation in evaluations:
+        name = evaluation.spec.name or ""
+        feeds.append((evaluation.name, eval_key(name), config.input.evals[name].fn, evaluation.feed))
+    print(file=stream)
+    rows = [[key, str(fn), _batch(feed), f"{feed.shard}: {feed.reason}"] for _, key, fn, feed in feeds]
+    print_table("inputs", ["input", "function", "batch", "sharding"], rows, stream)
+    print(file=stream)
+    rows = [
+        [label, name, spec.dtype.name if hasattr(spec, "dtype") else type(spec).__name__, shape_text(spec)]
+        for label, _, _, feed in feeds
+        for name, spec in tensors(feed.dataset.element_spec)
+    ]
+    print_table("features and labels", ["input", "name", "dtype", "shape"], rows, stream)
+
+
+def _print_outputs(training: TrainSetup, evaluations: Sequence[Evaluation], stream: IO[str]) -> None:
+    spec = evaluations[0].program.spec if evaluations else training.program.spec
+    given = spec.predictions
+    named = {} if given is None else given if isinstance(given, dict) else {ONLY_KEY: given}
+    rows = [["prediction", name, value.dtype.name, shape_text(value)] for name, value in leaves("", named)]
+    for evaluation in evaluations:
+        names = ["loss", *sorted(evaluation.program.spec.eval_metric_ops or {})]
+        rows += [["metric", f"{evaluation.name}/{name}", "", ""] for name in names]
+    if rows:
+        print(file=stream)
+        print_table("outputs", ["", "name", "dtype", "shape"], rows, stream)

@@ -1,0 +1,141 @@
+"""command=inspect: what a model_dir holds. No code of the user's is imported."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from runner.checkpoint import layout, manifest
+from runner.checkpoint.integrity import find_damage
+from runner.checkpoint.reader import Reader
+from runner.checkpoint.retention import Keep, why_kept
+from runner.config.metric_names import is_of_evaluation
+from runner.config.schema import ConfigError
+from runner.system.console import format_age, format_bytes, format_number, print_table
+from runner.system.files import read_json
+from runner.tracking.journal import journals_in, read_journal
+from runner.tracking.summary import SUMMARY_FILE
+from runner.tracking.tracker import points_of
+
+MAX_METRICS = 6
+"""Columns of metrics that fit beside the others on a screen."""
+
+_FACTS = ("command", "status", "error", "global_step", "strategy", "num_replicas", "mlflow_run_id")
+
+
+@dataclass(frozen=True)
+class RunInspection:
+    """A checkpoint, complete or not.
+
+    Attributes:
+      time: when it was written, in seconds since 1970; None: nobody knows.
+      bytes: of all its files.
+      metrics: of the evaluations at its step, `eval/accuracy` and the like.
+      damage: what is wrong with it; None: it is whole.
+      kept: why it stays, in words; empty where that is not known, and where nothing keeps it.
+    """
+
+    step: int
+    path: str
+    time: float | None
+    bytes: int
+    damage: str | None
+    metrics: dict[str, float] = field(default_factory=dict)
+    kept: tuple[str, ...] = ()
+
+
+def inspect(
+    model_dir: Path, stream: IO[str] | None = None, clock: Callable[[], float] = time.time, keep: Keep | None = None
+) -> None:
+    """Print what is known of the run in `model_dir`, its checkpoints, and the variables of the newest whole one.
+
+    Args:
+      keep: by which the run keeps its checkpoints; None: that is not known, and not said.
+
+    Raises:
+      ConfigError: there is no checkpoint, or no whole one.
+    """
+    stream = stream or sys.stdout
+    found = find_checkpoints(model_dir, keep)
+    _print_run(model_dir, stream)
+    if not found:
+        raise ConfigError(f"command=inspect: there is no checkpoint in {model_dir}.")
+    whole = [one for one in found if one.damage is None]
+    newest = max(whole, key=lambda one: (one.time or 0.0, one.step), default=None)
+    _print_checkpoints(found, newest, stream, clock())
+    if newest is None:
+        raise ConfigError(f"command=inspect: there is no whole checkpoint in {model_dir}.")
+    _print_variables(newest.path, stream)
+
+
+def find_checkpoints(model_dir: Path, keep: Keep | None = None) -> list[RunInspection]:
+    """Return the checkpoints of `model_dir` by step. Reads all of them, to know what is damaged."""
+    metrics = eval_metrics(model_dir)
+    reasons = {} if keep is None else why_kept(model_dir, keep)
+    found = []
+    for name in layout.list_names(model_dir):
+        path, step, kept = str(model_dir / name), layout.step_of(name), tuple(reasons.get(name, ()))
+        assert step is not None
+        facts = manifest.time_of(path), manifest.size_of(path), find_damage(path)
+        found.append(RunInspection(step, path, *facts, metrics.get(step, {}), kept))
+    return found
+
+
+def eval_metrics(model_dir: Path) -> dict[int, dict[str, float]]:
+    """Return global step -> the metrics of the evaluations at it, from the journals; of several the last."""
+    metrics: dict[int, dict[str, float]] = {}
+    for journal in journals_in(model_dir):
+        for point in (point for line in read_journal(journal)[0] for point in points_of(line)):
+            if is_of_evaluation(point.name):
+                metrics.setdefault(point.step, {})[point.name] = point.value
+    return metrics
+
+
+def _print_run(model_dir: Path, stream: IO[str]) -> None:
+    """Print what summary.json says of the run."""
+    summary = read_json(model_dir / SUMMARY_FILE)
+    print(f"model_dir: {model_dir}", file=stream)
+    if summary is None:
+        print("no summary.json: nothing is known of the run", file=stream)
+        return
+    for name in _FACTS:
+        value: Any = summary.get(name)
+        if value is not None:
+            print(f"{name}: {shlex.join(value) if isinstance(value, list) else value}", file=stream)
+
+
+def _print_checkpoints(
+    found: Sequence[RunInspection], newest: RunInspection | None, stream: IO[str], now: float
+) -> None:
+    names = list(dict.fromkeys(name for one in reversed(found) for name in one.metrics))
+    shown = names[:MAX_METRICS]
+    rows = []
+    for one in found:
+        age = "-" if one.time is None else format_age(max(0.0, now - one.time))
+        metrics = [format_number(one.metrics[name]) if name in one.metrics else "-" for name in shown]
+        marks = [*(["newest"] if one is newest else []), *one.kept]
+        state = f"damaged: {one.damage}" if one.damage else ", ".join(marks)
+        rows.append([str(one.step), age, format_bytes(one.bytes), *metrics, state])
+    print(file=stream)
+    print_table("checkpoints", ["step", "age", "size", *shown, ""], rows, stream)
+    if len(names) > len(shown):
+        print(f"... and {len(names) - len(shown)} more metrics: {', '.join(names[len(shown) :])}", file=stream)
+
+
+def _print_variables(path: str, stream: IO[str]) -> None:
+    rows, parameters, num_bytes = [], 0, 0
+    for name, (shape, dtype) in sorted(Reader(path).names().items()):
+        size = math.prod(shape)
+        parameters += size
+        num_bytes += size * dtype.size
+        rows.append([name, str(list(shape)), dtype.name, f"{size:,}"])
+    print(file=stream)
+    print_table(f"variables of {os.path.basename(path)}", ["name", "shape", "dtype", "parameters"], rows, stream)
+    print(f"total: {parameters:,} parameters in {len(rows)} variables, {format_bytes(num_bytes)}", file=stream)

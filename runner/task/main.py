@@ -1,0 +1,193 @@
+"""The child process of a run: `python -m runner.task <config file>`. Only here is TensorFlow imported.
+
+What happens is noted in the journal; the exit code says how it ended, as `runner.tracking.exit_codes` lists them.
+
+A task of a cluster finds its place in TF_CONFIG. Each has a journal; the chief alone shows how far the run is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, NoReturn
+
+from runner.checkpoint import layout
+from runner.config import parsing, schema, user_code
+from runner.config.schema import TRAINING_COMMANDS, UNRECORDED_COMMANDS, Config, ConfigError
+from runner.distribute import errors
+from runner.distribute.cluster import ALONE, Cluster
+from runner.hooks.hook import Interrupted
+from runner.system import console, gc_pause
+from runner.system.child_process import end_with_parent
+from runner.system.heartbeat import Heartbeat
+from runner.system.redaction import secrets_of
+from runner.system.standard_streams import say
+from runner.task.error_report import report_error
+from runner.task.stop_hook import ForwardedStop, StopRequest
+from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR, code_of_error
+from runner.tracking.journal import Journal, NullJournal, journal_path
+from runner.tracking.run_lock import only_task_in
+
+
+def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
+    """Run the config file that `argv` names. The exit code.
+
+    Args:
+      inline: in the supervisor's process, for a debugger: Ctrl-C comes here, and nobody else watches.
+
+    Raises:
+      KeyboardInterrupt: inline, by a second Ctrl-C.
+    """
+    started = time.monotonic()
+    (config_file,) = sys.argv[1:] if argv is None else argv
+    user_code.add_to_path(Path.cwd())
+    try:
+        config = parsing.load(Path(config_file))
+    except ConfigError as error:
+        report_error(error, NullJournal(), os.environ, set())
+        return USER_ERROR
+    if inline:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported
+        saves = "a checkpoint is saved" if config.command in TRAINING_COMMANDS else "nothing is saved"
+        stop = StopRequest((signal.SIGTERM, signal.SIGINT), f"\nStopping: {saves}. Ctrl-C once more stops at once.\n")
+        # A live line and the prompt of a debugger do not go together.
+        return _run(config, ALONE, stop, "plain" if config.run.progress == "auto" else config.run.progress, started)
+    end_with_parent(os.environ)
+    heartbeat = Heartbeat(os.environ)
+    heartbeat.start()
+    cluster = Cluster.from_tf_config(os.environ.get("TF_CONFIG"))
+    progress_mode = config.run.progress
+    if not cluster.is_chief:  # the live line is the chief's, and an evaluator says what it found
+        progress_mode = "plain" if cluster.is_evaluator and progress_mode != "off" else "off"
+    writes = config.command not in UNRECORDED_COMMANDS
+    name = f"{cluster.role}-{cluster.task_index}"
+    with only_task_in(Path(str(config.model_dir)), name) if writes else nullcontext():
+        stop = ForwardedStop(heartbeat) if cluster.is_server else StopRequest()
+        return _run(config, cluster, stop, progress_mode, started)
+
+
+def _run(config: Config, cluster: Cluster, stop: StopRequest, progress_mode: str, started: float) -> int:
+    """Do the command, note in the journal how it ended, and choose the exit code."""
+    assert config.model_dir is not None
+    recorded = config.command not in UNRECORDED_COMMANDS
+    path = journal_path(Path(config.model_dir), cluster.role, cluster.task_index)
+    journal = Journal(path) if recorded else NullJournal()
+    progress = console.build_progress(progress_mode)
+    try:
+        stop.journal = journal
+        stop.install()
+        with said_log(progress, is_quiet=progress_mode == "off"):
+            journal.event("started", pid=os.getpid(), command=config.command)
+            commands = _import_commands(config, journal)
+            result = commands.run(config, commands.TaskContext(journal, progress, stop, started, cluster))
+            journal.event("result", **result)
+    except Interrupted as reason:
+        progress.stop()
+        stop.note()
+        journal.event("interrupted", reason=str(reason))
+        trains = config.command in TRAINING_COMMANDS and not cluster.is_evaluator
+        say(f"Stopped by {reason}{' before its first step' if trains else f': {config.command} has no result'}.")
+        return INTERRUPTED if not trains or layout.latest_checkpoint(config.model_dir) else FAILED
+    except KeyboardInterrupt:
+        journal.event("error", error="stopped at once by Ctrl-C")
+        raise
+    except Exception as error:
+        progress.stop()
+        if errors.tells_of_a_lost_peer(error, cluster):
+            journal.event("peer_lost", error=str(error))
+            return PEER_LOST
+        report_error(error, journal, os.environ, secrets_of(schema.to_tree(config)))
+        return code_of_error(error)
+    finally:
+        stop.uninstall()
+        progress.stop()
+        journal.event("ended")
+        journal.close()
+    # A worker that was asked has all of them give up an evaluation.
+    return INTERRUPTED if stop.was_heeded or result.get("interrupted") else FINISHED
+
+
+def _import_commands(config: Config, journal: Journal | NullJournal) -> Any:
+    """Import TensorFlow, and with it `runner.task.commands`."""
+    with journal.phase("import"), quiet_import(os.environ), gc_pause.not_searched():
+        from runner.task import commands
+
+        if config.model.classic is True:  # before the user's modules
+            importlib.import_module("runner.classic")
+            importlib.import_module("runner.classic.compat.tf1_imports").watch_imports()
+    return commands
+
+
+class _ProgressHandler(logging.Handler):
+    """Log records as messages, so that they do not tear the progress line."""
+
+    def __init__(self, progress: console.Progress) -> None:
+        super().__init__(logging.INFO)
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        prefix = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+        self._progress.message(prefix + record.getMessage())
+
+
+@contextmanager
+def said_log(progress: console.Progress, *, is_quiet: bool) -> Iterator[None]:
+    """Say what the runner logs while it is entered, from INFO on; from WARNING on where `is_quiet`."""
+    logger = logging.getLogger("runner")
+    before = logger.handlers, logger.level, logger.propagate
+    logger.handlers = [_ProgressHandler(console.PlainProgress() if is_quiet else progress)]
+    logger.setLevel(logging.WARNING if is_quiet else logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.handlers, logger.level, logger.propagate = before
+
+
+@contextmanager
+def quiet_import(env: Mapping[str, str]) -> Iterator[None]:
+    """Hide what TensorFlow 2.21 writes to stderr before its log level counts; say it after all when it raises.
+
+    Does nothing where TF_CPP_MIN_LOG_LEVEL asks for information (0 or 1).
+    """
+    if env.get("TF_CPP_MIN_LOG_LEVEL", "0") < "2":
+        yield
+        return
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as hidden:
+        os.dup2(hidden.fileno(), 2)
+        try:
+            yield
+        except Interrupted:
+            raise
+        except BaseException:
+            hidden.seek(0)
+            os.write(kept, hidden.read())
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+
+
+def end(code: int) -> NoReturn:
+    """End this process with `code`."""
+    iterators = sys.modules.get("runner.data.iterators")
+    if code != PEER_LOST:
+        if iterators is None or iterators.OPEN.have_ended():
+            sys.exit(code)
+        # Python would abort the process if TensorFlow came back from a deletion while it ends.
+        atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a peer is lost: what ends TensorFlow in good order waits for the others

@@ -1,0 +1,78 @@
+"""Clusters: the devices of a worker, and datasets that read a part of the files."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+# _AutoShardDataset: see `part_of_files`.
+from tensorflow.python.data.experimental.ops.distribute import _AutoShardDataset
+
+# CollectiveAllReduceExtended: see `cpus_of_worker`.
+from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+
+from runner.tf_private.replaced import replaced
+
+__all__ = ["cpus_of_worker", "num_files", "part_of_files"]
+
+
+@contextlib.contextmanager
+def cpus_of_worker(count: int) -> Iterator[None]:
+    """A MultiWorkerMirroredStrategy that is built meanwhile, where there is no GPU, has so many replicas in a process:
+    its logical CPUs. TensorFlow itself takes the first one alone.
+
+    Private: `CollectiveAllReduceExtended._initialize_local_devices`, which names them. When it moves: refuse
+    strategy.virtual_devices with strategy=multi_worker.
+    """
+    original = CollectiveAllReduceExtended._initialize_local_devices
+
+    def devices(self: Any, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
+        found, kind = original(self, cluster_resolver, worker_device)
+        if kind != "CPU":
+            return found, kind
+        return tuple(f"{worker_device}/device:CPU:{index}" for index in range(count)), kind
+
+    with replaced(CollectiveAllReduceExtended, "_initialize_local_devices", devices):
+        yield
+
+
+def num_files(dataset: tf.data.Dataset) -> int:
+    """Files that `dataset` reads, the fewest of its sources; 0 where it, or a part of it, does not read files in a way
+    that `part_of_files` can divide.
+
+    Private: `Dataset._inputs`, and `_filenames` of the datasets that read files. When they move: return 0, and files
+    are divided by input functions alone.
+    """
+    count = _num_files(dataset)
+    try:
+        if count:
+            part_of_files(dataset, 2, 0)  # of one part TensorFlow asks nothing
+    except tf.errors.NotFoundError:  # its "unshardable source dataset": names, and what reads them is not known to it
+        return 0
+    return count
+
+
+def _num_files(dataset: tf.data.Dataset) -> int:
+    inputs = dataset._inputs()
+    if inputs:
+        return min(_num_files(one) for one in inputs)
+    names = getattr(dataset, "_filenames", None)
+    if names is not None:
+        return int(names.cardinality()) if isinstance(names, tf.data.Dataset) else int(tf.size(names))
+    are_names = dataset.element_spec == tf.TensorSpec([], tf.string)
+    return max(0, int(dataset.cardinality())) if are_names else 0
+
+
+def part_of_files(dataset: tf.data.Dataset, num_workers: int, worker_index: int) -> tf.data.Dataset:
+    """`dataset` reading every `num_workers`-th file alone: what distribute_dataset does by AutoShardPolicy.FILE.
+
+    Raises: tf.errors.NotFoundError: a source of it is no file.
+
+    Private: `_AutoShardDataset`. When it moves: as for `num_files`.
+    """
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
+    return _AutoShardDataset(dataset.with_options(options), num_workers, worker_index)

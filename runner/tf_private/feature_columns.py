@@ -1,0 +1,58 @@
+"""The parts of feature columns that no public name of TensorFlow 2.21 gives, now that Keras 3 has no DenseFeatures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+# What layers of features are made of, exported for Keras.
+# When they move: they are in tensorflow.python.feature_column.feature_column_v2.
+_fc = tf.__internal__.feature_column
+
+DenseColumn = _fc.DenseColumn
+
+
+class Columns(_fc.StateManager):  # type: ignore[name-defined]
+    """The variables and tables of feature columns in one call of a model_fn.
+
+    Args:
+      make: called with (column, name of the variable) and the arguments of `tf.compat.v1.get_variable`.
+    """
+
+    def __init__(self, make: Any) -> None:
+        super().__init__(layer=None, trainable=True)
+        self._make = make
+        self._made: dict[tuple[Any, str], Any] = {}
+
+    def create_variable(self, feature_column: Any, name: str, shape: Any, **kwargs: Any) -> Any:
+        wanted = ("dtype", "trainable", "initializer")
+        arguments = {key: value for key, value in kwargs.items() if key in wanted and value is not None}
+        self._made[feature_column, name] = self._make(feature_column, name, shape=shape, **arguments)
+        return self._made[feature_column, name]
+
+    def get_variable(self, feature_column: Any, name: str) -> Any:
+        return self._made[feature_column, name]
+
+
+def cache_of(features: Mapping[str, Any]) -> Any:
+    """What transforms each feature once, for all columns that share it."""
+    return _fc.FeatureTransformationCache(features)
+
+
+def dense_tensor(column: Any, features: Mapping[str, Any]) -> tf.Tensor:
+    """A column without variables, `[batch, ...]`."""
+    return column.get_dense_tensor(cache_of(features), None)
+
+
+def forget_shared_embeddings(columns: Any) -> None:
+    """Lets columns of `shared_embeddings` ask for their variable anew, as each replica of each trace must.
+
+    Private: `SharedEmbeddingColumnCreator._embedding_weights`, which keeps it by graph, for ever.
+    When it moves: leave this out; a second replica then asks for one variable less, and names come out of step.
+    """
+    for column in columns:
+        creator = getattr(column, "shared_embedding_column_creator", None)
+        if creator is not None:
+            creator._embedding_weights.clear()

@@ -1,0 +1,124 @@
+"""Keras 3 during a trace: whose variables are made, what optimizers write, and how they sum over replicas."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from runner.tf_private.legacy_keras import tf_keras_of_graphs
+from runner.tf_private.replaced import replaced
+
+v1 = tf.compat.v1
+
+
+class KerasTrace:
+    """What Keras 3 does during one trace: whose variables it makes, and what its optimizers write.
+
+    Attributes:
+      written: operations that Keras optimizers issued, which return no update op to fetch.
+      reduce: called by Keras optimizers in place of their sum over replicas, with (grads, variables).
+    """
+
+    def __init__(self, reduce: Callable[[list[Any]], list[Any]] | None = None) -> None:
+        self.written: list[tf.Operation] = []
+        self.reduce = reduce
+        self._owners = threading.local()
+
+    @property
+    def owner(self) -> Any:
+        """The `keras.Variable` on whose behalf tf.Variable is being called in this thread, or None."""
+        stack = getattr(self._owners, "stack", None)
+        return stack[-1] if stack else None
+
+    @contextlib.contextmanager
+    def owned_by(self, owner: Any) -> Iterator[None]:
+        if not hasattr(self._owners, "stack"):
+            self._owners.stack = []
+        self._owners.stack.append(owner)
+        try:
+            yield
+        finally:
+            self._owners.stack.pop()
+
+
+@contextlib.contextmanager
+def keras_trace(traced: Any, reduce: Callable[[list[Any]], list[Any]] | None = None) -> Iterator[KerasTrace]:
+    """Watches Keras 3 during a trace of the graph `traced`, and gives it fresh name counters and seed generators.
+
+    Private, all in Keras 3.15: `backend.Variable._initialize` (Keras hands tf.Variable only the short name; its
+    `path` is what a checkpoint needs), `_initialize_with_initializer` (hides the shape of what it initializes),
+    `TFOptimizer.assign*` (the methods every Keras optimizer writes through) and
+    `TFOptimizer._all_reduce_sum_gradients` (its sum over replicas), `global_state.GLOBAL_STATE_TRACKER` (what
+    `keras.utils.clear_session` replaces; replaced and put back here, so that the caller's own models keep theirs).
+    `losses.loss.scale_loss_for_distribution`: Keras divides each scalar loss by the number of replicas, for
+    optimizers that sum; the runner weights gradients itself, and wants the loss as it is.
+    Does nothing when Keras 3 has not been imported by the time of the trace.
+    """
+    trace = KerasTrace(reduce)
+    with tf_keras_of_graphs(is_eager_outside=False):
+        with _watching_keras_3(trace, traced) if "keras" in sys.modules else contextlib.nullcontext():
+            yield trace
+
+
+@contextlib.contextmanager
+def _watching_keras_3(trace: KerasTrace, traced: Any) -> Iterator[None]:
+    from keras import random as keras_random
+    from keras.src.backend.common import global_state
+    from keras.src.backend.tensorflow.core import Variable
+    from keras.src.backend.tensorflow.optimizer import TFOptimizer
+    from keras.src.losses import loss as keras_loss
+
+    initialize, all_reduce = Variable._initialize, TFOptimizer._all_reduce_sum_gradients
+    next_seed = keras_random.SeedGenerator.next
+
+    def owned_initialize(self: Any, value: Any) -> None:
+        with trace.owned_by(self):
+            initialize(self, value)
+
+    def initialize_with_shape(self: Any, initializer: Any) -> None:
+        """As Keras does, but so that one can see the shape: a divided variable is initialized part by part."""
+        self._initialize(functools.partial(initializer, self._shape, dtype=self._dtype))
+
+    def recorded(method: Callable[..., Any]) -> Callable[..., Any]:
+        def write(self: Any, variable: Any, value: Any) -> None:
+            graph = v1.get_default_graph()
+            first = len(graph.get_operations())
+            method(self, variable, value)
+            if graph is traced:  # else it is in the body of a branch, which runs as a whole
+                trace.written.extend(graph.get_operations()[first:])
+
+        return write
+
+    def next_of_replica(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Each replica draws its own: the same seed would drop the same units of every replica's examples."""
+        seed = next_seed(self, *args, **kwargs)
+        context = tf.distribute.get_replica_context()
+        replica = tf.get_static_value(context.replica_id_in_sync_group) if context is not None else 0
+        return seed + np.array([replica, 0], seed.dtype.as_numpy_dtype) if replica else seed
+
+    def reduced(self: Any, grads_and_vars: Any) -> list[Any]:
+        if trace.reduce is None:
+            return all_reduce(self, grads_and_vars)
+        return trace.reduce(list(grads_and_vars))
+
+    patches: list[tuple[Any, str, Any]] = [
+        (Variable, "_initialize", owned_initialize),
+        (Variable, "_initialize_with_initializer", initialize_with_shape),
+        (TFOptimizer, "_all_reduce_sum_gradients", reduced),
+        (keras_random.SeedGenerator, "next", next_of_replica),
+        (keras_loss, "scale_loss_for_distribution", lambda value: value),
+        (keras_loss, "unscale_loss_for_distribution", lambda value: value),
+        (global_state, "GLOBAL_STATE_TRACKER", threading.local()),
+        *((TFOptimizer, name, recorded(getattr(TFOptimizer, name))) for name in ("assign", "assign_add", "assign_sub")),
+    ]
+    with contextlib.ExitStack() as stack:
+        for target, name, value in patches:
+            stack.enter_context(replaced(target, name, value))
+        yield

@@ -1,0 +1,83 @@
+"""Private names of Keras 3 and tf_keras that `model_to_estimator` needs.
+
+Written against Keras 3.15 and tf_keras 2.21. tests/classic/test_keras_models.py fails first, and by name, when one
+moves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from runner.tf_private.legacy_keras import tf_keras_of_graphs
+from runner.tf_private.replaced import replaced
+
+
+def compile_arguments(model: Any) -> Mapping[str, Any]:
+    """What `model.compile` was called with, as it was given: objects, functions, strings.
+
+    Private: `Model._compile_config`, in Keras 3 and in tf_keras. `get_compile_config()` gives the same serialised,
+    which functions of the user's own do not survive. When it moves: use that.
+    """
+    arguments: Mapping[str, Any] = model._compile_config.config
+    return arguments
+
+
+@contextlib.contextmanager
+def as_in_a_function() -> Iterator[None]:
+    """tf_keras behaves as in a tf.function, though the graph is one of wrap_function, which it takes for TensorFlow 1.
+
+    There it would make layers of another class, and change the base of classes for that: models that were made eagerly
+    would be broken by it. Functional models cannot be made at all.
+    Private: `version_utils.should_use_v2`, `base_layer_utils.is_in_tf_function`. When they move: they are what looks
+    for graphs whose name begins with "wrapped_function". `Model._create_counter_variable` and
+    `scale_loss_for_distribution`: see below.
+    """
+    with _LOCK:
+        _inside.append(None)
+        if len(_inside) == 1:
+            _patches.enter_context(_patched())
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _inside.pop()
+            if not _inside:
+                _patches.close()
+
+
+# Replicas take turns in the middle of a model, where one sums over all: the last one to leave puts things back.
+_LOCK, _inside, _patches = threading.Lock(), list[None](), contextlib.ExitStack()
+
+
+@contextlib.contextmanager
+def _patched() -> Iterator[None]:
+    from tf_keras.src.engine import base_layer_utils, training
+    from tf_keras.src.utils import losses_utils, version_utils
+
+    with (
+        tf_keras_of_graphs(is_eager_outside=True),
+        replaced(version_utils, "should_use_v2", lambda: True),
+        replaced(base_layer_utils, "is_in_tf_function", lambda: True),
+        # `fit` counts its batches in variables: nobody calls it.
+        replaced(training.Model, "_create_counter_variable", lambda self, value: None),
+        # `compile` would enter the scope of the strategy, which has been entered, and not from within a replica.
+        replaced(training.Model, "distribute_strategy", property(lambda self: _Entered())),
+        # Losses are divided by the number of replicas, for optimizers that sum: the runner weights gradients itself.
+        replaced(losses_utils, "scale_loss_for_distribution", lambda loss: loss),
+    ):
+        yield
+
+
+class _Entered:
+    """The strategy of the trace, whose scope is left as it is."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(tf.distribute.get_strategy(), name)
+
+    def scope(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()

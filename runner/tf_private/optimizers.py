@@ -1,0 +1,89 @@
+"""What optimizers of Keras keep to themselves, and what TensorFlow calls their slots.
+
+Tested with Keras 3.15 and tf_keras 2.21. When a name moves: `tests/classic/test_keras_named.py` fails by the name of
+its case.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from keras.src.backend.common import global_state
+
+from runner.tf_private import graphs
+from runner.tf_private.replaced import replaced
+
+v1 = tf.compat.v1
+
+
+def made_apart(make: Callable[[], Any]) -> Any:
+    """What `make` returns; the variables that it makes are no part of the model that is being traced.
+
+    Optimizers of Keras keep their learning rate in one. Creators of variables belong to a thread, so another makes it.
+    Private: `GLOBAL_STATE_TRACKER`, which counts the names of Keras 3: this optimizer takes none away.
+    """
+
+    def create(next_creator: Any, **kwargs: Any) -> Any:
+        initial = kwargs["initial_value"]
+        value = initial() if callable(initial) else initial
+        value = tf.get_static_value(value) if tf.is_tensor(value) else value
+        if value is None:
+            raise ValueError(
+                "an optimizer of Keras keeps its learning rate in a variable, which cannot begin with a tensor of the "
+                "graph. Give it a schedule of keras.optimizers.schedules, or give an optimizer of tf.compat.v1.train."
+            )
+        made: list[tf.Variable] = []
+        thread = threading.Thread(
+            target=lambda: made.append(tf.Variable(value, dtype=kwargs.get("dtype"), trainable=False))
+        )
+        thread.start()
+        thread.join()
+        return made[0]
+
+    with replaced(global_state, "GLOBAL_STATE_TRACKER", threading.local()), graphs.creator_scope(create):
+        return make()
+
+
+def schedule_of(optimizer: Any) -> Callable[[tf.Tensor], Any] | None:
+    """The learning rate of an optimizer of Keras as a function of the step; None: it is a number.
+
+    Private: `_learning_rate` of Keras 3 and tf_keras; `_hyper` of what tf_keras calls legacy, where it may also be a
+    tensor of the graph, which `get_config` fails on: it is replaced by a number.
+    """
+    rate = getattr(optimizer, "_learning_rate", None)
+    if isinstance(rate, tf.Variable) or hasattr(rate, "assign"):
+        return None
+    hyper = getattr(optimizer, "_hyper", {})
+    rate = hyper.get("learning_rate") if isinstance(hyper, Mapping) and "learning_rate" in hyper else rate
+    if tf.is_tensor(rate):
+        hyper["learning_rate"] = 0.0
+        return lambda step: rate
+    if not callable(rate):
+        return None
+    return rate if hasattr(rate, "get_config") else lambda step: rate()
+
+
+def with_slots_in(optimizer: Any, folder: str) -> Any:
+    """The v1 optimizer, which calls its slots `<variable>/<folder>/Adam` instead of `<variable>/Adam`.
+
+    Private: `_create_slots`, which every v1 optimizer overrides, since TF 1.
+    """
+    create_slots = optimizer._create_slots
+
+    def create(var_list: Sequence[Any]) -> None:
+        primaries = {variable.name.partition(":")[0] for variable in var_list}
+
+        def renamed(next_creator: Any, **kwargs: Any) -> Any:
+            owner, _, slot = str(kwargs.get("name")).rstrip("/").rpartition("/")
+            if owner in primaries:
+                kwargs["name"] = f"{owner}/{folder}/{slot}"
+            return next_creator(**kwargs)
+
+        with graphs.creator_scope(renamed):
+            create_slots(var_list)
+
+    optimizer._create_slots = create
+    return optimizer

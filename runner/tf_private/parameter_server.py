@@ -1,0 +1,226 @@
+"""Parameter servers: variables and lookups on them, and what a coordinator tells of lost workers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+# UninitializedVariable: see runner.tf_private.variables.
+from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+from runner.tf_private.replaced import replaced
+
+__all__ = [
+    "LossInALine",
+    "ShardedVariable",
+    "anonymous_variable",
+    "lookup_by_rows",
+    "partitioner_of",
+    "repeated_requests",
+    "say_losses_in_a_line",
+    "remote_variables",
+    "tasks_of",
+    "traced_before_scheduled",
+    "variable_on",
+]
+
+# What tf.distribute itself serves in place of a variable that is divided over parameter servers. When it moves: it is
+# what a variable made under a ParameterServerStrategy with a partitioner is an instance of.
+ShardedVariable = tf.__internal__.distribute.ShardedVariable
+
+# --- parameter servers ------------------------------------------------------------------------------------------------
+
+
+def partitioner_of(strategy: tf.distribute.Strategy) -> Callable[..., Any] | None:
+    """The partitioner that a ParameterServerStrategy was made with; None: variables are not partitioned.
+
+    Private: `extended._variable_partitioner`. When it moves: have build_strategy hand the partitioner on.
+    """
+    return strategy.extended._variable_partitioner
+
+
+def tasks_of(strategy: tf.distribute.Strategy) -> Mapping[str, Sequence[str]]:
+    """Task type -> addresses of the cluster of a ParameterServerStrategy.
+
+    Private: `_cluster_resolver`; the public `cluster_resolver` of this strategy is None in TensorFlow 2.21.
+    """
+    tasks: Mapping[str, Sequence[str]] = strategy._cluster_resolver.cluster_spec().as_dict()
+    return tasks
+
+
+def traced_before_scheduled(strategy: tf.distribute.Strategy) -> None:
+    """Lets `strategy.run` be traced on its own: what is traced here is scheduled later, inside another function.
+
+    Private: `extended._allow_run_without_coordinator`, which TensorFlow's tests set. Without it each trace logs that it
+    may run on the coordinator. When it moves, leave this out.
+    """
+    strategy.extended._allow_run_without_coordinator = True
+
+
+def variable_on(
+    device: str, strategy: tf.distribute.Strategy, name: str, shape: tf.TensorShape, dtype: tf.DType, trainable: bool
+) -> tf.Variable:
+    """A variable of `strategy` on `device`, without a value; `assign` there gives it one.
+
+    A tf.Variable made in `strategy.scope()` is wrapped, divided and put on a server in turn, whatever its size.
+    Private: `UninitializedVariable(distribute_strategy=)`, which Keras and v1 optimizers ask a variable for before they
+    put their state beside it.
+    """
+    with tf.init_scope(), tf.compat.v1.name_scope(None), tf.device(device):
+        return UninitializedVariable(
+            name=name, shape=shape, dtype=dtype, trainable=trainable, distribute_strategy=strategy
+        )
+
+
+def anonymous_variable(shape: Any, dtype: Any) -> tf.Tensor:
+    """The handle of a new variable where the graph runs that this is called in; it goes with its last handle.
+
+    Private: `context.anonymous_name`, by which an operation makes a new resource each time that it runs. When it moves:
+    a name that is new for each request, and DestroyResourceOp at its end.
+    """
+    return tf.raw_ops.VarHandleOp(shape=shape, dtype=dtype, shared_name=context.anonymous_name())
+
+
+class _Noticed:
+    """A method that takes a request back, and who notes which. TensorFlow has one for all who use a strategy."""
+
+    def __init__(self, put_back: Callable[[Any], None]) -> None:
+        self.arguments: list[Any] = []
+        self._put_back = put_back
+
+    def __call__(self, closure: Any) -> None:
+        self.arguments.append(closure._args)
+        self._put_back(closure)
+
+
+def repeated_requests(coordinator: tf.distribute.experimental.coordinator.ClusterCoordinator) -> list[Any]:
+    """A list that grows with the arguments of each request that is made once more, as its worker, or the connection to
+    it, was lost. It is the same list for the same strategy.
+
+    Private: `_cluster.closure_queue.put_back`, and `_args` of what it is called with. When they move: return an empty
+    list; the global step, which counts more than was asked for, still tells.
+    """
+    queue = coordinator._cluster.closure_queue
+    if not isinstance(queue.put_back, _Noticed):
+        queue.put_back = _Noticed(queue.put_back)
+    arguments: list[Any] = queue.put_back.arguments
+    return arguments
+
+
+class LossInALine(logging.Filter):
+    """Of TensorFlow's log: that a worker is lost, which it tells in pages of errors, is said in one line.
+
+    Private: the texts of `cluster_coordinator`. When they change: its own lines are seen again.
+
+    Args:
+      log: where it is said instead.
+    """
+
+    LOST = "Worker %s failed with %r:%s"
+    INTERRUPTED = "Remote function on worker %s failed with %r:%s"
+    WAITING = "Cluster update failed with error: %s. Retrying..."
+    RAISED = " /job:worker/task:%d encountered the following error when processing"
+
+    def __init__(self, log: logging.Logger) -> None:
+        super().__init__()
+        self._log = log
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text, values = str(record.msg), record.args if isinstance(record.args, tuple) else ()
+        worker = f"worker:{str(values[0]).rpartition(':')[2]}" if values else ""
+        if text == self.LOST:
+            self._log.warning("%s was lost. What it was asked for is asked of another one, or of it again.", worker)
+        elif text.startswith(self.INTERRUPTED):
+            self._log.warning("%s was out of reach for a moment. What it was asked for is asked once more.", worker)
+        elif text.startswith(self.RAISED):
+            return not isinstance(values[1], tf.errors.UnavailableError)  # that is raised, and then said
+        else:
+            return text != self.WAITING
+        return False
+
+
+def say_losses_in_a_line(log: logging.Logger) -> None:
+    """Has `LossInALine` filter what TensorFlow logs in this process."""
+    logger = logging.getLogger("tensorflow")
+    for one in [one for one in logger.filters if isinstance(one, LossInALine)]:
+        logger.removeFilter(one)
+    logger.addFilter(LossInALine(log))
+
+
+@contextlib.contextmanager
+def remote_variables() -> Iterator[None]:
+    """While a step on variables of parameter servers is traced.
+
+    `keras.Variable.assign_add` and `assign_sub` are one operation each: Keras 3.15 reads, adds and assigns, and of 2000
+    updates of `optimizer.iterations` by two workers 1217 were counted. `keras.ops.take` of a variable fetches rows, not
+    the variable (an Embedding of 1 GB would be sent whole in each step).
+    Private: the methods of `keras.src.backend.tensorflow.core.Variable`, its `_value`, and `take` of
+    `keras.src.backend.tensorflow.numpy`, which keras.ops calls. Does nothing without Keras 3.
+    """
+    if "keras" not in sys.modules:
+        yield
+        return
+    from keras.src.backend.tensorflow import numpy as keras_numpy
+    from keras.src.backend.tensorflow.core import Variable
+
+    take = keras_numpy.take
+
+    def add(self: Any, value: Any) -> Any:
+        self.value.assign_add(tf.cast(value, self.value.dtype), read_value=False)
+        return self
+
+    def subtract(self: Any, value: Any) -> Any:
+        self.value.assign_sub(tf.cast(value, self.value.dtype), read_value=False)
+        return self
+
+    def take_rows(x: Any, indices: Any, axis: int | None = None) -> Any:
+        if (
+            axis != 0
+            or not isinstance(x, Variable)
+            or not tf.is_tensor(indices)
+            or isinstance(indices, tf.SparseTensor)
+        ):
+            return take(x, indices, axis)
+        ids = tf.where(indices < 0, indices + tf.cast(x.shape[0], indices.dtype), indices)
+        return lookup_by_rows(x._value, ids)
+
+    with (
+        replaced(Variable, "assign_add", add),
+        replaced(Variable, "assign_sub", subtract),
+        replaced(keras_numpy, "take", take_rows),
+    ):
+        yield
+
+
+def lookup_by_rows(params: Any, ids: Any) -> tf.Tensor:
+    """Rows `ids` of a variable, which may be partitioned."""
+    parts = params.variables if isinstance(params, ShardedVariable) else [params]
+    return tf.compat.v1.nn.embedding_lookup(parts, ids, "div")
+
+
+@tf.experimental.dispatch_for_api(
+    tf.compat.v1.nn.embedding_lookup,
+    {"params": ShardedVariable},
+    {"params": list[ShardedVariable]},  # type: ignore[valid-type]
+)
+def _lookup_in_sharded(
+    params: Any,
+    ids: Any,
+    partition_strategy: str = "mod",
+    name: str | None = None,
+    validate_indices: bool = True,
+    max_norm: float | None = None,
+) -> tf.Tensor:
+    """Look up by consecutive rows in a partitioned variable, as it is divided and saved.
+
+    `tf.compat.v1.nn.embedding_lookup` and its relatives say partition_strategy="mod" where nobody says anything, and
+    TensorFlow hands that on: ids would find other rows than those of their number.
+    """
+    sharded = params if isinstance(params, ShardedVariable) else params[0]
+    return tf.compat.v1.nn.embedding_lookup(sharded.variables, ids, "div", name, validate_indices, max_norm)

@@ -1,0 +1,229 @@
+"""Random operations: which keep their state in a kernel, how they are replaced, and seeds that keep eager kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+# Where all random operations of TF 1 get their seed. When it moves: see replaced_random_ops.
+from tensorflow.python.framework import random_seed
+from tensorflow.python.ops import gen_candidate_sampling_ops, gen_image_ops, gen_nn_ops, gen_random_ops
+
+from runner.tf_private.replaced import Overlay, replaced
+
+# Modules whose functions run eagerly the operations that have a generator in their kernel.
+_EAGER_OPERATIONS = (gen_random_ops, gen_candidate_sampling_ops, gen_image_ops, gen_nn_ops)
+
+# Operations with a generator in their kernel; RandomDataset and the like are none of a model.
+KERNEL_RANDOM = frozenset(
+    {"RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "ParameterizedTruncatedNormal",
+     "RandomGamma", "RandomPoisson", "RandomPoissonV2", "RandomShuffle", "RandomCrop", "Multinomial",
+     "UniformCandidateSampler", "LogUniformCandidateSampler", "LearnedUnigramCandidateSampler",
+     "FixedUnigramCandidateSampler", "ThreadUnsafeUnigramCandidateSampler", "AllCandidateSampler",
+     "SampleDistortedBoundingBox", "SampleDistortedBoundingBoxV2", "FractionalMaxPool", "FractionalAvgPool"}
+)  # fmt: skip
+
+
+def call_time_value(graph: Any, closure: Callable[[], Any], spec: tf.TensorSpec) -> tf.Tensor | None:
+    """A tensor of the function `graph`, with the value that `closure` gives where it is called; None: no function.
+
+    Private: `FuncGraph.capture_call_time_value`, and `FuncGraph._function_captures`: TensorFlow would hand the request
+    on to the outermost function. `get_by_ref_snapshot` asks before each call for the type alone, and may fail.
+    """
+    if not hasattr(graph, "capture_call_time_value"):
+        return None
+    key = object()
+    tensor: tf.Tensor = graph.capture_call_time_value(closure, spec, key)
+
+    def value_at_call() -> list[Any]:
+        if sys._getframe(1).f_code.co_name == "get_by_ref_snapshot":
+            raise RuntimeError("known at the call only")
+        return [closure()]
+
+    closures = graph._function_captures.by_ref_external
+    value_at_call.output_spec = closures[key].output_spec  # type: ignore[attr-defined]
+    closures[key] = value_at_call
+    return tensor
+
+
+def loop_counter(graph: Any) -> tf.Tensor | None:
+    """How many iterations of the tf.while_loop with the body `graph` came before this one; None for other graphs.
+
+    Private: `WhileBodyFuncGraph`, whose first argument the counter is. It is found before TensorFlow lists the
+    arguments: they are the first operations of the body.
+    """
+    if type(graph).__name__ != "WhileBodyFuncGraph":
+        return None
+    counter = graph.get_operations()[0].outputs[0]
+    assert counter.op.type == "Placeholder" and counter.dtype == tf.int32 and counter.shape.rank == 0, counter
+    return counter
+
+
+@contextlib.contextmanager
+def replaced_random_ops(
+    names: Iterable[str], replace: Callable[[str, Mapping[str, Any], int | None], Any]
+) -> Iterator[None]:
+    """While entered, `replace` is asked first whenever a random operation of TF 1 is to be made.
+
+    Args:
+      names: functions of `gen_random_ops`.
+      replace: called with the name of the function, its arguments by name, and the seed that the operation was given
+        (None: none); NotImplemented makes the operation as it is.
+
+    Private: the functions of `gen_random_ops`, which all public samplers call, right after `random_seed.get_seed`.
+    """
+    get_seed, given = random_seed.get_seed, threading.local()
+
+    def noted_seed(op_seed: Any) -> Any:
+        given.seed = op_seed
+        return get_seed(op_seed)
+
+    def sampler_of(name: str, make: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
+        def sampler(*args: Any, **kwargs: Any) -> Any:
+            arguments = signature.bind(*args, **kwargs)
+            arguments.apply_defaults()
+            result = replace(name, arguments.arguments, getattr(given, "seed", None))
+            return make(*args, **kwargs) if result is NotImplemented else result
+
+        return sampler
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(random_seed, "get_seed", noted_seed))
+        for name in names:
+            function = getattr(gen_random_ops, name)
+            sampler = sampler_of(name, function, inspect.signature(function))
+            stack.enter_context(replaced(gen_random_ops, name, sampler))
+        yield
+
+
+@contextlib.contextmanager
+def without_keras2_generator() -> Iterator[None]:
+    """While entered, Keras 2 draws the seeds of layers from Python's `random`, as where nobody has set any.
+
+    `tf_keras.utils.set_random_seed` leaves a generator behind from which each layer draws its seed: the second model of
+    a process begins elsewhere than the first. It may also be called meanwhile, by model_fn itself; that holds so long.
+    Private: `tf_keras.src.backend._SEED_GENERATOR`, one a thread. Where it has moved, nothing is replaced: the initial
+    values of scripts that call `set_random_seed` depend on what ran before.
+    """
+    generators = getattr(sys.modules.get("tf_keras.src.backend"), "_SEED_GENERATOR", None)
+    before = getattr(generators, "generator", None)
+    if before is None:
+        yield
+        return
+    generators.generator = None
+    try:
+        yield
+    finally:
+        generators.generator = before
+
+
+# --- kernels of eager operations --------------------------------------------------------------------------------
+
+
+def set_seed(seed: int) -> None:
+    """As tf.random.set_seed, which also throws away the kernels of all eager operations and functions, loops included;
+    here only when one of them has a random state, that would go on where it was.
+
+    Private: as in `graphs.kernels_kept`, which it respects, and in `_Watch`. Where they have moved: tf.random.set_seed.
+    """
+    eager = context.context()
+    if not tf.executing_eagerly() or "_set_global_seed" in vars(eager) or not _watchable(eager):
+        tf.random.set_seed(seed)
+    elif _watch().may_have_state(eager):
+        tf.random.set_seed(seed)
+        _watch().forget()
+    else:
+        eager._seed, eager._rng = seed, random.Random(seed)
+
+
+def _watchable(eager: Any) -> bool:
+    """Report whether all private names are there by which `set_seed` knows what has run."""
+    named = all(hasattr(eager, name) for name in ("_seed", "_rng", "call_function", "get_function_def"))
+    return named and all(hasattr(module, "pywrap_tfe") for module in _EAGER_OPERATIONS)
+
+
+class _Watch:
+    """Notes which eager operations and functions have run since kernels were thrown away, as far as they may draw.
+
+    Private: what functions of `gen_*_ops` (those of tf.raw_ops, too) call to run eagerly, `pywrap_tfe` of their module,
+    and `Context.call_function`, which runs a function; both are replaced for good. Where they have moved, `_watchable`
+    says so.
+    """
+
+    KEPT = 1000
+    """So often kernels stay at most: those that nobody uses again take memory. An evaluation sets some ten seeds."""
+
+    def __init__(self) -> None:
+        self._drew, self._kept = True, 0  # nobody looked until now
+        self._called: set[bytes] = set()
+        self._draws: dict[bytes, bool] = {}
+        for module in _EAGER_OPERATIONS:
+            execute = module.pywrap_tfe.TFE_Py_FastPathExecute
+            noted = functools.partial(self._execute, execute)
+            module.pywrap_tfe = Overlay(module.pywrap_tfe, TFE_Py_FastPathExecute=noted)
+        eager = context.context()
+        call_function = eager.call_function
+
+        def noted_call(name: bytes, *args: Any) -> Any:
+            self._called.add(name)
+            return call_function(name, *args)
+
+        eager.call_function = noted_call
+
+    def _execute(self, execute: Callable[..., Any], ctx: Any, operation: str, *args: Any) -> Any:
+        self._drew = self._drew or operation in KERNEL_RANDOM
+        return execute(ctx, operation, *args)
+
+    def may_have_state(self, eager: Any) -> bool:
+        self._kept += 1
+        return (
+            self._drew
+            or self._kept > self.KEPT
+            or any(self._function_draws(eager, name) for name in list(self._called))
+        )
+
+    def forget(self) -> None:
+        """After kernels were thrown away."""
+        self._drew, self._kept = False, 0
+        self._called.clear()
+
+    def _function_draws(self, eager: Any, name: bytes) -> bool:
+        """Report whether it has a random operation with a state. One that is gone has no kernel any more."""
+        if name not in self._draws:
+            self._draws[name] = False  # should it call itself
+            self._draws[name] = any(
+                node.op in KERNEL_RANDOM
+                or any(self._function_draws(eager, called.encode()) for called in functions_of(node))
+                for node in _nodes_of(eager, name)
+            )
+        return self._draws[name]
+
+
+def _nodes_of(eager: Any, name: bytes) -> Sequence[Any]:
+    """Of a function; none where it is gone, which it can be between two lines: other threads delete iterators."""
+    if not eager.has_function(name):
+        return ()
+    try:
+        nodes: Sequence[Any] = eager.get_function_def(name).node_def
+    except tf.errors.NotFoundError:
+        return ()
+    return nodes
+
+
+def functions_of(node: Any) -> list[str]:
+    """Return the names of the functions that a NodeDef calls, and its type, which may be one."""
+    named = [attribute.func.name for attribute in node.attr.values() if attribute.HasField("func")]
+    listed = [one.name for attribute in node.attr.values() for one in attribute.list.func]
+    return [*named, *listed, node.op]
+
+
+_watch = functools.cache(_Watch)

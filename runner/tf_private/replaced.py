@@ -1,0 +1,47 @@
+"""The one way in which an attribute of TensorFlow or Keras is replaced for the length of a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
+    """Put `new` in the place of the attribute `name` of a module, a class or an object while entered.
+
+    Raises:
+      AttributeError: there is no such attribute: the private name has moved.
+      RuntimeError: on leaving, another replacement is in place, which was entered later and has to be left first.
+    """
+    before = getattr(owner, name)
+    # A module may load its names when they are asked for; a tf.Graph has no __dict__. What these have is their own.
+    is_inherited = not isinstance(owner, types.ModuleType) and name not in getattr(owner, "__dict__", (name,))
+    if isinstance(owner, type) and not is_inherited:
+        before = vars(owner)[name]  # a staticmethod, and not the function in it
+    setattr(owner, name, new)
+    try:
+        yield
+    finally:
+        if getattr(owner, name, None) is not new:
+            raise RuntimeError(
+                f"{getattr(owner, '__name__', type(owner).__name__)}.{name} was replaced a second time, and the first "
+                "replacement is left before the second. Replacements are left in the opposite order of entering."
+            )
+        if is_inherited:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+
+class Overlay:
+    """An object with some attributes of its own; all others are those of `target`."""
+
+    def __init__(self, target: Any, **own: Any) -> None:
+        self._target = target
+        self.__dict__.update(own)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)

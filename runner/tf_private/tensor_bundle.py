@@ -1,0 +1,105 @@
+"""TensorFlow's bundles: named tensors in an index and shards of data, each tensor with a CRC-32C."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+
+class Entry(NamedTuple):
+    """A tensor in a bundle, or some rows of one.
+
+    Attributes:
+      rows: TensorFlow's words for them; "" for a whole tensor.
+    """
+
+    key: str
+    rows: str
+    value: Any
+
+
+def write_bundle(path: Path, tensors: Mapping[str, Any]) -> None:
+    """Writes one bundle; a tuple is written as the slices of one tensor.
+
+    What is on a parameter server is written there: `path` must be the same file for all of them.
+    """
+    by_place: dict[str, list[Entry]] = {}
+    for key, value in tensors.items():
+        parts = value if isinstance(value, tuple) else (value,)
+        rows = slice_specs([tf.TensorShape(part.shape) for part in parts]) if isinstance(value, tuple) else [""]
+        for spec, part in zip(rows, parts, strict=True):
+            by_place.setdefault(part.device if is_far(part) else "CPU:0", []).append(Entry(key, spec, part))
+    with tf.init_scope():
+        if set(by_place) <= {"CPU:0"}:
+            _write("CPU:0", path, by_place.get("CPU:0", []))
+            return
+        prefixes = [path.parent / f"{number}" / path.name for number in range(len(by_place))]
+        for prefix, (place, entries) in zip(prefixes, by_place.items(), strict=True):
+            prefix.parent.mkdir()
+            _write(place, prefix, entries)
+        with tf.device("CPU:0"):
+            tf.raw_ops.MergeV2Checkpoints(
+                checkpoint_prefixes=[str(prefix) for prefix in prefixes],
+                destination_prefix=str(path),
+                delete_old_dirs=True,
+            )
+
+
+def _write(place: str, prefix: Path, entries: Sequence[Entry]) -> None:
+    with tf.device(place):
+        tf.raw_ops.SaveV2(
+            prefix=str(prefix),
+            tensor_names=[entry.key for entry in entries],
+            shape_and_slices=[entry.rows for entry in entries],
+            tensors=[tf.convert_to_tensor(entry.value) for entry in entries],
+        )
+
+
+def is_far(value: Any) -> bool:
+    """Report whether a tensor or variable is on a parameter server."""
+    return "/job:ps/" in (getattr(value, "device", None) or "")
+
+
+def slice_specs(parts: Sequence[tf.TensorShape], axis: int = 0) -> list[str]:
+    """TensorFlow's words for consecutive slices along an axis: "10 4 0,5:0,4" is rows 0-4 of a [10, 4].
+
+    Args:
+      parts: the shape of each slice.
+    """
+    sizes = [part[axis] for part in parts]
+    whole = [sum(sizes) if number == axis else size for number, size in enumerate(parts[0])]
+    specs, start = [], 0
+    for size in sizes:
+        slices = [f"{start},{size}" if number == axis else f"0,{all_}" for number, all_ in enumerate(whole)]
+        specs.append(f"{' '.join(map(str, whole))} {':'.join(slices)}")
+        start += size
+    return specs
+
+
+def pieces(shape: tf.TensorShape, number: int) -> list[str]:
+    """Rows of a tensor, as `slice_specs` says, in so many even pieces; in one where there are too few."""
+    if number == 1 or not shape.rank or shape[0] < number:
+        return [""]
+    each, extra = divmod(int(shape[0]), number)
+    return slice_specs([tf.TensorShape([each + (piece < extra)]).concatenate(shape[1:]) for piece in range(number)])
+
+
+def read_bundle(path: str, dtypes: Mapping[str, tf.DType]) -> dict[str, tf.Tensor]:
+    """Key -> tensor, read together. Raises: DataLossError: a tensor is not what its CRC-32C says."""
+    values = read_entries(path, "CPU:0", [(key, "", dtype) for key, dtype in dtypes.items()])
+    return dict(zip(dtypes, values, strict=True))
+
+
+def read_entries(path: str, place: str, entries: Sequence[tuple[str, str, tf.DType]]) -> list[tf.Tensor]:
+    """The tensors, or rows of them (as `slice_specs` says), read by the device `place`. Raises: as `read_bundle`."""
+    if not entries:
+        return []
+    keys, rows, dtypes = (list(column) for column in zip(*entries, strict=True))
+    with tf.init_scope(), tf.device(place):
+        values: list[tf.Tensor] = tf.raw_ops.RestoreV2(
+            prefix=path, tensor_names=keys, shape_and_slices=rows, dtypes=dtypes
+        )
+    return values

@@ -1,0 +1,113 @@
+"""Private names of TensorFlow and tf_keras that the classic API needs; no other file of this package has any.
+
+Written against TensorFlow 2.21 and tf_keras 2.21. tests/classic/compat/test_classic_names.py fails first, and by name,
+when one moves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+_LEGACY = "tf_keras.api._v1.keras.__internal__.legacy"
+
+
+def legacy_keras(part: str) -> Any:
+    """The module of tf_keras that TensorFlow serves as `tf.compat.v1.layers` ("layers") or `tf.nn.rnn_cell`
+    ("rnn_cell"), but only with TF_USE_LEGACY_KERAS=1.
+
+    When it moves: `tensorflow/_api/v2/compat/v1/__init__.py` names the new place.
+    Raises: ModuleNotFoundError: tf_keras is not installed.
+    """
+    return importlib.import_module(f"{_LEGACY}.{part}")
+
+
+def eagerly() -> contextlib.AbstractContextManager[Any]:
+    """Has what runs in it be eager in a script's own `with tf.Graph().as_default():`, too.
+
+    Private: `context.eager_mode`, unchanged since TF 1.5; `tf.init_scope` stays in a graph that is no function's. When
+    it moves: run it in a new thread, which begins eagerly.
+    """
+    from tensorflow.python.eager import context
+
+    return contextlib.nullcontext() if context.executing_eagerly() else context.eager_mode()
+
+
+def put_on_keras(module: Any, name: str, value: Any) -> None:
+    """Makes `<module>.keras.<name>` be `value`, and does not load Keras for that.
+
+    Private: `LazyLoader._load`, which loads Keras when it is first used and puts the module in its own place.
+    When it moves: `tf.keras.<name> = value` loads Keras at once, which takes a second.
+    """
+    keras = module.keras
+    if hasattr(type(keras), "_load"):
+        keras.__dict__["_load"] = _load_with(keras, name, value)
+        keras.__dict__[name] = value
+    else:
+        setattr(keras, name, value)
+
+
+def _load_with(loader: Any, name: str, value: Any) -> Any:
+    load = type(loader)._load
+
+    def load_and_put() -> Any:
+        module = load(loader)
+        setattr(module, name, value)
+        loader.__dict__[name] = value
+        return module
+
+    return load_and_put
+
+
+class _Depth:
+    """How many calls of model_fn are under way: replicas take turns in theirs."""
+
+    lock = threading.Lock()
+    calls = 0
+    before: tuple[Any, Any] = (None, None)
+
+
+def state_without_a_graph(optimizer: Any) -> None:
+    """Has `_get_non_slot_variable(name, graph)` of an optimizer of the user's own find what it made, as in a session.
+
+    Private: `Optimizer._get_non_slot_variable` and `_non_slot_dict`, whose keys have no graph where TensorFlow is
+    eager outside of functions; such optimizers ask with the graph of model_fn, since `tf.executing_eagerly()` is False
+    in it. Unchanged since 1.7. When it moves: an optimizer with `graph = None` works.
+    """
+    find = optimizer._get_non_slot_variable
+
+    def found(self: Any, name: str, graph: Any = None) -> Any:
+        variable = find(self, name, graph)
+        return find(self, name) if variable is None else variable
+
+    optimizer._get_non_slot_variable = found
+
+
+@contextlib.contextmanager
+def operators_of_tf1(*, dimensions: bool) -> Iterator[None]:
+    """Meanwhile `==` compares tensors and variables by identity, so that they can be keys; with `dimensions` the
+    elements of a shape have a `value`.
+
+    Private: `Tensor._USE_EQUALITY` and `_TENSORSHAPE_V2_OVERRIDE`, which `tf.compat.v1.disable_tensor_equality` and
+    `disable_v2_tensorshape` set, and which nothing public reads. When they move: call these two and their opposites.
+    """
+    import tensorflow as tf
+    from tensorflow.python.framework import tensor_shape
+
+    with _Depth.lock:
+        if not _Depth.calls:
+            _Depth.before = tf.Tensor._USE_EQUALITY, tensor_shape._TENSORSHAPE_V2_OVERRIDE
+        _Depth.calls += 1
+        tf.Tensor._USE_EQUALITY = False
+        if dimensions:
+            tensor_shape._TENSORSHAPE_V2_OVERRIDE = False
+    try:
+        yield
+    finally:
+        with _Depth.lock:
+            _Depth.calls -= 1
+            if not _Depth.calls:
+                tf.Tensor._USE_EQUALITY, tensor_shape._TENSORSHAPE_V2_OVERRIDE = _Depth.before

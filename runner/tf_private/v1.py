@@ -1,0 +1,219 @@
+"""`tf.compat.v1`: what its optimizers and hooks were given, what its losses end with, and gradients in loops.
+
+When a hook keeps its arguments elsewhere: read them there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.client.session import SessionInterface
+from tensorflow.python.ops import gradients_util
+from tensorflow.python.ops.losses import losses_impl
+from tensorflow.python.summary import summary
+
+from runner.tf_private.replaced import replaced
+
+v1 = tf.compat.v1
+
+ActsAsSession: Any = SessionInterface
+"""Base of what `tf.compat.v1.train.Saver.save` takes for a session.
+
+Private: `session.SessionInterface`, since TF 1.0. When it moves: use `object`; hooks then restore, and cannot save.
+"""
+
+
+def scale_rate_of_v1(optimizer: Any, factor: tf.Tensor) -> bool:
+    """Makes a `tf.compat.v1.train` optimizer multiply its learning rate; False where that is not found.
+
+    Private: `_learning_rate` (`_lr` in Adam), a number, tensor or function, of which `_prepare` makes a tensor in
+    `apply_gradients`; unchanged since TF 1. The optimizer is good for this one trace afterwards.
+    """
+    name = next((name for name in ("_learning_rate", "_lr") if hasattr(optimizer, name)), None)
+    if name is None:
+        return False
+    rate = getattr(optimizer, name)
+    value = tf.convert_to_tensor(rate() if callable(rate) else rate)
+    setattr(optimizer, name, value * tf.cast(factor, value.dtype))
+    return True
+
+
+def cadence_of_timer(hook: Any) -> tuple[int | None, float | None]:
+    """(steps, seconds) between two turns of a LoggingTensorHook or SummarySaverHook; both None: it has none.
+
+    Private: `_timer`, and `_every_steps` and `_every_secs` of it, all unchanged since TF 1.4.
+    """
+    timer = hook._timer
+    return getattr(timer, "_every_steps", None), getattr(timer, "_every_secs", None)
+
+
+def last_turn(hook: Any) -> int | None:
+    """Return what `count_of` the hook was at its last turn; None: there was none."""
+    last: int | None = hook._timer.last_triggered_step()
+    return last
+
+
+def is_turn(hook: Any) -> bool:
+    """Report whether it is the hook's turn at what `count_of` it is, which is not None."""
+    turn: bool = hook._timer.should_trigger_for_step(count_of(hook))
+    return turn
+
+
+_COUNTS = {v1.train.LoggingTensorHook: "_iter_count", v1.train.SummarySaverHook: "_next_step"}
+
+
+def count_of(hook: Any) -> int | None:
+    """How many steps a LoggingTensorHook has seen; the step that a SummarySaverHook sees next (None: the first one).
+
+    Private: `_iter_count` and `_next_step`, which they count up by one at each call.
+    """
+    count: int | None = getattr(hook, _count_name(hook), None)
+    return count
+
+
+def set_count(hook: Any, count: int) -> None:
+    """Tells such a hook of steps that ran without it."""
+    setattr(hook, _count_name(hook), count)
+
+
+def _count_name(hook: Any) -> str:
+    return next(name for kind, name in _COUNTS.items() if isinstance(hook, kind))
+
+
+def tensors_logged_at_end(hook: Any) -> Any:
+    """The tensors of a LoggingTensorHook(at_end=True); None for others. Private: `_log_at_end`, `_current_tensors`."""
+    logs = isinstance(hook, v1.train.LoggingTensorHook) and hook._log_at_end
+    return hook._current_tensors if logs else None
+
+
+def tensors_resolved(hook: Any, resolve: Callable[[Any], Any]) -> contextlib.AbstractContextManager[None]:
+    """Meanwhile a LoggingTensorHook has tensors of the graph where it was given names and variables.
+
+    Private: `_tensors`, which `begin` looks up, and where it refuses variables that are none of the graph.
+    """
+    return replaced(hook, "_tensors", {tag: resolve(tensor) for tag, tensor in hook._tensors.items()})
+
+
+def writer_given(hook: Any, writer_of: Callable[[str], Any]) -> contextlib.AbstractContextManager[None]:
+    """Meanwhile a SummarySaverHook that has a folder and no writer has the one of that folder.
+
+    Private: `_summary_writer` and `_output_dir`. Its own is for the session's graph, which it writes as well.
+    """
+    if hook._summary_writer is not None or not hook._output_dir:
+        return contextlib.nullcontext()
+    return replaced(hook, "_summary_writer", writer_of(hook._output_dir))
+
+
+def settings_of_hook(hook: Any) -> dict[str, Any] | None:
+    """Return the arguments of one of TensorFlow's own training hooks, for the runner to do; None for others.
+
+    Private: the attributes in which these hooks keep their arguments, unchanged since TF 1.4. A subclass may do
+    more, so only the classes themselves count.
+    """
+    kind = type(hook)
+    if kind is v1.train.StopAtStepHook:
+        return {"num_steps": hook._num_steps} if hook._num_steps is not None else {"last_step": hook._last_step}
+    if kind is v1.train.StepCounterHook:
+        return {}
+    if kind is v1.train.GlobalStepWaiterHook:
+        return {"notes": ("GlobalStepWaiterHook has no effect: workers take their steps together.",)}
+    if kind is v1.train.NanTensorHook:
+        return {"stop_at_nan": hook._fail_on_nan_loss}
+    if kind is v1.train.CheckpointSaverHook:
+        timer = hook._timer
+        return {
+            "save_steps": timer._every_steps,
+            "save_secs": timer._every_secs,
+            "listeners": tuple(hook._listeners),
+        }
+    return None
+
+
+@contextlib.contextmanager
+def iterators_made_by(build: Callable[[Any], Any]) -> Iterator[None]:
+    """Meanwhile `make_one_shot_iterator` and `make_initializable_iterator` of a dataset give what `build` makes of it.
+
+    Private: `DatasetV1._make_one_shot_iterator` and `_make_initializable_iterator`, which the methods and the functions
+    of `tf.compat.v1.data` call, and which every dataset inherits. When they move: replace the public ones.
+    """
+
+    def make(self: Any, shared_name: str | None = None) -> Any:
+        return build(self)
+
+    kind = v1.data.Dataset
+    with replaced(kind, "_make_one_shot_iterator", make), replaced(kind, "_make_initializable_iterator", make):
+        yield
+
+
+def summaries_of_v1() -> contextlib.AbstractContextManager[None]:
+    """While model_fn is called, `tf.compat.v1.summary` gives serialised summaries, which are in SUMMARIES.
+
+    TensorFlow 2.21 makes operations of TensorFlow 2 of them where there is a writer: `merge_all()` is then None.
+    Private: `summary._should_invoke_v2_op`, since 2.9. When it moves: they go to the writer, and hooks find none.
+    """
+    return replaced(summary, "_should_invoke_v2_op", lambda: False)
+
+
+@contextlib.contextmanager
+def weighted_losses_by(build: Callable[..., Any]) -> Iterator[None]:
+    """Meanwhile `tf.compat.v1.losses` take the loss of a batch from `build`, which gets TensorFlow's function first.
+
+    Private: `losses_impl.compute_weighted_loss`, which is `tf.compat.v1.losses.compute_weighted_loss` and what the
+    others of that module end with; unchanged since TF 1.0. When it moves: its users get what each replica finds alone.
+    """
+    own = losses_impl.compute_weighted_loss
+
+    @functools.wraps(own)
+    def compute_weighted_loss(*args: Any, **kwargs: Any) -> Any:
+        return build(own, *args, **kwargs)
+
+    name = "compute_weighted_loss"
+    with replaced(losses_impl, name, compute_weighted_loss), replaced(v1.losses, name, compute_weighted_loss):
+        yield
+
+
+def gradients_in_loops() -> contextlib.AbstractContextManager[None]:
+    """Meanwhile `tf.gradients` in the body of a loop or a branch finds what depends on variables outside of it, too.
+
+    In a graph of TF 1 the handle of a variable was a tensor of that graph. Here it is outside of all, and each function
+    has a placeholder of its own for it; TensorFlow looks for that of the innermost, which nothing outside leads to, and
+    gives None: the gradient would silently be zero.
+
+    Private: `gradients_util._GradientsHelper`, which `tf.gradients` and the optimizers of `tf.compat.v1` call; since
+    1.12. When it moves: replace `tf.compat.v1.gradients`, and `compute_gradients` of the optimizers.
+    """
+    own = gradients_util._GradientsHelper
+
+    @functools.wraps(own)
+    def helper(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+        xs = list(xs) if isinstance(xs, list | tuple) else [xs]
+        places = [(place, one) for place, x in enumerate(xs) for one in _in_functions_around(x)]
+        found = own(ys, [*xs, *(one for _, one in places)], *args, **kwargs)
+        for (place, _), more in zip(places, found[len(xs) :], strict=True):
+            present = [one for one in (found[place], more) if one is not None]
+            found[place] = _sum(*present) if len(present) > 1 else next(iter(present), None)
+        return found[: len(xs)]
+
+    return replaced(gradients_util, "_GradientsHelper", helper)
+
+
+def _sum(one: Any, other: Any) -> Any:
+    if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
+        indices = tf.concat([tf.cast(one.indices, tf.int64), tf.cast(other.indices, tf.int64)], 0)
+        return tf.IndexedSlices(tf.concat([one.values, other.values], 0), indices, one.dense_shape)
+    return tf.add_n([one, other])
+
+
+def _in_functions_around(x: Any) -> list[tf.Tensor]:
+    """Return what stands for the variable `x` in the functions around the one that is being traced."""
+    handle = getattr(x, "handle", None)
+    graph: Any = getattr(v1.get_default_graph(), "outer_graph", None)
+    found: list[tf.Tensor] = []
+    while isinstance(handle, tf.__internal__.EagerTensor) and hasattr(graph, "captures"):
+        found += [inside for outside, inside in graph.captures if outside is handle]
+        graph = graph.outer_graph
+    return found

@@ -1,0 +1,152 @@
+"""Variables: without a value yet, and with what an eager one lacks of a v1 graph's."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+# UninitializedVariable: a tf.Variable with a handle but no value, so that discovery allocates nothing.
+# When it moves: create tf.Variable(tf.zeros(shape)) instead; discovery then holds a second copy of the model.
+from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+# checkpoint_utils: see `initial_values_from_checkpoints`.
+from tensorflow.python.training import checkpoint_utils
+
+from runner.tf_private import tensor_bundle
+from runner.tf_private.replaced import replaced
+
+__all__ = ["constrain", "initial_of", "initial_values_from_checkpoints", "named", "slices_of", "uninitialized_variable"]
+
+v1 = tf.compat.v1
+
+
+@dataclasses.dataclass(frozen=True)
+class VariablePart:
+    """The place of a part in its variable.
+
+    Attributes:
+      whole: name of the variable.
+      number: parts are in the order of their numbers.
+      axis: along which the variable is partitioned.
+    """
+
+    whole: str
+    number: int
+    axis: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _VariableOp:
+    """What `variable.op` of a v1 graph tells, for code that asks for its name. The same on all replicas."""
+
+    name: str
+    type: str = "VarHandleOp"
+    graph: Any = None
+    traceback: tuple[Any, ...] = ()
+
+
+class _Named:
+    """A variable that can be asked for its `op` and what it begins with, which an eager one refuses.
+
+    Attributes:
+      initial: computes its initial value: v1 moving averages, and other variables, begin with it, too.
+    """
+
+    initial: Callable[[], Any]
+
+    @property
+    def op(self) -> _VariableOp:
+        name: str = self.name  # type: ignore[attr-defined]
+        return _VariableOp(re.sub(r"(/replica_\d+)?:0$", "", name))
+
+    @property
+    def initial_value(self) -> Any:
+        return self.initial()
+
+    def initialized_value(self) -> Any:
+        return tf.convert_to_tensor(self.initial())
+
+
+class _DiscoveryVariable(_Named, UninitializedVariable):
+    """A variable without a value that knows which one it will get."""
+
+    is_from_checkpoint = False
+
+
+def uninitialized_variable(
+    name: str, shape: tf.TensorShape, dtype: tf.DType, trainable: bool, initial: Callable[[], Any] | None = None
+) -> tf.Variable:
+    """An eager variable without a value; `assign` gives it one and allocates it.
+
+    Args:
+      initial: computes its initial value, for those who ask before it has one.
+    """
+    with tf.init_scope(), v1.name_scope(None):
+        variable = _DiscoveryVariable(name=name, shape=shape, dtype=dtype, trainable=trainable)
+    variable.initial = initial or (lambda: tf.zeros(shape, dtype))
+    return variable
+
+
+def named(variable: tf.Variable, initial: Callable[[], Any]) -> tf.Variable:
+    """The variable, whose `op.name` is its name from now on, as in a v1 graph.
+
+    Private: none; but TensorFlow's own optimizers know a variable that has an `op` by the name of that.
+
+    Args:
+      initial: computes its initial value.
+    """
+    kind = type(variable)
+    variable.__class__ = type(kind.__name__, (_Named, kind), {"initial": staticmethod(initial)})
+    return variable
+
+
+def constrain(variable: Any, constraint: Callable[[tf.Variable], Any] | None) -> None:
+    """Has optimizers keep the variable, and each of its copies, to what `constraint` gives of it, as a v1 graph did.
+
+    Private: `BaseResourceVariable._constraint`, which `constraint` reads, since TF 1. When it moves: give it to the
+    constructor; it is then that of the first call of model_fn.
+    """
+    copies = getattr(variable, "values", None) or getattr(variable, "variables", None) or [variable]
+    for copy in copies:
+        getattr(copy, "_v", copy)._constraint = constraint
+
+
+def slices_of(variables: Mapping[str, tf.Variable]) -> dict[str, VariablePart]:
+    """Those of `variables` that a v1 partitioner, or an optimizer or a moving average of its parts, made as parts.
+
+    Private: `_save_slice_info`, by which a v1 Saver writes parts under one name; there since TF 1.
+    """
+    infos = {name: getattr(variable, "_save_slice_info", None) for name, variable in variables.items()}
+    return {name: _part(info) for name, info in infos.items() if info is not None}
+
+
+def _part(info: Any) -> VariablePart:
+    sizes = zip(info.full_shape, info.var_shape, strict=True)
+    axis = next((axis for axis, (whole, part) in enumerate(sizes) if whole != part), 0)
+    return VariablePart(info.full_name, info.var_offset[axis], axis)
+
+
+def initial_values_from_checkpoints() -> contextlib.AbstractContextManager[None]:
+    """While a step is traced, `init_from_checkpoint` changes what variables without a value will start from.
+
+    Private: `checkpoint_utils._set_checkpoint_initializer`, which it calls for each variable, and which makes an
+    operation of a v1 graph. When it moves: what it hands a variable is the tensor of its `initial_value`.
+    """
+
+    def set_initial(variable: Any, checkpoint: str, name: str, rows: str, *_: Any, **__: Any) -> None:
+        if isinstance(variable, _DiscoveryVariable):  # others have their values
+            entry = (name, rows, variable.dtype)
+            variable.initial = lambda: tensor_bundle.read_entries(checkpoint, "CPU:0", [entry])[0]
+            variable.is_from_checkpoint = True
+
+    return replaced(checkpoint_utils, "_set_checkpoint_initializer", set_initial)
+
+
+def initial_of(variable: tf.Variable) -> Callable[[], Any] | None:
+    """Return what gives a variable the value that `init_from_checkpoint` found; None: that was not called."""
+    return variable.initial if getattr(variable, "is_from_checkpoint", False) else None

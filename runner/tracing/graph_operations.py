@@ -1,0 +1,90 @@
+"""Operations of a traced graph: which have an effect, and in which order they run."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from runner.tf_private.random_ops import KERNEL_RANDOM
+
+_READS = frozenset(
+    {"Identity", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"}
+)
+
+# Operations that draw from a tf.random.Generator and move it on; it keeps its state in a variable.
+GENERATOR = frozenset(
+    {"RngReadAndSkip", "RngSkip", "StatefulUniform", "StatefulUniformInt", "StatefulUniformFullInt",
+     "StatefulStandardNormalV2", "StatefulTruncatedNormal", "StatefulRandomBinomial"}
+)  # fmt: skip
+
+# Stateful calls of a body of their own.
+CALLS = frozenset({"If", "While", "Case", "StatefulPartitionedCall"})
+
+# Stateful by name only: running them for themselves does nothing.
+_SOURCES = frozenset({"VarHandleOp", "Placeholder", "PlaceholderWithDefault", "HashTableV2", "SummaryWriter"})
+
+
+def operations(values: Iterable[Any]) -> list[tf.Operation]:
+    """The operations behind tensors, operations and what converts to tensors (an update may be a variable)."""
+    flat = tf.nest.flatten(list(values), expand_composites=True)
+    operations = [value if isinstance(value, tf.Operation) else getattr(value, "op", None) for value in flat]
+    return list(dict.fromkeys(operation for operation in operations if isinstance(operation, tf.Operation)))
+
+
+def is_assignment(operation: tf.Operation) -> bool:
+    """Report whether it writes to a variable as `assign` and `scatter_*` do, and as v1 optimizers do not."""
+    return (operation.type.startswith("Assign") and operation.type.endswith("VariableOp")) or operation.type.startswith(
+        "ResourceScatter"
+    )
+
+
+def changes_state(operation: tf.Operation) -> bool:
+    """Report whether it does more to a resource than read it."""
+    return operation.type not in _READS and any(tensor.dtype == tf.resource for tensor in operation.inputs)
+
+
+def has_effect(operation: tf.Operation) -> bool:
+    """Report whether tf.function would run the operation for its own sake: stateful, and no mere source of values."""
+    pure = operation.type in _READS or operation.type in _SOURCES or operation.type in KERNEL_RANDOM
+    return operation.op_def.is_stateful and not pure
+
+
+def needed(graph: Any, fetched: Iterable[tf.Operation]) -> list[tf.Operation]:
+    """The operations that `fetched` need, themselves included, in the order in which they were written."""
+    running, stack = set(), list(fetched)
+    while stack:
+        operation = stack.pop()
+        if operation not in running:
+            running.add(operation)
+            stack += [tensor.op for tensor in operation.inputs] + list(operation.control_inputs)
+    return [operation for operation in graph.get_operations() if operation in running]
+
+
+def program_order(graph: Any, running: Iterable[tf.Operation]) -> dict[tf.Operation, list[tf.Operation]]:
+    """Edges that make `running` run, variable by variable, in the order in which they were written.
+
+    Args:
+      running: in that order. Only these are joined, so nothing else is pulled in; the order of creation is
+        topological, so no cycle can arise.
+    """
+    handles = {internal.name: id(external) for external, internal in graph.captures if internal.dtype == tf.resource}
+    edges: dict[tf.Operation, list[tf.Operation]] = {}
+    last_write: dict[int, tf.Operation] = {}
+    reads: dict[int, list[tf.Operation]] = collections.defaultdict(list)
+    for operation in running:
+        before: set[tf.Operation] = set()
+        for handle in {handles[tensor.name] for tensor in operation.inputs if tensor.name in handles}:
+            if handle in last_write:
+                before.add(last_write[handle])
+            if operation.type in _READS:
+                reads[handle].append(operation)
+            else:
+                before.update(reads.pop(handle, ()))
+                last_write[handle] = operation
+        before -= {operation, *operation.control_inputs}
+        if before:
+            edges[operation] = sorted(before, key=lambda other: other.name)
+    return edges

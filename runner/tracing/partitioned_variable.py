@@ -1,0 +1,177 @@
+"""Partitioned variables, over parameter servers or by a v1 partitioner: what is saved of them under one name."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.tf_private import tensor_bundle
+from runner.tf_private.variables import VariablePart
+from runner.tracing.variable_request import VariableSpec
+
+
+class PartitionedVariable:
+    """The parts of one variable, in their order, where one variable is read, written or saved.
+
+    Args:
+      parts: by their names.
+      axis: along which it is partitioned.
+    """
+
+    def __init__(self, parts: Mapping[str, tf.Variable], axis: int = 0) -> None:
+        self.names, self.parts = tuple(parts), tuple(parts.values())
+        self.dtype, self.axis = self.parts[0].dtype, axis
+        shape = self.parts[0].shape.as_list()
+        self.shape = tf.TensorShape([*shape[:axis], sum(self.sizes), *shape[axis + 1 :]])
+
+    @property
+    def sizes(self) -> list[int]:
+        """The size of each part along the axis."""
+        return [int(part.shape[self.axis]) for part in self.parts]
+
+
+def assign(variable: Any, value: Any) -> None:
+    """Gives a variable a value: a tensor or array; for a PartitionedVariable also a tuple, one of each part."""
+    if not isinstance(variable, PartitionedVariable):
+        with _where(variable):
+            variable.assign(value)
+        return
+    if not isinstance(value, tuple):
+        value = tf.split(value, variable.sizes, variable.axis)
+    for part, own in zip(variable.parts, value, strict=True):
+        assign(part, own)
+
+
+def value_of(variable: Any) -> Any:
+    """Return the value of a variable; of a PartitionedVariable by rows a tuple, one of each part.
+
+    A value on a parameter server stays there.
+    """
+    if isinstance(variable, PartitionedVariable):
+        values = tuple(value_of(part) for part in variable.parts)
+        return values if variable.axis == 0 else tf.concat(values, variable.axis)
+    with _where(variable):
+        return variable.read_value()
+
+
+def _where(variable: Any) -> contextlib.AbstractContextManager[Any]:
+    """Where an operation on a variable is to run, so that its value goes nowhere else."""
+    return tf.device(variable.device) if tensor_bundle.is_far(variable) else contextlib.nullcontext()
+
+
+def part_name(name: str, number: int) -> str:
+    """Name of a part of the variable `name`."""
+    return f"{name}/part_{number}"
+
+
+def folded(
+    variables: Mapping[str, tf.Variable], parts: Mapping[str, VariablePart]
+) -> dict[str, tf.Variable | PartitionedVariable]:
+    """`variables`, with those that are parts of one under the name that it has where it is whole.
+
+    An optimizer keeps state for each part; where that has a row for each row of the part, it is a part, too.
+
+    Args:
+      parts: by their names.
+    """
+    found: dict[str, Any] = {}
+    rows = {name: variables[name].shape[:1] for name in parts}
+    patterns = {name: _pattern(name) for name in parts}
+    axes: dict[str, int] = {}
+    for name, variable in variables.items():
+        matches = (
+            part for part, pattern in patterns.items() if pattern.search(name) and variable.shape[:1] == rows[part]
+        )
+        part = name if name in parts else next(matches, None)
+        if part is None:
+            found[name] = variable
+        else:
+            whole = _of_whole(name, patterns[part], parts[part].whole)
+            axes[whole] = parts[part].axis
+            found.setdefault(whole, {})[parts[part].number] = name
+    return {
+        name: PartitionedVariable({one[number]: variables[one[number]] for number in sorted(one)}, axes[name])
+        if name in axes
+        else one
+        for name, one in found.items()
+    }
+
+
+def read_on_servers(path: str, variables: Mapping[str, Any], key: Callable[[str], str]) -> dict[str, Any]:
+    """Name -> what `assign` of each variable takes, from the checkpoint `path`: read on the servers, where it stays.
+
+    Args:
+      key: of a name in the checkpoint.
+    """
+    by_place: dict[str, list[tuple[str, int, str, tf.DType]]] = {}
+    for name, variable in variables.items():
+        parts = variable.parts if isinstance(variable, PartitionedVariable) else [variable]
+        rows = [""]
+        if isinstance(variable, PartitionedVariable):
+            rows = tensor_bundle.slice_specs([part.shape for part in parts], variable.axis)
+        for number, part in enumerate(parts):
+            by_place.setdefault(part.device, []).append((name, number, rows[number], part.dtype))
+    read: dict[str, dict[int, tf.Tensor]] = {name: {} for name in variables}
+    for place, wanted in by_place.items():
+        values = tensor_bundle.read_entries(path, place, [(key(name), rows, dtype) for name, _, rows, dtype in wanted])
+        for (name, number, _, _), value in zip(wanted, values, strict=True):
+            read[name][number] = value
+    return {
+        name: tuple(read[name][number] for number in sorted(read[name]))
+        if isinstance(one, PartitionedVariable)
+        else read[name][0]
+        for name, one in variables.items()
+    }
+
+
+def _pattern(part: str) -> re.Pattern[str]:
+    """Finds `part` in a name, also as Keras writes it: with underscores, and ":0" at its end."""
+    return re.compile(rf"(?<![^/_])(?:{re.escape(part)}|{re.escape(re.sub('/', '_', part))}_0)(?!\d)")
+
+
+def _of_whole(name: str, pattern: re.Pattern[str], whole: str) -> str:
+    return pattern.sub(lambda match: whole if "/part_" in match[0] else re.sub("/", "_", whole), name)
+
+
+def part_specs(spec: VariableSpec, rows: Sequence[tuple[int, int]]) -> list[VariableSpec]:
+    """Return the specs of the parts that a partitioned variable is made of.
+
+    Args:
+      rows: (first row, row after the last) of each part.
+    """
+    return [
+        dataclasses.replace(
+            spec,
+            name=part_name(spec.name, number),
+            shape=tf.TensorShape([end - first]).concatenate(spec.shape[1:]),
+            initial=rows_of(spec.initial, spec.shape, first, end),
+        )
+        for number, (first, end) in enumerate(rows)
+    ]
+
+
+def rows_of(initial: Any, shape: tf.TensorShape, first: int, end: int) -> Callable[[], Any]:
+    """Return a function that gives rows `first` to `end` of an initial value.
+
+    Keras and get_variable bind the shape to an initializer: that is called for the shape of the part, and the whole is
+    in nobody's memory. Anything else is computed whole, on the server of the part, and cut.
+    """
+    part = tf.TensorShape([end - first]).concatenate(shape[1:])
+    if isinstance(initial, functools.partial):
+        if initial.args and _is_shape(initial.args[0], shape):
+            return functools.partial(initial.func, part.as_list(), *initial.args[1:], **initial.keywords)
+        if _is_shape(initial.keywords.get("shape"), shape):
+            return functools.partial(initial.func, *initial.args, **{**initial.keywords, "shape": part.as_list()})
+    if callable(initial):
+        return lambda: tf.convert_to_tensor(initial())[first:end]
+    return lambda: initial[first:end]
+
+
+def _is_shape(value: Any, shape: tf.TensorShape) -> bool:
+    return isinstance(value, tuple | list | tf.TensorShape) and tf.TensorShape(value) == shape

@@ -1,0 +1,211 @@
+"""Random operations whose state lives in a kernel, replaced by stateless ones while a model_fn is traced.
+
+`tf.random.uniform`, `tf.nn.dropout` and the like keep the state of their generator in the kernel, where no checkpoint
+sees it. Here each becomes its stateless counterpart, of the same distribution. Its seed is made of the run's seed, the
+operation (its `seed=`, else its place among those of the trace), the replica and the time: the global step in TRAIN,
+the number of the batch in EVAL and PREDICT. Every iteration of a loop and every call of a tf.function draws anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import random
+import re
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from runner.tf_private import random_ops
+
+v1 = tf.compat.v1
+
+_PHILOX = 1
+_PARTS = 1_000_003
+"""More than a loop is expected to have iterations, or an update parts."""
+
+
+class Stream:
+    """The random numbers of one replica in one trace.
+
+    Args:
+      graph: the graph that is traced.
+      identity: tells this stream from all others: seed, mode, replica.
+      time: makes a scalar int64 tensor of `graph` that is another one in each step; called once, if at all.
+    """
+
+    def __init__(self, graph: Any, identity: str, time: Callable[[], tf.Tensor]) -> None:
+        self.graph, self._identity, self._time = graph, _number(identity), time
+        self._places = itertools.count()
+
+    def seed(self, operation: int | None) -> Any:
+        """The seed `[2]` of one operation in the graph that is being traced; None where there cannot be one.
+
+        Args:
+          operation: the seed that it was given; None: it is told from others by its place.
+        """
+        graph = v1.get_default_graph()
+        found = self._in(graph)
+        if found is None:
+            return None
+        stream, places = found
+        name = f"place {next(places)}" if operation is None else f"seed {operation}"
+        return stream + tf.constant([_number(name), 0], tf.int64)
+
+    def _in(self, graph: Any) -> tuple[tf.Tensor, Iterator[int]] | None:
+        """The stream as a tensor of `graph` (or of one around it), and the numbering of places there."""
+        if graph is self.graph:
+            if self not in _found:
+                with _outside_of_branches(graph):
+                    _found[self] = tf.stack([tf.constant(self._identity, tf.int64), self._time()]), self._places
+            return _found[self]
+        if graph not in _found:
+            found = self._within(graph)
+            if found is None:
+                return None
+            _found[graph] = found
+        return _found[graph]
+
+    def _within(self, graph: Any) -> tuple[tf.Tensor, Iterator[int]] | None:
+        if not getattr(graph, "is_control_flow_graph", False):
+            late = random_ops.call_time_value(graph, _stream_of_call, tf.TensorSpec([2], tf.int64))
+            return None if late is None else (late, itertools.count())
+        around = self._in(graph.outer_graph)
+        iteration = random_ops.loop_counter(graph)
+        if around is None or iteration is None:
+            return around
+        with _outside_of_branches(graph):
+            identity, time = tf.unstack(around[0])
+            return tf.stack([identity, moment(time, tf.cast(iteration, tf.int64) + 1)]), around[1]
+
+
+def moment(time: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+    """The time of the part of that number of whatever takes place at `time`."""
+    return time * _PARTS + number
+
+
+# By Stream for the graph of its trace, by graph for those inside it. The functions of a module outlive a trace.
+_found: weakref.WeakKeyDictionary[Any, tuple[tf.Tensor, Iterator[int]]] = weakref.WeakKeyDictionary()
+_of_thread = threading.local()
+
+
+@contextlib.contextmanager
+def stateless_random_ops() -> Iterator[None]:
+    """While a step is traced: where a stream is entered, kernels with a random state are not made."""
+
+    def replace(name: str, arguments: Mapping[str, Any], operation: int | None) -> Any:
+        stream: Stream | None = getattr(_of_thread, "stream", None)
+        if stream is None or tf.executing_eagerly() or _is_vectorized():
+            return NotImplemented
+        seed = stream.seed(operation)
+        return NotImplemented if seed is None else _SAMPLERS[name](seed, arguments)
+
+    with random_ops.replaced_random_ops(_SAMPLERS, replace):
+        yield
+
+
+@contextlib.contextmanager
+def drawing_from(stream: Stream) -> Iterator[None]:
+    """The trace of one replica, in its thread."""
+    _of_thread.stream = stream
+    try:
+        yield
+    finally:
+        _of_thread.stream = None
+
+
+def _stream_of_call() -> tf.Tensor:
+    """The stream of one call of a tf.function, where it is called."""
+    stream: Stream | None = getattr(_of_thread, "stream", None)
+    seed = None if stream is None or tf.executing_eagerly() else stream.seed(None)
+    if seed is None:  # a function of the user's module, called by somebody else
+        return tf.random.uniform([2], tf.int64.min, tf.int64.max, tf.int64)
+    return seed
+
+
+@contextlib.contextmanager
+def _outside_of_branches(graph: Any) -> Iterator[None]:
+    with graph.as_default(), tf.control_dependencies(None), v1.name_scope(None), v1.name_scope("runner_random"):
+        yield
+
+
+def _is_vectorized() -> bool:
+    """Report whether this is the body of tf.vectorized_map: a stateless operation would draw the same for each row."""
+    return bool(re.search(r"(^|/)loop_body(_\d+)?(/|$)", tf.get_current_name_scope()))
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+# --- the stateless counterparts ---------------------------------------------------------------------------------
+
+
+def _philox(seed: tf.Tensor) -> dict[str, Any]:
+    key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
+    return {"key": key, "counter": counter, "alg": _PHILOX}
+
+
+def _by_philox(operation: Callable[..., tf.Tensor], *names: str) -> Callable[[tf.Tensor, Mapping[str, Any]], tf.Tensor]:
+    """Return the counterpart that takes these of the arguments as they are."""
+    return lambda seed, given: operation(**_philox(seed), **_only(given, *names))
+
+
+def _shuffle(seed: tf.Tensor, given: Mapping[str, Any]) -> tf.Tensor:
+    shuffled = tf.raw_ops.StatelessShuffle(**_philox(seed), value=given["value"])
+    return tf.stop_gradient(shuffled, name=given["name"])  # as RandomShuffle, which has none
+
+
+def _multinomial(seed: tf.Tensor, given: Mapping[str, Any]) -> tf.Tensor:
+    return tf.raw_ops.StatelessMultinomial(seed=seed, **_only(given, "logits", "num_samples", "output_dtype", "name"))
+
+
+def _gamma(seed: tf.Tensor, given: Mapping[str, Any]) -> tf.Tensor:
+    alpha = tf.convert_to_tensor(given["alpha"])
+    shape = tf.concat([given["shape"], tf.shape(alpha)], 0)
+    return tf.raw_ops.StatelessRandomGammaV3(**_philox(seed), shape=shape, alpha=alpha, name=given["name"])
+
+
+def _poisson(seed: tf.Tensor, given: Mapping[str, Any]) -> tf.Tensor:
+    rate = tf.convert_to_tensor(given["rate"])
+    shape = tf.concat([given["shape"], tf.shape(rate)], 0)
+    return tf.raw_ops.StatelessRandomPoisson(seed=seed, shape=shape, lam=rate, **_only(given, "dtype", "name"))
+
+
+def _only(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: given[name] for name in names}
+
+
+_SAMPLERS: Mapping[str, Callable[[tf.Tensor, Mapping[str, Any]], tf.Tensor]] = {
+    "random_uniform": _by_philox(tf.raw_ops.StatelessRandomUniformV2, "shape", "dtype", "name"),
+    "random_uniform_int": _by_philox(tf.raw_ops.StatelessRandomUniformIntV2, "shape", "minval", "maxval", "name"),
+    "random_standard_normal": _by_philox(tf.raw_ops.StatelessRandomNormalV2, "shape", "dtype", "name"),
+    "truncated_normal": _by_philox(tf.raw_ops.StatelessTruncatedNormalV2, "shape", "dtype", "name"),
+    "random_shuffle": _shuffle,
+    "multinomial": _multinomial,
+    "random_gamma": _gamma,
+    "random_poisson_v2": _poisson,
+}
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Python, NumPy, TensorFlow and Keras draw from `seed`; Python and NumPy get their state back afterwards.
+
+    Compiled loops stay, unless something has drawn eagerly that would not start again otherwise.
+    """
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    random_ops.set_seed(seed)
+    try:
+        with random_ops.without_keras2_generator():
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)

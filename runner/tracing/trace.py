@@ -1,0 +1,206 @@
+"""A traced step, before it is decided what of it runs: it is pruned to what is fetched."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.tf_private import graphs
+from runner.tf_private.random_ops import KERNEL_RANDOM
+from runner.tracing.graph_operations import (
+    CALLS,
+    GENERATOR,
+    changes_state,
+    has_effect,
+    is_assignment,
+    needed,
+    operations,
+    program_order,
+)
+from runner.tracing.variable_store import RequestedVariables
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """One traced step, before it is decided what of it runs.
+
+    Attributes:
+      wrapped: the traced graph.
+      inputs: its flat input tensors, in the order of the signature.
+      outputs: what the replica function returned, one a local replica.
+      collections: the graph collections as the first replica left them.
+      requested: the variables it uses.
+      keras_writes: what Keras optimizers wrote; they return nothing to fetch.
+      batch_counts: by local replica, what counts its batches for random operations of EVAL and PREDICT, if any.
+      micro_batch_numbers: by local replica, the int64 placeholder for the number of the micro-batch that is being
+        computed, for random operations of TRAIN, if any; 0 where it is not fed.
+      table_initializers: fill the lookup tables that model_fn made; run at once.
+      operations: of the step, in program order. What hooks add to its graph later is none of them.
+    """
+
+    wrapped: Any
+    inputs: Sequence[tf.Tensor]
+    outputs: Sequence[Any]
+    collections: dict[Any, list[Any]]
+    requested: RequestedVariables
+    keras_writes: Sequence[tf.Operation]
+    call_time_values: Sequence[graphs.CallTimeValue] = ()
+    batch_counts: Sequence[tf.Operation | None] = ()
+    micro_batch_numbers: Sequence[tf.Tensor | None] = ()
+    table_initializers: Sequence[Any] = ()
+    operations: Sequence[tf.Operation] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "operations", self.graph.get_operations())
+        for key, members in self.collections.items():  # hooks look here in begin()
+            self.graph.get_collection_ref(key)[:] = members
+        if self.table_initializers:
+            self.function([], self.table_initializers, with_inputs=False)()
+
+    @property
+    def graph(self) -> Any:
+        return self.wrapped.graph
+
+    @functools.cached_property
+    def may_write_in_branches(self) -> bool:
+        """Report whether a branch, loop or nested function uses variables: what it writes there cannot be pruned away.
+
+        Neither can what a tf.random.Generator writes when it is drawn from.
+        """
+        draws = any(operation.type in GENERATOR for operation in self.graph.get_operations())
+        return draws or any(self._calls_with(self.requested.keras_variables()))
+
+    def _captured(self, variables: Sequence[Any], replica: int | None = None) -> set[str]:
+        """Names of the tensors by which the graph knows the handles of `variables`."""
+        mine = {id(handle) for variable in variables for handle in _handles(variable, replica)}
+        return {internal.name for external, internal in self.graph.captures if id(external) in mine}
+
+    def handle_of(self, variable: tf.Variable) -> tf.Tensor | None:
+        """The placeholder by which the graph knows a variable; None: it does not use it."""
+        return next((internal for external, internal in self.graph.captures if external is variable.handle), None)
+
+    def _calls_with(self, variables: Sequence[Any]) -> list[tf.Operation]:
+        names = self._captured(variables)
+        return [
+            operation
+            for operation in self.operations
+            if operation.type in CALLS and any(tensor.name in names for tensor in operation.inputs)
+        ]
+
+    def all_effects(self) -> list[tf.Operation]:
+        """Everything that a tf.function would run: each operation with an effect, in program order."""
+        return [operation for operation in self.operations if has_effect(operation)]
+
+    def writes_of_keras(self, *, metrics_only: bool = False, replica: int | None = None) -> list[tf.Operation]:
+        """Assignments that Keras layers and metrics issue on their own, and hand to nobody to fetch.
+
+        Args:
+          metrics_only: leave out all but metrics and random state (that of the runner too): evaluation must not move
+            BatchNorm.
+          replica: only writes to this local replica's component of each variable; None means all.
+        """
+        variables = self.requested.keras_variables(metrics_only=metrics_only)
+        names = self._captured(variables, replica)
+        writes = [
+            operation
+            for operation in self.operations
+            if is_assignment(operation) and any(tensor.name in names for tensor in operation.inputs)
+        ]
+        if metrics_only:
+            counts = self.batch_counts if replica is None else self.batch_counts[replica : replica + 1]
+            return writes + [count for count in counts if count is not None]
+        writes += self._calls_with(variables)  # of layers and optimizers that write in a branch
+        return list(dict.fromkeys([*writes, *filter(changes_state, self.keras_writes)]))
+
+    def kernel_random_ops(self) -> list[str]:
+        """Names of the random operations whose state is in a kernel, which no checkpoint holds.
+
+        Almost all become stateless ones (runner/tracing/random_state.py). Those of tf.raw_ops, of
+        tf.vectorized_map, samplers of candidates and the like are not; nor is a tf.random.Generator that was made
+        outside of model_fn.
+        """
+        all_operations = self.graph.get_operations()
+        nodes: list[Any] = [(operation.type, operation.name) for operation in all_operations]
+        if any(operation.type in (*CALLS, "PartitionedCall") for operation in all_operations):
+            library = self.graph.as_graph_def().library
+            nodes += [(node.op, node.name) for function in library.function for node in function.node_def]
+        ours = self._captured([variable for variable, _ in self.requested.requests.values()])
+        strange = [op for op in all_operations if op.type in GENERATOR and op.inputs[0].name not in ours]
+        return [name for kind, name in nodes if kind in KERNEL_RANDOM] + [operation.name for operation in strange]
+
+    def function(
+        self,
+        fetches: Any,
+        effects: Iterable[Any] = (),
+        *,
+        with_inputs: bool = True,
+        feeds: Sequence[tf.Tensor] = (),
+        build: Callable[..., Callable[..., list[tf.Tensor]]] = graphs.function_of_part,
+    ) -> Callable[..., Any]:
+        """The part of the trace that `fetches` and `effects` need, as a function.
+
+        Args:
+          fetches: a nest of tensors: what the function returns.
+          effects: tensors and operations that are to run, whether or not their value is used.
+          with_inputs: False makes a function without arguments; `fetches` must then not depend on the inputs.
+          feeds: placeholders of the trace that are further arguments, after the inputs.
+          build: makes the function, as `graphs.function_of_part` does.
+
+        Raises: ValueError: it needs a placeholder that model_fn made, and that is not among `feeds`.
+        """
+        run = operations(effects)
+        flat = tf.nest.flatten(fetches, expand_composites=True)
+        tensors = [tensor for tensor in flat if tensor is not None]
+        arguments = [*(self.inputs if with_inputs else ()), *feeds]
+        running = needed(self.graph, [*run, *operations(tensors)])
+        # The key of a collective that does not run is not drawn: workers that call this another number of times (each
+        # evaluates in loops of its own length) would count keys differently, and wait for each other for ever.
+        late = [value for value in self.call_time_values if value.placeholder.op in running]
+        arguments += [value.placeholder for value in late]
+        self._check_fed(running, arguments)
+        with graphs.control_inputs(program_order(self.graph, self._as_in_a_session(running)) if run else {}):
+            part = build(self.graph, running, arguments, tensors, run)
+
+        def call(*inputs: tf.Tensor) -> Any:
+            values = iter(part(*inputs, *(value.capture() for value in late)))
+            full = [None if tensor is None else next(values) for tensor in flat]
+            return tf.nest.pack_sequence_as(fetches, full, expand_composites=True)
+
+        return call
+
+    def _as_in_a_session(self, running: Sequence[tf.Operation]) -> Sequence[tf.Operation]:
+        """`running` with what hooks read of variables before everything else.
+
+        Such a read waits for nothing in a session, and sees the value before the step; TensorFlow's own hooks count on
+        that for the global step.
+        """
+        added = set(self.graph.get_operations()[len(self.operations) :])
+        first = {one for one in added.intersection(running) if one.type == "ReadVariableOp" and not one.control_inputs}
+        return sorted(running, key=lambda one: one not in first) if first else running
+
+    def _check_fed(self, running: Iterable[tf.Operation], arguments: Iterable[tf.Tensor]) -> None:
+        given = {tensor.op for tensor in (*arguments, *self.inputs)} | {inner.op for _, inner in self.graph.captures}
+        for one in running:
+            if one.type == "Placeholder" and one not in given:
+                tensor = one.outputs[0]
+                raise ValueError(
+                    f"You must feed a value for placeholder tensor {one.name!r} with dtype {tensor.dtype.name} and "
+                    f"shape {tensor.shape}: model_fn made it, and nobody feeds it. A hook does so with "
+                    f"SessionRunArgs(feed_dict={{{tensor.name!r}: value}}) in before_run, at each step; "
+                    "tf.compat.v1.placeholder_with_default has a value without that."
+                )
+
+    def needs_inputs(self, fetches: Any) -> bool:
+        """Report whether a value depends on the step's inputs (and so belongs to a batch, not to the accumulators)."""
+        return not {tensor.op for tensor in self.inputs}.isdisjoint(needed(self.graph, operations([fetches])))
+
+
+def _handles(variable: Any, replica: int | None) -> list[Any]:
+    components = getattr(variable, "values", None) or getattr(variable, "variables", None) or [variable]
+    if replica is not None and len(components) > 1:
+        components = [components[replica]]
+    return [component.handle for component in components]

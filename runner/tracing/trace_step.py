@@ -1,0 +1,273 @@
+"""Session semantics: a step is traced once, and what runs is decided afterwards by what is fetched.
+
+`tf.function` runs every assignment that a function merely builds. A model_fn written for tf.estimator builds
+`minimize` before it looks at `mode`, and hands back in EstimatorSpec what is to run. So the step is traced by
+`tf.compat.v1.wrap_function`, with `strategy.run` inside it, and pruned to its fetches. What pruning leaves is ordered
+as the program was written, variable by variable, where a v1 session would have raced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.distribute.reductions import Reductions, ReplicaWeights, local_replica
+from runner.tf_private import graphs
+from runner.tf_private.keras3 import KerasTrace, keras_trace
+from runner.tf_private.variables import initial_values_from_checkpoints
+from runner.tracing.graph_operations import needed
+from runner.tracing.random_state import Stream, drawing_from, moment, seeded, stateless_random_ops
+from runner.tracing.trace import Trace
+from runner.tracing.variable_request import VariableSpec
+from runner.tracing.variable_store import GLOBAL_STEP, RequestedVariables, VariableStore
+
+v1 = tf.compat.v1
+
+
+@dataclasses.dataclass(frozen=True)
+class Replica:
+    """The arguments that the function of one replica is traced with.
+
+    Attributes:
+      index: among the replicas of this process.
+      inputs: the flat inputs of the step, of all local replicas.
+      weights: how much each replica counts.
+      reductions: sums over replicas.
+      requested: the variables that have been asked for so far.
+      global_step: as this trace may use it.
+      initial_value: of the variable of that name, computed anew; on the eager level.
+    """
+
+    index: int
+    inputs: Sequence[tf.Tensor]
+    weights: ReplicaWeights
+    reductions: Reductions
+    requested: RequestedVariables
+    global_step: tf.Variable
+    initial_value: Callable[[str], tf.Tensor]
+
+    @property
+    def num_local(self) -> int:
+        """Replicas of this process."""
+        return int(self.weights.counts.shape[0])
+
+
+ReplicaFunction = Callable[[Replica], Any]
+
+
+def trace_step(
+    store: VariableStore,
+    replica_fn: ReplicaFunction,
+    signature: Sequence[tf.TensorSpec],
+    *,
+    training: bool,
+    on_workers: bool = False,
+) -> Trace:
+    """Traces one step with session semantics, creating the variables it asks for.
+
+    Args:
+      signature: flat specs of the inputs; the last two are the weights (counts, global count).
+      training: whether random state of Keras advances for good, or is evaluation's own.
+      on_workers: of a coordinator; a step that does not train runs there as well as here, and its own variables
+        (metrics) are here.
+    """
+    on_one_device = store.strategy is None or (store.has_one_copy and not training)
+    step = _Step(store, replica_fn, signature, training)
+    discovery, new = _discover(step, on_one_device=on_one_device)
+    if store.strategy is None:
+        return discovery
+    if not on_one_device or on_workers:
+        return _trace_replicas(step, store.strategy)
+    if any(not spec.local for spec in new):  # it saw discovery variables, which have real ones only now
+        discovery, _ = _discover(step, on_one_device=True)
+    return discovery
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """A step that is to be traced; see `trace_step`."""
+
+    store: VariableStore
+    replica_fn: ReplicaFunction
+    signature: Sequence[tf.TensorSpec]
+    training: bool
+
+    def wrap(self, run: Callable[[Sequence[tf.Tensor], ReplicaWeights], None]) -> Any:
+        """Return the graph that `run` traces when it is called with the flat inputs and the weights of the replicas."""
+
+        def traced(*inputs: tf.Tensor) -> None:
+            graphs.program_order_in_branches(v1.get_default_graph())
+            with (
+                graphs.fresh_collections(),
+                self.store.placement.tracing(),
+                stateless_random_ops(),
+                initial_values_from_checkpoints(),
+            ):
+                run(inputs[:-2], ReplicaWeights(inputs[-2], inputs[-1]))
+
+        with seeded(self.store.seed):
+            return v1.wrap_function(traced, list(self.signature))
+
+    def call(self, replica: Replica) -> _Call:
+        """Call the function of a replica, in its thread."""
+        clock = _Clock(replica.global_step, training=self.training)
+        with drawing_from(clock.stream(self.store.seed)):
+            output = self.replica_fn(replica)
+        keys = v1.get_default_graph().get_all_collection_keys()
+        return _Call(output, {key: list(v1.get_collection(key)) for key in keys}, clock)
+
+
+@dataclasses.dataclass
+class _Call:
+    """The result of one call of the function of a replica.
+
+    It is opaque to tf.nest, so that strategy.run hands back Python objects unflattened.
+    """
+
+    output: Any
+    collections: dict[Any, list[Any]]
+    clock: _Clock
+
+
+def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[VariableSpec]]:
+    """Trace one replica under the default strategy and create every variable it asks for that is new.
+
+    Returns: the trace, and the specs of the variables that were new.
+    """
+    store, requested = step.store, RequestedVariables()
+    calls: list[_Call] = []
+    found: dict[str, Any] = {}
+
+    def run(inputs: Sequence[tf.Tensor], weights: ReplicaWeights) -> None:
+        with (
+            graphs.fresh_thread_collections(),
+            keras_trace(v1.get_default_graph()) as keras,
+            store.discovering(keras, requested, training=step.training) as new,
+        ):
+            global_step = store.discovery_variable(GLOBAL_STEP)
+            reductions = Reductions(tf.distribute.get_strategy(), weights)
+            replica = Replica(0, inputs, weights, reductions, requested, global_step, store.initial_value)
+            calls.append(step.call(replica))
+            found.update(new=new, keras=keras)
+
+    wrapped = step.wrap(run)
+
+    def evaluate(initial: Any) -> Any:
+        if callable(initial):
+            with wrapped.graph.as_default():
+                initial = tf.convert_to_tensor(initial())
+        running = needed(wrapped.graph, [initial.op])
+        return graphs.function_of_part(wrapped.graph, running, [], [initial], [])()[0]
+
+    store.materialise(found["new"], evaluate, on_one_device=on_one_device)
+    return _trace_of(wrapped, calls, requested, found["keras"]), found["new"]
+
+
+def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy) -> Trace:
+    """Trace every local replica in strategy.run, with the variables that the store holds."""
+    store, requested = step.store, RequestedVariables()
+    calls: list[_Call] = []
+    found: dict[str, Any] = {}
+    # Only the first replica makes summaries, and the model_fn of each merges them.
+    shared: dict[Any, list[Any]] = {v1.GraphKeys.SUMMARIES: []}
+
+    def run(inputs: Sequence[tf.Tensor], weights: ReplicaWeights) -> None:
+        reductions, graph = Reductions(strategy, weights), v1.get_default_graph()
+        reduce = None if strategy.num_replicas_in_sync == 1 else reductions.all_reduce
+        found["late"] = graphs.collect_call_time_values(graph)
+        with strategy.scope(), keras_trace(graph, reduce) as keras, reductions.entered():
+            serving = store.serving(keras, requested, training=step.training)
+
+            def run_replica() -> _Call:
+                with graphs.fresh_thread_collections(shared), serving():
+                    return step.call(
+                        Replica(
+                            local_replica(), inputs, weights, reductions, requested, store[GLOBAL_STEP],
+                            store.initial_value,
+                        )
+                    )  # fmt: skip
+
+            with serving(), _explaining_merge_call():
+                calls.extend(strategy.experimental_local_results(strategy.run(run_replica)))
+        found["keras"] = keras
+
+    return _trace_of(step.wrap(run), calls, requested, found["keras"], found["late"])
+
+
+def _trace_of(
+    wrapped: Any,
+    calls: Sequence[_Call],
+    requested: RequestedVariables,
+    keras: KerasTrace,
+    late: Sequence[graphs.CallTimeValue] = (),
+) -> Trace:
+    members = [one for call in calls for one in call.collections.get(v1.GraphKeys.TABLE_INITIALIZERS, ())]
+    return Trace(
+        wrapped,
+        wrapped.inputs[: len(wrapped.inputs) - len(wrapped.captured_inputs)],
+        [call.output for call in calls],
+        calls[0].collections,
+        requested,
+        keras.written,
+        late,
+        batch_counts=[call.clock.count for call in calls],
+        micro_batch_numbers=[call.clock.micro_batch_number for call in calls],
+        # None: the table was made, and filled, under init_scope.
+        table_initializers=[one for one in members if one is not None],
+    )
+
+
+class _Clock:
+    """The time that random operations of one replica go by: the global step, else the batches since the start.
+
+    Attributes:
+      count: counts this batch; None when nobody asked for the time, or it is the global step.
+      micro_batch_number: placeholder for the number of the micro-batch, with 0 by default; None when nobody asked.
+    """
+
+    def __init__(self, global_step: tf.Variable, *, training: bool) -> None:
+        self.count: tf.Operation | None = None
+        self.micro_batch_number: tf.Tensor | None = None
+        self._global_step, self._training = global_step, training
+
+    def stream(self, seed: int) -> Stream:
+        context = tf.distribute.get_replica_context()
+        replica = tf.get_static_value(context.replica_id_in_sync_group)
+        mode = "train" if self._training else "evaluation"
+        return Stream(v1.get_default_graph(), f"{seed}/{mode}/{replica}", self._read)
+
+    def _read(self) -> tf.Tensor:
+        if self._training:
+            self.micro_batch_number = v1.placeholder_with_default(tf.constant(0, tf.int64), [], "part")
+            return moment(self._global_step.read_value(), self.micro_batch_number)
+        batches = v1.Variable(
+            tf.constant(0, tf.int64),
+            name="batches",
+            trainable=False,
+            collections=[v1.GraphKeys.LOCAL_VARIABLES],
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+        now = batches.read_value()
+        with tf.control_dependencies([now]):
+            self.count = batches.assign_add(1, read_value=False)
+        return now
+
+
+@contextlib.contextmanager
+def _explaining_merge_call() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "merge_call" in str(error):
+            error.add_note(
+                "Under a strategy with several replicas nothing inside tf.cond, tf.while_loop or a nested tf.function "
+                "may write to a variable of the model: not Keras optimizers with gradient_accumulation_steps, "
+                "ema_overwrite_frequency or loss scaling, and not BatchNormalization or Dropout in a branch. "
+                "Take it out of the branch, or train on one replica."
+            )
+        raise

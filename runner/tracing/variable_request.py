@@ -1,0 +1,171 @@
+"""One request for a variable: its name, shape, dtype, and what it starts from."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+v1 = tf.compat.v1
+
+# Random state of a Keras SeedGenerator; its variable has this name in Keras 3.15.
+_SEED_STATE = "seed_generator_state"
+
+
+@dataclasses.dataclass(frozen=True)
+class VariableSpec:
+    """One request for a variable, as recorded by discovery.
+
+    Attributes:
+      initial: a callable without arguments, an eager value, or a tensor of the discovery graph.
+      local: not part of the model: metric accumulators and the like, reset before each use and never saved.
+    """
+
+    name: str
+    shape: tf.TensorShape
+    dtype: tf.DType
+    trainable: bool
+    synchronization: tf.VariableSynchronization
+    aggregation: tf.VariableAggregation
+    local: bool
+    initial: Any
+
+
+def is_metric(owner: Any) -> bool:
+    """Report whether a metric of Keras owns it: it makes only these ON_READ."""
+    return owner is not None and owner.synchronization == "on_read"
+
+
+@dataclasses.dataclass(frozen=True)
+class TfKerasMetric:
+    """Stands for the owner of a variable that a metric of tf_keras asks for: there is no `keras.Variable`."""
+
+    name: str = ""
+    synchronization: str = "on_read"
+    trainable: bool = False
+
+
+def owner_by_request(kwargs: Mapping[str, Any]) -> TfKerasMetric | None:
+    """Who asks for a variable, where that is a metric of tf_keras: read as a sum, and in no collection."""
+    is_summed = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
+    return TfKerasMetric() if is_summed and kwargs.get("collections") == [] else None
+
+
+def is_seed_state(owner: Any) -> bool:
+    """Report whether a SeedGenerator of Keras owns it."""
+    return owner is not None and owner.name == _SEED_STATE
+
+
+def spec_of(name: str, kwargs: Mapping[str, Any], owner: Any, *, local_random: bool) -> VariableSpec:
+    """Return the request for a variable of that name.
+
+    Args:
+      kwargs: of the variable creator.
+      owner: the `keras.Variable` that asks; None: nobody of Keras.
+      local_random: random state of Keras is no part of the model.
+    """
+    initial = kwargs.get("initial_value")
+    dtype, shape = kwargs.get("dtype"), kwargs.get("shape")
+    if owner is not None:
+        # Keras sets the shape before it initialises from a callable, and after it from a value.
+        shape = owner._shape if owner._shape is not None else shape
+    if callable(initial) and (shape is None or dtype is None):
+        with tf.init_scope():
+            value = initial()
+        initial, dtype, shape = value, value.dtype, value.shape
+    elif not callable(initial):
+        with contextlib.nullcontext() if isinstance(initial, tf.Tensor) else tf.init_scope():
+            initial = tf.convert_to_tensor(initial, dtype)
+        dtype, shape = dtype or initial.dtype, shape if shape is not None else initial.shape
+    if kwargs.get("validate_shape") is False:
+        shape = None
+    trainable = kwargs.get("trainable")
+    synchronization = kwargs.get("synchronization") or tf.VariableSynchronization.AUTO
+    if trainable is None:
+        trainable = synchronization != tf.VariableSynchronization.ON_READ
+    local = (
+        v1.GraphKeys.LOCAL_VARIABLES in (kwargs.get("collections") or ())
+        or is_metric(owner)
+        or is_metric(owner_by_request(kwargs))
+        or (local_random and is_seed_state(owner))
+    )
+    dtype = tf.as_dtype(dtype)
+    return VariableSpec(
+        name=name,
+        shape=tf.TensorShape(shape),
+        dtype=dtype,
+        trainable=bool(trainable),
+        synchronization=synchronization,
+        aggregation=_aggregation(kwargs.get("aggregation"), synchronization, dtype, trainable=bool(trainable)),
+        local=local,
+        initial=initial,
+    )
+
+
+def _aggregation(
+    requested: tf.VariableAggregation | None,
+    synchronization: tf.VariableSynchronization,
+    dtype: tf.DType,
+    *,
+    trainable: bool,
+) -> tf.VariableAggregation:
+    """How writes from several replicas become one value, where the request does not say.
+
+    Statistics (moving averages) are the mean over replicas; a counter, or a weight that model_fn assigns itself
+    (clipping, constraints: every replica computes the same), is the first replica's.
+    """
+    if requested not in (None, tf.VariableAggregation.NONE):
+        return requested
+    if synchronization == tf.VariableSynchronization.ON_READ:
+        return tf.VariableAggregation.SUM
+    if dtype.is_floating and not trainable:
+        return tf.VariableAggregation.MEAN
+    return tf.VariableAggregation.ONLY_FIRST_REPLICA
+
+
+class RequestedNames:
+    """Names for one trace.
+
+    Replica r's k-th request is replica 0's k-th: scopes are entered differently on other replicas ("replica_1/").
+
+    Args:
+      known: by name, what earlier traces asked for.
+    """
+
+    def __init__(self, known: Mapping[str, Any]) -> None:
+        self._known = known
+        self._used: set[str] = set()
+        self._streams: dict[Any, list[str]] = {}
+
+    def name(self, requested: str, *, unique: bool) -> str:
+        """The variable's name; `unique` says it is one already (Keras paths), not to be resolved in the scope."""
+        context = tf.distribute.get_replica_context()
+        stream_id = "cross-replica" if context is None else threading.get_ident()
+        stream = self._streams.setdefault(stream_id, [])
+        first = next((s for key, s in self._streams.items() if key != "cross-replica"), stream)
+        if context is not None and stream is not first and len(stream) < len(first):
+            name = first[len(stream)]
+        else:
+            name = self._new_name(requested, unique=unique, cross_replica=context is None)
+        stream.append(name)
+        return name
+
+    def _new_name(self, requested: str, *, unique: bool, cross_replica: bool) -> str:
+        if not unique:
+            with tf.name_scope(requested) as scope:  # a v1 graph makes names unique here, against every op
+                requested = scope.rstrip("/")
+        requested = re.sub(r"(^|/)replica_\d+(?=/)", "", requested).strip("/")
+        name, number = requested, 0
+        while name in self._used:
+            number += 1
+            name = f"{requested}_{number}"
+        self._used.add(name)
+        if cross_replica and name not in self._known:
+            # merge_call enters the variable scope a second time: 'unet/unet/beta1_power'.
+            name = re.sub(r"^(.+/)\1", r"\1", name)
+        return name

@@ -1,0 +1,388 @@
+"""Variables by name: discover what a model_fn asks for, materialise it once, give it to every trace.
+
+A model_fn builds its layers and asks for its variables anew each time it is called, as tf.estimator's did. Here it
+is called once to *discover*: every request is recorded (name, shape, dtype, initial value) and answered with a
+variable that has a handle but no memory. The real variables are then *materialised* under the strategy's scope, and
+every later trace is given them by name. Names are those a v1 graph gives, and for Keras 3 `Variable.path`, so they
+equal the ones tf.estimator wrote to checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from runner.tf_private import graphs, random_ops
+from runner.tf_private.keras3 import KerasTrace
+from runner.tf_private.parameter_server import ShardedVariable
+from runner.tf_private.variables import (
+    VariablePart,
+    constrain,
+    initial_of,
+    named,
+    slices_of,
+    uninitialized_variable,
+)
+from runner.tracing.partitioned_variable import PartitionedVariable, folded, part_name, part_specs
+from runner.tracing.random_state import seeded
+from runner.tracing.variable_placement import ParameterServers, placement_of
+from runner.tracing.variable_request import (
+    RequestedNames,
+    VariableSpec,
+    is_metric,
+    is_seed_state,
+    owner_by_request,
+    spec_of,
+)
+
+v1 = tf.compat.v1
+_KEYS = v1.GraphKeys
+
+GLOBAL_STEP = "global_step"
+
+
+@dataclasses.dataclass
+class RequestedVariables:
+    """The variables that one trace asked for, by name, in order of request, and which of them belong to Keras.
+
+    Attributes:
+      requests: name -> the variable it was given and the `keras.Variable` that asked for it (None for plain ones), as
+        the first replica asked.
+    """
+
+    requests: dict[str, tuple[tf.Variable, Any]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def trainable(self) -> dict[str, tuple[tf.Variable, Any]]:
+        """Name -> (variable, owner) to optimise. A Keras layer may have been frozen once built: its owner decides.
+
+        For a partitioned variable, its parts.
+        """
+        return {
+            name: (variable, None if part else owner)
+            for whole, (asked, owner) in self.requests.items()
+            for name, variable, part in _parts_of(whole, asked)
+            if (owner if owner is not None else variable).trainable
+        }
+
+    def keras_variables(self, *, metrics_only: bool = False) -> list[tf.Variable]:
+        """Variables that Keras made: all, or those of metrics (Keras makes only these ON_READ) and random state."""
+        return [
+            variable
+            for variable, owner in self.requests.values()
+            if owner is not None and (not metrics_only or is_metric(owner) or is_seed_state(owner))
+        ]
+
+
+class VariableStore:
+    """The variables of one model under one strategy, by name.
+
+    Args:
+      strategy: where they live; None is the default strategy, which keeps what discovery made.
+      seed: initial values are a function of this seed and the variable's name, whatever the strategy and order.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy | None, seed: int) -> None:
+        self.strategy = strategy
+        self.seed = seed
+        self.specs: dict[str, VariableSpec] = {}
+        self._variables: dict[str, tf.Variable] = {}
+        self._discovered: dict[str, tf.Variable] = {}
+        self.placement = placement_of(strategy)
+        self._parts: dict[str, VariablePart] = {}  # of variables that are partitioned over parameter servers
+        # CentralStorage and parameter servers keep one copy, which a trace without a strategy can use as it is.
+        self.has_one_copy = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy) or isinstance(
+            self.placement, ParameterServers
+        )
+        # The runner's own: counts updates, whoever makes them, atomically, once for all replicas.
+        self.declare(GLOBAL_STEP, tf.constant(0, tf.int64))
+
+    def __getitem__(self, name: str) -> tf.Variable:
+        return self._variables[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._variables
+
+    @property
+    def _wholes(self) -> set[str]:
+        """Names of the variables that are partitioned over parameter servers."""
+        return {part.whole for part in self._parts.values()}
+
+    @property
+    def saved(self) -> dict[str, Any]:
+        """Name -> variable, or PartitionedVariable, of all that belongs in a checkpoint, in order of creation."""
+        variables = {name: variable for name, variable in self._variables.items() if not self.specs[name].local}
+        for name in self._wholes:
+            del variables[name]
+        parts = self._parts | slices_of(self._discovered)
+        return folded(variables, parts) if parts else variables
+
+    @property
+    def saved_specs(self) -> dict[str, VariableSpec]:
+        """Name -> what is known of each variable of `saved`."""
+        return specs_of(self.saved, self.specs)
+
+    def reset_local(self, names: Iterable[str]) -> None:
+        """Gives those of `names` that are no part of the model (metrics, evaluation's random state) a fresh start."""
+        for name in names:
+            spec = self.specs[name]
+            if spec.local:
+                self._variables[name].assign(self._initial_value(spec))
+
+    def local_value(self, name: str) -> np.ndarray:
+        """Return what `reset_local` gives the variable `name`."""
+        value: np.ndarray = self._initial_value(self.specs[name]).numpy()
+        return value
+
+    @property
+    def global_step(self) -> int:
+        """Updates of the model so far."""
+        return int(self._variables[GLOBAL_STEP].numpy())
+
+    def discovery_variable(self, name: str) -> tf.Variable:
+        """Return what a trace under the default strategy sees in place of the variable `name`."""
+        return self._discovered[name]
+
+    def declare(self, name: str, initial: tf.Tensor) -> None:
+        """Makes a variable that no model_fn asks for: state of the runner, the same on all replicas."""
+        if name in self._variables:
+            return
+        discovered = uninitialized_variable(name, initial.shape, initial.dtype, False)
+        with tf.init_scope():
+            discovered.assign(initial)  # initial values that are drawn in the trace ask for the time
+        self._discovered[name] = discovered
+        spec = VariableSpec(
+            name=name,
+            shape=initial.shape,
+            dtype=initial.dtype,
+            trainable=False,
+            synchronization=tf.VariableSynchronization.AUTO,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            local=False,
+            initial=initial,
+        )
+        self._materialise(spec, initial)
+
+    def initial_value(self, name: str) -> Any:
+        """Return what the variable `name` starts from, computed once more."""
+        graphs.drop_kernels()  # with the seed that it had the first time
+        return self._initial_value(self.specs[name])
+
+    # --- the three phases -------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def discovering(
+        self, keras: KerasTrace, requested: RequestedVariables, *, training: bool
+    ) -> Iterator[list[VariableSpec]]:
+        """While traced under the default strategy: unknown names are recorded and answered without memory.
+
+        Yields: the list that fills with the specs of new variables; hand it to `materialise` after the trace.
+        """
+        new: list[VariableSpec] = []
+
+        def make(name: str, kwargs: Mapping[str, Any], owner: Any) -> tf.Variable:
+            spec = spec_of(name, kwargs, owner, local_random=not training)
+            rows = () if spec.local else self.placement.parts(spec)
+            if rows:
+                specs = part_specs(spec, rows)
+                self._parts |= {part.name: VariablePart(spec.name, number) for number, part in enumerate(specs)}
+                parts = [make_one(part) for part in specs]
+                self.specs[name] = spec
+                self._discovered[name] = ShardedVariable(parts, name)
+                new.append(spec)
+                return self._discovered[name]
+            return make_one(spec)
+
+        def make_one(spec: VariableSpec) -> tf.Variable:
+            self.specs[spec.name] = spec
+            self._discovered[spec.name] = uninitialized_variable(
+                spec.name, spec.shape, spec.dtype, spec.trainable, lambda: self._initial_value(spec)
+            )
+            new.append(spec)
+            return self._discovered[spec.name]
+
+        with graphs.creator_scope(self._creator(self._discovered, make, keras, requested, training=training)):
+            yield new
+
+    def serving(
+        self, keras: KerasTrace, requested: RequestedVariables, *, training: bool
+    ) -> Callable[[], contextlib.AbstractContextManager[None]]:
+        """For a trace under the strategy: every request is answered with the real variable of that name.
+
+        Returns: makes the context to enter: inside `strategy.scope()` (v1 slots are made in cross-replica context),
+          and again in each replica, where the strategy's own creator would otherwise come first.
+        """
+
+        def refuse(name: str, kwargs: Mapping[str, Any], owner: Any) -> tf.Variable:
+            raise RuntimeError(
+                f"variable {name!r} was asked for in one call of model_fn and not in another. "
+                "model_fn must ask for the same variables, under the same names, each time it is called."
+            )
+
+        creator = self._creator(self._variables, refuse, keras, requested, training=training)
+        return lambda: graphs.creator_scope(creator)
+
+    def asked_for_in_a_graph(
+        self, keras: KerasTrace, requested: RequestedVariables, make: Callable[[VariableSpec], tf.Variable]
+    ) -> Callable[..., Any]:
+        """A variable creator for a graph that has variables of its own (an exported one), under the names of here.
+
+        Args:
+          make: makes one in that graph; called once a name.
+        """
+        made: dict[str, tf.Variable] = {}
+
+        def make_one(name: str, kwargs: Mapping[str, Any], owner: Any) -> tf.Variable:
+            spec = self.specs[name] = spec_of(name, kwargs, owner, local_random=True)
+            made[name] = make(spec)
+            return made[name]
+
+        return self._creator(made, make_one, keras, requested, training=False)
+
+    def materialise(self, new: Sequence[VariableSpec], evaluate: Callable[[Any], Any], *, on_one_device: bool) -> None:
+        """Creates the real variables of `new`, in order.
+
+        Args:
+          evaluate: runs a tensor of the discovery graph, or a callable inside that graph, and gives its value.
+          on_one_device: what discovery traced is what will run: its local variables need no strategy.
+        """
+        with graphs.kernels_kept():  # each name has a seed of its own
+            for spec in new:
+                initial = initial_of(self._discovered[spec.name]) or spec.initial
+                if isinstance(initial, tf.Tensor) and not hasattr(initial, "numpy") and spec.name not in self._wholes:
+                    initial = evaluate(initial)
+                try:
+                    self._materialise(spec, initial, on_one_device=on_one_device)
+                except (TypeError, ValueError, tf.errors.InaccessibleTensorError):
+                    if not callable(initial):
+                        raise
+                    # The initializer closes over tensors of the trace: run it there.
+                    self._materialise(spec, evaluate(initial), on_one_device=on_one_device)
+        random_ops.set_seed(self.seed)
+
+    def _materialise(self, spec: VariableSpec, initial: Any, *, on_one_device: bool = False) -> None:
+        spec = self.specs[spec.name] = dataclasses.replace(spec, initial=initial)
+        if spec.name in self._wholes:
+            parts = [self._variables[name] for name, part in self._parts.items() if part.whole == spec.name]
+            self._variables[spec.name] = self._discovered[spec.name] = ShardedVariable(parts, spec.name)
+            return
+        if self.strategy is None or (on_one_device and spec.local):
+            discovered = self._variables[spec.name] = self._discovered[spec.name]
+            with tf.init_scope():
+                discovered.assign(self._initial_value(spec))
+            return
+        if isinstance(self.placement, ParameterServers):
+            variable = self._variables[spec.name] = self._discovered[spec.name] = self.placement.variable(spec)
+            with tf.init_scope(), tf.device(variable.device):  # it is computed there, and nowhere else
+                variable.assign(self._initial_value(spec), read_value=False)
+            return
+        copies: list[tf.Variable] = []
+
+        def record(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+            copies.append(named(next_creator(**kwargs), lambda: self._initial_value(spec)))
+            return copies[-1]
+
+        # Entered before the scope, so that the strategy calls it for each copy that it makes.
+        with tf.init_scope(), v1.name_scope(None), tf.variable_creator_scope(record), self.strategy.scope():
+            self._variables[spec.name] = tf.Variable(
+                lambda: self._initial_value(spec),
+                dtype=spec.dtype,
+                shape=spec.shape,
+                name=spec.name,
+                trainable=spec.trainable,
+                synchronization=spec.synchronization,
+                aggregation=spec.aggregation,
+            )
+        if self.has_one_copy:
+            self._discovered[spec.name] = copies[0]
+
+    def _initial_value(self, spec: VariableSpec) -> Any:
+        if not callable(spec.initial):
+            return tf.cast(spec.initial, spec.dtype)
+        with seeded(zlib.crc32(f"{self.seed}/{spec.name}".encode())):
+            value = spec.initial()
+        random_ops.set_seed(self.seed)
+        return tf.cast(value, spec.dtype)
+
+    # --- answering a request ----------------------------------------------------------------------------------
+
+    def _creator(
+        self,
+        variables: Mapping[str, tf.Variable],
+        make: Callable[[str, Mapping[str, Any], Any], tf.Variable],
+        keras: KerasTrace,
+        requested: RequestedVariables,
+        *,
+        training: bool,
+    ) -> Callable[..., tf.Variable]:
+        names = RequestedNames(self.specs)
+
+        def create(next_creator: Callable[..., Any], **kwargs: Any) -> tf.Variable:
+            owner = keras.owner
+            if owner is None:
+                name = names.name(kwargs.get("name") or "Variable", unique=False)
+            else:
+                name = names.name(owner.path, unique=True)
+                if is_seed_state(owner) and not training:
+                    name = f"_evaluation/{name}"  # random state of its own: evaluating must not move training's
+            variable = variables.get(name)
+            if variable is None:
+                variable = make(name, kwargs, owner)
+            _check_shape(name, variable, kwargs.get("shape") if owner is None else owner.shape)
+            _collect(variable, self.specs[name], kwargs.get("collections"))
+            if "constraint" in kwargs:  # those of Keras 3 are its optimizers' affair
+                constrain(variable, kwargs["constraint"])
+            requested.requests.setdefault(name, (variable, owner if owner is not None else owner_by_request(kwargs)))
+            return variable
+
+        return create
+
+
+def specs_of(saved: Mapping[str, Any], specs: Mapping[str, VariableSpec]) -> dict[str, VariableSpec]:
+    """Return name -> what is known of each variable of `saved`; for a PartitionedVariable, what its parts share.
+
+    Args:
+      specs: by name, those of parts among them.
+    """
+    return {
+        name: dataclasses.replace(specs[one.names[0]], name=name, shape=one.shape)
+        if isinstance(one, PartitionedVariable)
+        else specs[name]
+        for name, one in saved.items()
+    }
+
+
+def _check_shape(name: str, variable: tf.Variable, requested: Any) -> None:
+    if requested is None or variable.shape.is_compatible_with(requested):
+        return
+    raise ValueError(
+        f"variable {name!r} is {variable.shape.as_list()} and was requested as "
+        f"{tf.TensorShape(requested).as_list()}. A name has one shape in all modes."
+    )
+
+
+def _collect(variable: tf.Variable, spec: VariableSpec, requested: Any) -> None:
+    """Adds `variable` to the collections of the graph, as v1 does when it makes one."""
+    names = list(requested) if requested is not None else [_KEYS.GLOBAL_VARIABLES]
+    names = [name for name in names if name != _KEYS.TRAINABLE_VARIABLES]
+    if spec.trainable:
+        names.append(_KEYS.TRAINABLE_VARIABLES)
+    graph = v1.get_default_graph()
+    for name, (_, one, _) in itertools.product(names, _parts_of(spec.name, variable)):
+        # wrap_function's own holder may have added it already.
+        if not any(member is one for member in graph.get_collection_ref(name)):
+            graph.add_to_collection(name, one)
+
+
+def _parts_of(name: str, variable: Any) -> list[tuple[str, tf.Variable, bool]]:
+    """(name, variable, whether it is a part) of each part of a variable, or of itself where it is whole."""
+    if not isinstance(variable, ShardedVariable):
+        return [(name, variable, False)]
+    return [(part_name(name, number), part, True) for number, part in enumerate(variable.variables)]

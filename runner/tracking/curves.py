@@ -1,0 +1,207 @@
+"""A picture of how a run went, drawn from its journals. matplotlib is imported when there is something to draw."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.tracking.journal import journals_in, read_journal
+from runner.tracking.tracker import points_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+CURVES_FILE = "learning_curves.png"
+MAX_PANELS = 25
+MAX_POINTS = 400
+"""More points of one curve than this are drawn as their mean over a band from least to greatest."""
+FEW_POINTS = 40
+"""So few points of one curve are marked one by one."""
+MAX_VALUE = 1e100
+"""What is larger is drawn as infinite: the axes would overflow."""
+LOG_RATIO = 100.0
+"""A panel whose values span more than this is drawn on a log scale."""
+COLOURS = ("#1f6fb4", "#e4761b", "#2a9d5c", "#c23b3b", "#7d5bb5", "#8a6150", "#d36bb0", "#6b7075", "#a8a51f", "#1fa5b8")
+
+_DRAWING = threading.Lock()  # runs of a sweep may end at the same time; matplotlib's fonts are shared
+
+Points = Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Metrics of one kind: `loss` of training and of each evaluation, by the name of the curve (`train`, `eval`)."""
+
+    title: str
+    curves: Mapping[str, Points]
+
+
+def draw_curves(model_dir: Path) -> Path | None:
+    """Draw the metrics of a run over its steps into `model_dir/learning_curves.png`.
+
+    Returns: the file; None when the run noted no metrics.
+    """
+    panels = panels_of(read_metrics(model_dir))
+    if not panels:
+        return None
+    path = model_dir / CURVES_FILE
+    with _DRAWING:
+        figure = _figure(panels, model_dir.name)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a name in a script that the font does not have
+                figure.savefig(temporary, format="png", dpi=100)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return path
+
+
+def read_metrics(model_dir: Path) -> Mapping[str, Points]:
+    """Return metric -> its (step, value), steps rising. Where a resumed run went back, what came later counts."""
+    metrics: dict[str, list[tuple[int, float]]] = {}
+    for path in journals_in(model_dir):
+        of_file: dict[str, list[tuple[int, float]]] = {}
+        for point in (point for line in read_journal(path)[0] for point in points_of(line)):
+            points = of_file.setdefault(point.name, [])
+            while points and points[-1][0] >= point.step:
+                points.pop()
+            points.append((point.step, point.value))
+        for name, points in of_file.items():
+            metrics[name] = sorted({**dict(metrics.get(name, [])), **dict(points)}.items())
+    return metrics
+
+
+def panels_of(metrics: Mapping[str, Points]) -> list[Panel]:
+    """Return the panels of the picture: the loss first, speeds last, the others in the order in which they came."""
+    families: dict[str, dict[str, Points]] = {}
+    for name, points in metrics.items():
+        prefix, _, family = name.partition("/")
+        curve, family = (prefix, family) if family else ("", prefix)
+        families.setdefault(family, {})[curve] = points
+    order = sorted(families, key=lambda family: (family != "loss", _is_speed(family)))
+    return [Panel(family, families[family]) for family in order]
+
+
+def import_matplotlib() -> None:
+    """Do what takes 0.4 s before the first picture, or seconds where matplotlib never ran (it looks for fonts)."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    from matplotlib.backends import backend_agg  # noqa: F401
+    from matplotlib.figure import Figure  # noqa: F401
+
+
+def _figure(panels: Sequence[Panel], run_name: str) -> Figure:
+    """The first panel over the whole width, the others in rows below it, all over the same steps."""
+    import_matplotlib()
+    from matplotlib.figure import Figure
+
+    shown = panels[:MAX_PANELS]
+    others = len(shown) - 1
+    columns = max(1, others) if others <= 3 else 2 if others == 4 else 3
+    rows = 1 + math.ceil(others / columns)
+    figure = Figure(figsize=(max(10.0, 4.2 * columns), 3.9 + 2.7 * (rows - 1)), layout="constrained", facecolor="white")
+    grid = figure.add_gridspec(rows, columns, height_ratios=[3.6, *[2.6] * (rows - 1)])
+    left_out = f"   ({len(panels) - len(shown)} more metrics are not shown)" if len(shown) < len(panels) else ""
+    figure.suptitle(_text(run_name) + left_out, fontsize=12, fontweight="bold", x=0.01, ha="left")
+    names = dict.fromkeys(name for panel in shown for name in panel.curves)
+    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+    steps = [step for panel in shown for points in panel.curves.values() for step, _ in points]
+    for number, panel in enumerate(shown):
+        row, column = (0, slice(None)) if number == 0 else (1 + (number - 1) // columns, (number - 1) % columns)
+        _draw_panel(figure.add_subplot(grid[row, column]), panel, colours, (min(steps), max(steps)))
+    return figure
+
+
+def _draw_panel(axes: Axes, panel: Panel, colours: Mapping[str, str], steps: tuple[int, int]) -> None:
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    for name, points in panel.curves.items():
+        _draw_curve(axes, points, colours[name], _label(name, points))
+    margin = 0.03 * (steps[1] - steps[0]) or 1
+    axes.set_xlim(steps[0] - margin, steps[1] + margin)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(EngFormatter(sep="") if steps[1] >= 100_000 else "{x:,.0f}")
+    values = [value for points in panel.curves.values() for _, value in points if _is_finite(value)]
+    if _wants_log(panel.title, values):
+        axes.set_yscale("log")
+    elif _is_speed(panel.title):
+        axes.set_ylim(0, 1.15 * max(values, default=1) or 1)
+    if 1000 <= max(map(abs, values), default=0) < 1e7 and axes.get_yscale() == "linear":
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.set_title(_text(panel.title.replace("_per_sec", " per second").replace("_", " ")), fontsize=11)
+    axes.set_xlabel("step", fontsize=9)
+    axes.tick_params(labelsize=9)
+    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=True, framealpha=0.8, edgecolor="none")
+
+
+def _draw_curve(axes: Axes, points: Points, colour: str, label: str) -> None:
+    steps: list[float] = [step for step, _ in points]
+    values = [value if _is_finite(value) else math.nan for _, value in points]
+    if len(points) > MAX_POINTS:
+        steps, values, least, greatest = _thinned(steps, values)
+        axes.fill_between(steps, least, greatest, color=colour, alpha=0.18, linewidth=0)
+    gaps = [True, *map(math.isnan, values), True]
+    # A line is drawn between two points; one without a neighbour would not be seen.
+    alone = [number for number in range(len(values)) if gaps[number : number + 3] == [True, False, True]]
+    marked = None if len(points) <= FEW_POINTS else alone
+    axes.plot(
+        steps, values, color=colour, label=label, linewidth=1.6,
+        marker="o", markersize=3.5, markevery=marked, solid_joinstyle="round",
+    )  # fmt: skip
+
+
+def _thinned(
+    steps: Sequence[float], values: Sequence[float]
+) -> tuple[list[float], list[float], list[float], list[float]]:
+    """Return middle step, mean, least and greatest value of each of MAX_POINTS groups; nan where none is finite."""
+    bounds = [round(len(steps) * number / MAX_POINTS) for number in range(MAX_POINTS + 1)]
+    middles, means, least, greatest = [], [], [], []
+    for first, end in pairwise(bounds):
+        known = [value for value in values[first:end] if not math.isnan(value)] or [math.nan]
+        middles.append((steps[first] + steps[end - 1]) / 2)
+        means.append(math.fsum(known) / len(known))
+        least.append(min(known))
+        greatest.append(max(known))
+    return middles, means, least, greatest
+
+
+def _label(name: str, points: Points) -> str:
+    """`train  0.51`: the curve and its last value; and how many of its values are no numbers."""
+    lost = sum(not _is_finite(value) for _, value in points)
+    note = f"  ({lost} of {len(points)} not finite)" if lost else ""
+    value = points[-1][1]
+    number = f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
+    return _text(f"{name.replace('_', ' ').strip() or 'value'}  {number}{note}")
+
+
+def _wants_log(title: str, values: Sequence[float]) -> bool:
+    if not values or min(values) <= 0 or _is_speed(title):
+        return False
+    is_share = max(values) <= 1 and "loss" not in title  # an accuracy
+    return max(values) / min(values) >= LOG_RATIO and not is_share
+
+
+def _is_speed(family: str) -> bool:
+    return family.endswith("_per_sec")
+
+
+def _is_finite(value: float) -> bool:
+    return abs(value) <= MAX_VALUE
+
+
+def _text(text: str) -> str:
+    """`text` as it is: matplotlib takes what is between two dollar signs for a formula."""
+    return text.replace("$", r"\$")

@@ -1,0 +1,105 @@
+"""The exit codes, the status that goes with each, and who chooses them.
+
+| code | status in summary.json | MLflow | chosen by |
+|---|---|---|---|
+| 0 | finished | FINISHED | the task (`runner.task.main`): its command came to its end |
+| 1 | failed | FAILED | the task, by `code_of_error`; its supervisor, where the task could not say why it ended |
+| 2 | failed | FAILED | the task, by `code_of_error`; for a wrong config the command (`runner.launch.app`) |
+| 3 | interrupted | KILLED | the task: it was asked to stop, and the same command goes on |
+| 75 | (all tasks start again) | | the task, to its supervisor alone: it lost another task of its cluster |
+
+Of several tasks `runner.launch.gang` decides whose code counts, `outcome_of` makes of it the code of the run, and the
+command exits with the worst of its runs.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from runner.system.child_process import describe_exit
+
+FINISHED, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 3
+PEER_LOST = 75
+
+CODES = {"finished": FINISHED, "failed": FAILED, "interrupted": INTERRUPTED}
+"""Status of a run -> the exit code of its command, for a job of a sweep that ran in another process."""
+
+MLFLOW_STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "running": "RUNNING"}
+
+USER_ERRORS = (
+    ValueError, TypeError, LookupError, AttributeError, NameError, ImportError, SyntaxError, FileNotFoundError,
+    NotImplementedError, AssertionError,
+)  # fmt: skip
+"""What a mistake in a config, a model_fn or an input_fn raises; all else (TensorFlow's errors, NaN) is a failure."""
+
+
+def code_of_error(error: Exception) -> int:
+    """Return the exit code of a task that ends with `error`."""
+    return USER_ERROR if isinstance(error, USER_ERRORS) else FAILED
+
+
+def is_loss(code: int) -> bool:
+    """Report whether a task with this exit code was lost through no fault of its own: to start again may help."""
+    asked = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
+    return code == PEER_LOST or (code < 0 and code not in asked)
+
+
+def rank_of(code: int) -> int:
+    """Return the place of a task's exit code among those of its gang: the lowest is the likely reason for the others.
+
+    SIGKILL comes first: nothing that a task does sends it.
+    """
+    return {-signal.SIGKILL: 0, FAILED: 1, USER_ERROR: 1, INTERRUPTED: 2, PEER_LOST: 4}.get(code, 3)
+
+
+@dataclass
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+      code: its exit code.
+      status: running, finished, failed or interrupted (resumable).
+      error: one line; None when there was none.
+      facts: what the tasks noted in their journals, as `runner.tracking.summary.facts_in` gives it.
+      was_killed: a run that failed because it was asked to stop before it could save; MLflow calls it KILLED.
+    """
+
+    code: int
+    status: str
+    error: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    was_killed: bool = False
+
+    @property
+    def mlflow_status(self) -> str:
+        return "KILLED" if self.was_killed else MLFLOW_STATUS[self.status]
+
+
+STILL_RUNNING = Outcome(FAILED, "running")
+
+
+def outcome_of(code: int, stop_requested: bool, facts: Mapping[str, Any], reason: str = "") -> Outcome:
+    """Return the end of a run, from the exit code of the task that decided it.
+
+    Args:
+      facts: what the journals tell; `error` is the last one that a task noted.
+      reason: what went wrong, where that is known; '': what the journal or the exit code says. Of an interruption: who
+        was asked to stop.
+    """
+    facts = dict(facts)
+    noted = facts.pop("error", None)
+    if code == FINISHED:
+        return Outcome(FINISHED, "finished", None, facts)
+    if code == INTERRUPTED:
+        return Outcome(INTERRUPTED, "interrupted", None, {**facts, "interrupted_by": reason or None})
+    if stop_requested and facts.get("checkpoint"):
+        return Outcome(INTERRUPTED, "interrupted", None, facts)
+    if stop_requested:
+        return Outcome(FAILED, "failed", noted or "stopped before it could save", facts, was_killed=True)
+    error = reason or noted
+    if code == USER_ERROR:
+        return Outcome(USER_ERROR, "failed", error, facts)
+    return Outcome(FAILED, "failed", error or f"the task {describe_exit(code)}", facts)

@@ -1,0 +1,167 @@
+"""What happened in a run, on disk: JSON lines that one task appends and the supervisor reads while they grow.
+
+Two kinds of lines, metrics and events, each with the `time` (seconds since the epoch) at which it was written:
+
+    {"time": 1763647000.1, "step": 100, "metrics": {"train/loss": 0.31}}
+    {"time": 1763647000.2, "event": "phase", "name": "trace", "secs": 0.91}
+    {"time": 1763647000.3, "event": "result", "global_step": 100}
+
+Numbers that JSON has no word for are the strings "nan", "inf" and "-inf"; `float` reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runner.tracking.plain_values import json_value
+
+
+class Journal:
+    """Appends to one file; every line is flushed, so a reader or a crash loses nothing that was said.
+
+    Safe to call from several threads of the one process that owns the file; phases are of its main thread.
+
+    Attributes:
+      phases: name -> seconds so far, of this process.
+    """
+
+    def __init__(
+        self, path: str | Path, clock: Callable[[], float] = time.time, timer: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.phases: dict[str, float] = {}
+        self._clock, self._timer = clock, timer
+        self._inner_secs = 0.0
+        self._lock = threading.Lock()
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "a+b", buffering=0)
+        if self._file.tell():
+            self._file.seek(-1, os.SEEK_END)
+            if self._file.read(1) != b"\n":
+                self._file.write(b"\n")  # the process before us died inside a line
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Notes the metrics of a global step, by name (`train/loss`, `eval/accuracy`, `eval_<name>/accuracy`)."""
+        self._append({"step": int(step), "metrics": {name: float(value) for name, value in values.items()}})
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Notes that something happened; fields are anything that JSON can hold, everything else as text."""
+        self._append({"event": kind, **fields})
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Notes how long its body took, less the phases inside it: the seconds of all phases add up."""
+        outer, self._inner_secs = self._inner_secs, 0.0
+        started = self._timer()
+        try:
+            yield
+        finally:
+            secs = self._timer() - started
+            self.took(name, secs - self._inner_secs)
+            self._inner_secs = outer + secs
+
+    def took(self, name: str, secs: float) -> None:
+        """Notes the seconds of a phase that was measured elsewhere."""
+        self.phases[name] = self.phases.get(name, 0.0) + secs
+        self.event("phase", name=name, secs=round(secs, 4))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _append(self, line: dict[str, Any]) -> None:
+        text = json.dumps(json_value({"time": self._clock(), **line}), default=str, allow_nan=False)
+        with self._lock:
+            self._file.write(text.encode() + b"\n")  # one write a line: a reader never sees two halves mixed
+
+
+class NullJournal:
+    """Notes nothing."""
+
+    def __init__(self) -> None:
+        self.phases: dict[str, float] = {}
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def event(self, kind: str, **fields: Any) -> None: ...
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def took(self, name: str, secs: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def journal_path(model_dir: Path, role: str = "chief", index: int = 0) -> Path:
+    """Return where the journal of one task of a run lives."""
+    return model_dir / f"events.{role}-{index}.jsonl"
+
+
+def journals_in(model_dir: Path) -> list[Path]:
+    """Return the journals of all tasks of a run, and of its supervisors."""
+    return sorted(model_dir.glob("events.*.jsonl"))
+
+
+def task_of(path: Path) -> str:
+    """Return the name of the task that writes a journal: chief, worker:1, ps:0, evaluator."""
+    role, _, index = path.name.split(".")[1].rpartition("-")
+    return role if role in ("chief", "evaluator") else f"{role}:{index}"
+
+
+def read_journal(path: str | Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """Return the lines written after `offset`, and the offset to go on from.
+
+    A last line that is still being written is left for the next call; one that a crash cut short is passed over.
+    A file that is not there (yet) has no lines.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            data = file.read()
+    except FileNotFoundError:
+        return [], offset
+    whole = data[: data.rfind(b"\n") + 1]
+    events = [event for event in map(_decoded, whole.splitlines()) if event is not None]
+    return events, offset + len(whole)
+
+
+@dataclass
+class Journals:
+    """What the tasks of a run noted since `mark`; before it, all that they ever did."""
+
+    model_dir: Path
+    _sizes: Mapping[Path, int] = field(default_factory=dict, init=False)
+
+    def mark(self) -> Journals:
+        """Pass over what is there, from now on."""
+        self._sizes = {path: path.stat().st_size for path in journals_in(self.model_dir)}
+        return self
+
+    def lines(self, task: str = "chief") -> list[dict[str, Any]]:
+        """Return the lines of a task, by its name."""
+        paths = [path for path in journals_in(self.model_dir) if task_of(path) == task]
+        return [line for path in paths for line in read_journal(path, self._sizes.get(path, 0))[0]]
+
+    def events(self, event: str) -> dict[str, list[dict[str, Any]]]:
+        """Return the lines of `event`, by the name of the task; a task without one is left out."""
+        tasks = [task_of(path) for path in journals_in(self.model_dir)]
+        found = {task: [line for line in self.lines(task) if line.get("event") == event] for task in tasks}
+        return {task: lines for task, lines in found.items() if lines}
+
+
+def _decoded(line: bytes) -> dict[str, Any] | None:
+    event = None
+    with contextlib.suppress(ValueError):
+        event = json.loads(line)
+    if not isinstance(event, dict):
+        return None
+    if "metrics" in event and "event" not in event:
+        event["metrics"] = {name: float(value) for name, value in event["metrics"].items()}
+    return event

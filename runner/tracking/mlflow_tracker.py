@@ -1,0 +1,358 @@
+"""The record of a run in MLflow. The only file that imports mlflow, and only when a run is tracked.
+
+The supervisor talks to this from a thread of its own; the tasks write journals and know nothing of MLflow. All calls
+go through MlflowClient with an explicit run id: the fluent API would end the run when its block is left.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+import logging
+import os
+import re
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from filelock import FileLock
+
+from runner.config.schema import TrackingConfig
+from runner.system import gc_pause
+from runner.tracking.tracker import ExportedModel, NullTracker, Point, Tracker, describe
+
+MAX_NAME, MAX_PARAM, MAX_TAG = 250, 6000, 8000
+"""Characters in a name, in the value of a parameter and in that of a tag; MLflow's own limits."""
+
+
+class UniqueNames:
+    """Clean names that stay different: the second of two names that would become one gets a suffix."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, str] = {}
+
+    def clean(self, name: str) -> str:
+        clean = clean_name(name)
+        if self._owners.setdefault(clean, name) == name:
+            return clean
+        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+        return f"{clean[: MAX_NAME - 9]}-{digest[:8]}"
+
+
+def clean_name(name: str) -> str:
+    """`name` as MLflow takes it: of letters, digits, `_ - . space : /`, and a path that means itself."""
+    parts = re.sub(r"[^\w\-. :/]", "_", name)[:MAX_NAME].split("/")
+    text = "/".join(part if part.strip(".") else "_" * max(len(part), 1) for part in parts)
+    return re.sub(r"^\.\.", "__", text)[:MAX_NAME].rstrip("/")
+
+
+def clean_text(value: Any, limit: int) -> str:
+    """`value` as text that every database takes, cut to `limit` characters."""
+    # A command line in another encoding holds lone surrogates, which sqlite refuses; PostgreSQL refuses NUL.
+    text = str(value).encode("utf-8", "replace").decode().replace("\0", "\\0")
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+MAX_METRICS, MAX_PARAMS_AND_TAGS, MAX_BYTES = 1000, 100, 500_000
+"""What one request may hold; MLflow's own limits are 1000, 100 and a million."""
+
+MAX_PARAMS_OF_A_RUN = 1000
+"""A run with 10,000 takes 13 s to record (measured), and MLflow's pages cannot show it."""
+
+LOCK_TIMEOUT_SECS = 120.0
+"""How long to wait for another process that is creating the database (measured: 1.4-6.7 s)."""
+
+QUIET = {
+    # MLflow's default of 7 retries means 247 s per call when the server is away (measured); of 120 s for an answer,
+    # minutes at the end of a run when it hangs.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",  # "Creating initial database tables" and the like
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # standard output is for the summary
+}
+"""Settings of MLflow that hold unless the environment says otherwise."""
+
+
+class MlflowTracker(Tracker):
+    """Records in an MLflow server or database. Trackers of several runs may be used in several threads.
+
+    Args:
+      uri: tracking URI; a sqlite database is created when it is not there.
+      experiment: name of the MLflow experiment; created when it is not there.
+      system_metrics: MLflow's own monitor records CPU, memory, disk and network of this machine while the run goes on.
+    """
+
+    def __init__(self, uri: str, experiment: str, system_metrics: bool = False) -> None:
+        self.uri = uri
+        self._experiment = experiment
+        self._system_metrics = system_metrics
+        self._client: Any = None
+        self._experiment_id: str | None = None
+        self._run_id: str | None = None
+        self._made_at = time.time()  # when the run starts; its record may have to wait for a server
+        self._metric_names = UniqueNames()
+        self._monitoring = ExitStack()
+
+    def start(self, run_id: str | None, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str | None:
+        self._connect()
+        # A start that failed half-way and is tried again goes on with the run that it made.
+        known = self._resume(run_id or self._run_id, tags)
+        if known is None:
+            cleaned = {"mlflow.user": _user(), **_clean_tags(tags)}
+            name = clean_text(cleaned.pop("mlflow.runName", name), MAX_NAME)  # MLflow refuses two names
+            made_at = round(self._made_at * 1000)
+            run = self._client.create_run(self._experiment_id, made_at, cleaned, run_name=name)
+            self._run_id, known = str(run.info.run_id), {}
+        self._log_params(known, params)
+        if self._system_metrics:
+            self._start_monitor(is_new=not known)
+        return self._run_id
+
+    def join(self, run_id: str) -> bool:
+        self._connect()
+        if self._existing(run_id) is None:
+            return False
+        self._run_id = run_id
+        return True
+
+    def log_points(self, points: Sequence[Point]) -> None:
+        from mlflow.entities import Metric
+
+        clean = self._metric_names.clean
+        self._log(metrics=[Metric(clean(p.name), p.value, max(0, round(p.time * 1000)), p.step) for p in points])
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        self._log(tags=_run_tags(tags))
+
+    def log_file(self, path: Path) -> None:
+        self._client.log_artifact(self._run_id, str(path))
+
+    def log_model(self, model: ExportedModel) -> None:
+        from mlflow.entities import LoggedModelOutput
+
+        with tempfile.TemporaryDirectory(prefix="runner-") as scratch, gc_pause.not_searched():
+            folder = Path(scratch) / "model"
+            with warnings.catch_warnings(record=True):  # advice for those who write models by hand
+                _save_model(model, folder)
+            known = self._client.create_logged_model(
+                self._experiment_id, clean_text(model.name, MAX_NAME), self._run_id, model_type="SavedModel"
+            )
+            self._client.log_model_artifacts(known.model_id, str(folder))
+        self._client.finalize_logged_model(known.model_id, "READY")
+        self._client.log_outputs(self._run_id, [LoggedModelOutput(known.model_id, model.step)])
+
+    def end(self, status: str) -> None:
+        self._monitoring.close()
+        self._client.set_terminated(self._run_id, status=status)
+
+    def running_on(self, host: str) -> Mapping[str, str]:
+        self._connect()
+        host = clean_text(host, MAX_TAG).replace("'", "")
+        runs = self._client.search_runs(
+            [self._experiment_id], f"attributes.status = 'RUNNING' and tags.host = '{host}'", max_results=100
+        )
+        found = {run.info.run_id: run.data.tags.get("lock", "") for run in runs}
+        return {run_id: lock for run_id, lock in found.items() if lock and run_id != self._run_id}
+
+    def settle(self, run_id: str, status: str, tags: Mapping[str, str], time: float) -> None:
+        if self._client.get_run(run_id).info.status == "RUNNING":
+            self._client.log_batch(run_id, tags=_run_tags(tags), synchronous=True)
+            self._client.set_terminated(run_id, status=status, end_time=round(time * 1000))
+
+    def _log(self, **entities: Sequence[Any]) -> None:
+        """Log metrics, params or tags, in requests that MLflow takes."""
+        for kind, items in entities.items():
+            for batch in _batches(items, MAX_METRICS if kind == "metrics" else MAX_PARAMS_AND_TAGS):
+                # synchronous: with MLFLOW_ENABLE_ASYNC_LOGGING in the environment an error would be lost.
+                self._client.log_batch(self._run_id, **{kind: batch}, synchronous=True)
+
+    def _connect(self) -> None:
+        if self._experiment_id is not None:
+            return
+        for name, value in QUIET.items():
+            os.environ.setdefault(name, value)
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        database = sqlite_path(self.uri)
+        if database is None:
+            self._open_experiment(None)
+            return
+        database.parent.mkdir(parents=True, exist_ok=True)
+        # Explicit and absolute: MLflow's default for sqlite is relative to wherever the reader happens to be.
+        folder = re.sub(r"[^A-Za-z0-9-]", "_", self._experiment)[:100]
+        # Several first starts on one fresh sqlite database crash one another (MLflow 3.17 migrates without a lock).
+        with FileLock(f"{database}.lock", timeout=LOCK_TIMEOUT_SECS):
+            if not database.exists():
+                _make_database(database)
+            self._open_experiment((database.parent / "mlartifacts" / folder).absolute().as_uri())
+
+    def _open_experiment(self, location: str | None) -> None:
+        with gc_pause.not_searched():
+            from mlflow import MlflowClient
+            from mlflow.exceptions import MlflowException
+
+        self._client = MlflowClient(tracking_uri=self.uri)
+        name = clean_text(self._experiment, 500)
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            try:
+                self._client.create_experiment(name, artifact_location=location)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another run on the same server was faster
+                    raise
+            found = self._client.get_experiment_by_name(name)
+        if found.lifecycle_stage != "active":
+            raise ValueError(
+                f"the MLflow experiment {name!r} is deleted in {self.uri}. Restore it with `mlflow experiments "
+                f"restore -x {found.experiment_id}`, or choose another tracking.experiment."
+            )
+        self._experiment_id = str(found.experiment_id)
+
+    def _existing(self, run_id: str) -> Any:
+        """The run; None when it is in another database, or was deleted."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            run = self._client.get_run(run_id)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return None
+        return run if run.info.lifecycle_stage == "active" else None
+
+    def _resume(self, run_id: str | None, tags: Mapping[str, str]) -> Mapping[str, str] | None:
+        """Opens the run again. The parameters that it has; None when there is no such run."""
+        run = self._existing(run_id) if run_id else None
+        if run is None:
+            return None
+        self._run_id = run_id
+        self._client.update_run(run_id, status="RUNNING")
+        self.set_tags(tags)
+        return run.data.params
+
+    def _log_params(self, known: Mapping[str, str], params: Mapping[str, Any]) -> None:
+        """New parameters are logged; one that a resumed run changed becomes a tag, since MLflow refuses the change."""
+        from mlflow.entities import Param
+
+        names = UniqueNames()
+        texts = {names.clean(name): clean_text(value, MAX_PARAM) for name, value in params.items()}
+        shown = dict(list(texts.items())[:MAX_PARAMS_OF_A_RUN])
+        self._log(params=[Param(name, text) for name, text in shown.items() if name not in known])
+        changed = {name: text for name, text in shown.items() if known.get(name, text) != text}
+        tags = {f"changed.{name}": f"{known[name]} -> {text}" for name, text in changed.items()}
+        if len(texts) > len(shown):
+            tags["params_left_out"] = f"{len(texts) - len(shown)}; config.yaml has them all"
+        self.set_tags(tags)
+
+    def _start_monitor(self, is_new: bool) -> None:
+        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+        self._monitoring.close()
+        try:
+            monitor = SystemMetricsMonitor(self._run_id, resume_logging=not is_new, tracking_uri=self.uri)
+        except Exception as error:  # the run is worth more than its system metrics
+            logging.getLogger(__name__).warning("no system metrics: %s", describe(error))
+            return
+        monitor.start()
+        self._monitoring.callback(monitor.finish)
+
+
+def build_tracker(settings: TrackingConfig, env: Mapping[str, str], cwd: Path) -> Tracker:
+    """Return the tracker that `tracking.backend` names. Creates nothing yet.
+
+    Where the settings are None, the uri is MLFLOW_TRACKING_URI, else `sqlite:///mlflow.db` in `cwd`; the experiment is
+    MLFLOW_EXPERIMENT_NAME, else `runner`.
+    """
+    if settings.backend == "none":
+        return NullTracker()
+    uri = settings.uri or env.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+    path = sqlite_path(uri)
+    if path is not None:
+        uri = _sqlite_uri(cwd / path) + "".join(uri.partition("?")[1:])
+    experiment = settings.experiment or env.get("MLFLOW_EXPERIMENT_NAME") or "runner"
+    return MlflowTracker(uri, experiment, settings.system_metrics)
+
+
+def _save_model(model: ExportedModel, folder: Path) -> None:
+    """Writes a SavedModel as a model of MLflow, which loads it by `runner/tracking/mlflow_model.py`. Imports no
+    TensorFlow."""
+    import mlflow.pyfunc
+    import numpy as np
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    def schema(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> Any:
+        # Texts are objects to NumPy, and it does not know bfloat16.
+        kinds = {"string": "object", "bfloat16": "float32"}
+        return Schema(
+            [TensorSpec(np.dtype(kinds.get(kind, kind)), tuple(shape), name) for name, (kind, shape) in tensors.items()]
+        )
+
+    mlflow.pyfunc.save_model(
+        str(folder),
+        python_model=str(Path(__file__).with_name("mlflow_model.py")),
+        artifacts={"saved_model": str(model.path)},
+        signature=ModelSignature(schema(model.inputs), schema(model.outputs)),
+        pip_requirements=[f"{name}=={version(name)}" for name in ("mlflow", "tensorflow")],  # else it tries: 10 s
+    )
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """The database file of a sqlite URI (`sqlite:///relative`, `sqlite:////absolute`); None for any other."""
+    if not uri.startswith("sqlite:///"):
+        return None
+    return Path(unquote(uri.removeprefix("sqlite:///").partition("?")[0]))
+
+
+def _sqlite_uri(path: Path) -> str:
+    # SQLAlchemy decodes %20 and cuts at `?`.
+    return "sqlite:///" + str(path).replace("%", "%25").replace("?", "%3F")
+
+
+def _make_database(path: Path) -> None:
+    """Makes an empty one under another name: a process that is killed on the way must not leave half a database."""
+    from mlflow import MlflowClient
+
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    MlflowClient(tracking_uri=_sqlite_uri(temporary))  # MLflow makes the tables as soon as it is asked
+    os.replace(temporary, path)
+
+
+def _batches(items: Sequence[Any], max_items: int) -> Iterator[list[Any]]:
+    """Yield `items` in requests that MLflow takes: by number, and by the size of what they hold as JSON."""
+    batch: list[Any] = []
+    size = 0
+    for item in items:
+        item_size = len(json.dumps([item.key, item.value])) + 100  # 100: the names of the fields, a timestamp
+        if batch and (len(batch) == max_items or size + item_size > MAX_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += item_size
+    if batch:
+        yield batch
+
+
+def _run_tags(tags: Mapping[str, Any]) -> list[Any]:
+    from mlflow.entities import RunTag
+
+    return [RunTag(name, value) for name, value in _clean_tags(tags).items()]
+
+
+def _clean_tags(tags: Mapping[str, Any]) -> dict[str, str]:
+    names = UniqueNames()
+    return {names.clean(name): clean_text(value, MAX_TAG) for name, value in tags.items()}
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"

@@ -1,0 +1,42 @@
+"""Values of models as text and files hold them: the names of nested ones, and what JSON can say. No TensorFlow."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (name, value) of each leaf of a nest, names joined: `f1/0` and `f1/1/b` of `{"f1": (x, {"b": y})}`."""
+    if isinstance(value, Mapping):
+        members = list(value.items())
+    elif isinstance(value, list | tuple):
+        members = list(enumerate(value))
+    else:
+        yield name, value
+        return
+    for key, member in members:
+        yield from leaves(f"{name}/{key}" if name else str(key), member)
+
+
+def json_value(value: Any) -> Any:
+    """Return `value` as JSON can say it: arrays as lists, bytes as text where they are UTF-8, else base64; numbers that
+    JSON has no word for as the strings "nan", "inf" and "-inf". What is left is for `json.dumps(default=str)`."""
+    if isinstance(value, Mapping):
+        return {str(key): json_value(member) for key, member in value.items()}
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return base64.b64encode(value).decode()
+    if getattr(value, "ndim", 0) and hasattr(value, "tolist"):  # an array of NumPy, which need not be imported for it
+        if value.dtype.kind in "iub" or (value.dtype.kind == "f" and math.isfinite(abs(value).max(initial=0))):
+            return value.tolist()
+        return [json_value(member) for member in value]
+    if isinstance(value, list | tuple):
+        return [json_value(member) for member in value]
+    if hasattr(value, "item"):
+        return json_value(value.item())
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,48 @@
+"""Where a run came from, as tags: MLflow sets none of them for a run that a client makes."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import subprocess
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+from runner.system.redaction import masked_override
+from runner.tracking.run_lock import LOCK_FILE
+
+
+def tags_of_this_process(directory: Path, argv: Sequence[str]) -> dict[str, str]:
+    """Tags of a run that lives in `directory` and was started by `argv`, whose secrets are masked.
+
+    `host` and `lock` tell a later process whether this one still lives.
+    """
+    tags = {
+        "mlflow.source.name": "runner",
+        "mlflow.source.type": "LOCAL",
+        "command": shlex.join(masked_override(argument) for argument in argv),
+        "model_dir": str(directory),
+        "host": platform.node(),
+        "lock": str(directory / LOCK_FILE),
+        "version.python": platform.python_version(),
+    }
+    for package in ("tensorflow", "keras", "mlflow", "tf-runner"):
+        try:
+            tags[f"version.{package}"] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    commit = _git("rev-parse", "HEAD")
+    if commit:
+        tags["mlflow.source.git.commit"] = commit
+        tags["git.dirty"] = str(bool(_git("status", "--porcelain", "--untracked-files=no"))).lower()
+    return tags
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says about the working directory; None without git or outside a repository."""
+    try:
+        result = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()

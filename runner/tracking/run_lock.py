@@ -1,0 +1,79 @@
+"""One process at a time in a run's or a sweep's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from runner.config.schema import ConfigError
+from runner.system.standard_streams import say
+
+LOCK_FILE = ".lock"
+"""Held in the folder by the process that runs it, for as long as it lives."""
+
+TASK_LOCK_FILE = ".task.{}.lock"
+"""Held by the task itself; each task of a cluster has its own."""
+
+TASK_TIMEOUT_SECS = 60.0
+
+TIMEOUT_SECS = 3.0
+"""Another run that closes the record of a killed one holds its lock for some milliseconds."""
+
+
+@contextmanager
+def alone_in(directory: Path, key: str = "model_dir") -> Iterator[None]:
+    """Holds the folder's lock; two that write the same files destroy both.
+
+    Args:
+      key: what the folder is in the config, for the error.
+
+    Raises:
+      ConfigError: somebody else holds it.
+    """
+    try:
+        held = FileLock(directory / LOCK_FILE).acquire(timeout=TIMEOUT_SECS)
+    except Timeout:
+        raise ConfigError(f"{key}={directory} is in use by another run. Wait for it, or choose another.") from None
+    with held:
+        yield
+
+
+@contextmanager
+def only_task_in(directory: Path, name: str = "chief-0") -> Iterator[None]:
+    """Holds the folder for its task: that of a supervisor that was killed lives on for some seconds, to save.
+
+    Args:
+      name: of the task; each of a cluster holds the folder for itself.
+
+    Raises:
+      RuntimeError: it is still there after a minute.
+    """
+    lock = FileLock(directory / TASK_LOCK_FILE.format(name))
+    try:
+        held = lock.acquire(timeout=0)
+    except Timeout:
+        say(f"Waiting for the task of an earlier start, which is still saving in {directory}.")
+        try:
+            held = lock.acquire(timeout=TASK_TIMEOUT_SECS)
+        except Timeout:
+            raise RuntimeError(f"the task of an earlier start is still running in {directory}: end it first.") from None
+    with held:
+        yield
+
+
+def wait_for_tasks(directory: Path, name: str = "*") -> None:
+    """Returns when no task of an earlier start is left in the folder: each has written its last line.
+
+    Args:
+      name: of the task; `*`: all of them.
+
+    Raises:
+      RuntimeError: one is still there after a minute.
+    """
+    before, after = TASK_LOCK_FILE.split("{}")
+    for file in directory.glob(TASK_LOCK_FILE.format(name)):
+        with only_task_in(directory, file.name.removeprefix(before).removesuffix(after)):
+            pass

@@ -1,0 +1,87 @@
+"""summary.json: what a person and a sweep want to know of a run, in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from runner.config.schema import TRAINING_RUNS, Config
+from runner.system.files import write_json
+from runner.system.redaction import mask_text
+from runner.tracking.exit_codes import STILL_RUNNING, Outcome
+
+SUMMARY_FILE = "summary.json"
+
+_OF_READERS = ("metrics", "predictions", "exports", "mlflow_run_id")
+"""What a command that reads a run adds to the run's summary."""
+
+_OF_RESULT = ("global_step", "metrics", "steps_per_sec", "examples", "num_replicas", "checkpoint", "predictions",
+              "stopped_early", "error")  # fmt: skip
+
+
+def facts_in(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what the journals of a run tell for its summary: global_step, checkpoint, metrics, phases, ...
+
+    `exported` holds the lines on what was exported, `error` the last error.
+    """
+    facts: dict[str, Any] = {"phases": {}, "exported": []}
+    for line in lines:
+        match line.get("event"):
+            case "checkpoint":  # what a run that never comes to its result leaves
+                facts.update(global_step=line.get("step"), checkpoint=line.get("path"))
+            case "repeated":
+                facts["repeated_steps"] = facts.get("repeated_steps", 0) + int(line["twice"])
+            case "exported":
+                facts["exported"].append(line)
+            case "phase":
+                name = str(line["name"])
+                facts["phases"][name] = round(facts["phases"].get(name, 0.0) + float(line["secs"]), 3)
+            case "built" | "result" | "error":
+                facts.update({name: line[name] for name in _OF_RESULT if name in line})
+    facts["exports"] = [str(line["path"]) for line in facts["exported"]]
+    return facts
+
+
+def summary_of(outcome: Outcome, config: Config, run_id: str | None, secrets: set[str]) -> dict[str, Any]:
+    """Return the summary of a run, without its secrets."""
+    facts = outcome.facts
+    return {
+        "command": config.command,
+        "status": outcome.status,
+        "error": mask_text(outcome.error, secrets) if outcome.error else None,
+        **{name: facts.get(name) for name in ("interrupted_by", "stopped_early", "global_step")},
+        "metrics": facts.get("metrics", {}),
+        **{name: facts.get(name) for name in ("steps_per_sec", "examples")},
+        "phases": facts.get("phases", {}),
+        "strategy": config.strategy.name,
+        **{name: facts.get(name) for name in ("num_replicas", "checkpoint", "predictions")},
+        "exports": facts.get("exports", []),
+        **{name: facts.get(name, 0) for name in ("restarts", "repeated_steps")},
+        "mlflow_run_id": run_id,
+    }
+
+
+def after_reading(of_run: Mapping[str, Any], of_reader: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the summary of a run that a command has read: as training left it, with what that command has come to.
+
+    Args:
+      of_run: so far.
+      of_reader: of the command. It is that of the run where nothing was trained, so that the run has none of its own.
+    """
+    if of_run.get("command") not in TRAINING_RUNS:
+        return dict(of_reader)
+    found = {name: of_reader[name] for name in _OF_READERS if of_reader.get(name) is not None}
+    return {**as_killed(of_run), **found}
+
+
+def as_killed(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary whose supervisor no longer lives: one that says running could not say otherwise."""
+    if summary.get("status") != STILL_RUNNING.status:
+        return dict(summary)
+    return {**summary, "status": "interrupted", "error": "the supervisor was killed"}
+
+
+def write_summary(model_dir: Path, summary: Mapping[str, Any], name: str = SUMMARY_FILE) -> None:
+    """Write a summary into the run's folder."""
+    write_json(model_dir / name, summary)

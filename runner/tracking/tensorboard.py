@@ -1,0 +1,100 @@
+"""What an evaluation came to: plain values, and the events that TensorBoard shows of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from runner.tracking.plain_values import leaves
+
+
+def plain(value: Any) -> Any:
+    """The value of a scalar tensor as Python's own float, int, bool or bytes; arrays as they are."""
+    return value.item() if isinstance(value, (np.ndarray, np.generic)) and np.ndim(value) == 0 else value
+
+
+def flat(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested metrics under joined names: `{"f1": (a, {"b": b})}` is `{"f1/0": a, "f1/1/b": b}`."""
+    return dict(leaves("", metrics))
+
+
+def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers among `metrics`, flat; arrays and serialised summaries are left out."""
+    return {name: float(value) for name, value in flat(metrics).items() if isinstance(value, (float, int))}
+
+
+def build_writer(folder: str, *, is_on: bool) -> Any:
+    """A writer of event files in `folder`, which it makes at once; one that writes nothing where `is_on` is False."""
+    return tf.summary.create_file_writer(folder) if is_on else tf.summary.create_noop_writer()
+
+
+def write_events(writer: Any, step: int, metrics: Mapping[str, Any]) -> None:
+    """Adds `metrics` to the event files of `writer`: numbers, arrays, serialised `tf.compat.v1.Summary`s."""
+    with writer.as_default(step=step):
+        for name, value in flat(metrics).items():
+            if isinstance(value, bytes):
+                _write_bytes(name, value)
+            elif isinstance(value, (float, int)):
+                tf.summary.scalar(name, float(value))
+            else:
+                tf.summary.write(name, value)
+    writer.close()
+
+
+def _write_bytes(name: str, value: bytes) -> None:
+    try:
+        tf.summary.experimental.write_raw_pb(value)
+    except (tf.errors.InvalidArgumentError, tf.errors.DataLossError):  # a string, not a serialised summary
+        tf.summary.text(name, value)
+
+
+class EventWriter:
+    """What a hook expects of a `tf.compat.v1.summary.FileWriter`, on a writer of tf.summary."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def add_summary(self, summary: Any, global_step: int | None = None) -> None:
+        """Writes a `tf.compat.v1.Summary`, serialised or not, at `global_step`."""
+        proto = summary if isinstance(summary, bytes) else summary.SerializeToString()
+        with tf.init_scope(), self._writer.as_default(step=int(global_step or 0)):
+            tf.summary.experimental.write_raw_pb(proto)
+
+    def add_session_log(self, session_log: Any, global_step: int | None = None) -> None:
+        """Nothing: sessions are not told of."""
+
+    def flush(self) -> None:
+        with tf.init_scope():
+            self._writer.flush()
+
+
+class EventWriters:
+    """Writers by folder. TensorBoard follows one file of a folder at a time, so a folder has one.
+
+    Args:
+      is_on: else nothing is written.
+      own: folder -> the writer of tf.summary that it has already, and that stays open.
+    """
+
+    def __init__(self, *, is_on: bool, own: dict[str, Any] | None = None) -> None:
+        self._is_on = is_on
+        self._own = {os.path.realpath(folder): writer for folder, writer in (own or {}).items()}
+        self._made: dict[str, Any] = {}
+
+    def of(self, folder: str) -> EventWriter:
+        path = os.path.realpath(folder)
+        if path not in self._own and path not in self._made:
+            with tf.init_scope():
+                self._made[path] = build_writer(folder, is_on=self._is_on)
+        return EventWriter(self._own[path] if path in self._own else self._made[path])
+
+    def close(self) -> None:
+        """What was written is on the disk when this returns."""
+        with tf.init_scope():
+            for writer in self._made.values():
+                writer.close()
+        self._made.clear()

@@ -1,0 +1,126 @@
+"""The record of a run, as those who write it know it: a Tracker of points, tags, files and models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.system.redaction import mask_text
+
+MAX_LINE = 400
+"""Characters of an error that are said."""
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """An exported model, as the journal tells of it.
+
+    Attributes:
+      name: in MLflow.
+      path: of the SavedModel.
+      inputs, outputs: of its default signature: name -> (dtype, shape with -1).
+      step: global step of the checkpoint that was exported.
+    """
+
+    name: str
+    path: Path
+    inputs: Mapping[str, tuple[str, Sequence[int]]]
+    outputs: Mapping[str, tuple[str, Sequence[int]]]
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """What a run is recorded with from its start.
+
+    Attributes:
+      params, tags: masked; the tags `host` and `lock` let another run close this one when its supervisor was killed.
+    """
+
+    name: str
+    params: Mapping[str, Any]
+    tags: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of one metric. `time` is in seconds since the epoch."""
+
+    name: str
+    value: float
+    step: int
+    time: float
+
+
+class Tracker:
+    """Where one run is recorded. Every method may raise what the backend raises; nothing is retried here.
+
+    These methods record nothing; a backend has its own.
+    """
+
+    def start(self, run_id: str | None, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str | None:
+        """Make the run, or go on with `run_id`. Return its id; None when nothing is recorded."""
+        return None
+
+    def join(self, run_id: str) -> bool:
+        """Add to `run_id` as it is: no params, no tags, no new status. Return False where there is no such run."""
+        return False
+
+    def log_points(self, points: Sequence[Point]) -> None:
+        """Record metrics, in order."""
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Add tags to the run."""
+
+    def log_file(self, path: Path) -> None:
+        """Keep a copy of a file with the run."""
+
+    def log_model(self, model: ExportedModel) -> None:
+        """Keep a copy of an exported model with the run, as a model that MLflow can load and serve."""
+
+    def end(self, status: str) -> None:
+        """Close the run as FINISHED, FAILED or KILLED."""
+
+    def running_on(self, host: str) -> Mapping[str, str]:
+        """Return the other runs of this experiment that are RUNNING with the tag host=`host`: id -> its tag `lock`."""
+        return {}
+
+    def settle(self, run_id: str, status: str, tags: Mapping[str, str], time: float) -> None:
+        """Close another run, as of `time` in seconds since the epoch. One that is not RUNNING is left alone."""
+
+
+class NullTracker(Tracker):
+    """A Tracker that records nothing."""
+
+
+def exported_models(lines: Sequence[Mapping[str, Any]]) -> list[ExportedModel]:
+    """Return the newest model of each folder that a journal tells of, and that is still there: best, final, latest."""
+    newest: dict[Path, ExportedModel] = {}
+    for line in lines:
+        path, tensors = Path(str(line["path"])), line.get("tensors") or {}
+        if path.is_dir() and tensors:
+            step = line.get("step") or 0
+            newest[path.parent] = ExportedModel(path.parent.name, path, tensors["inputs"], tensors["outputs"], step)
+    return list(newest.values())
+
+
+def points_of(line: Mapping[str, Any]) -> list[Point]:
+    """Return the metrics in one line of a journal; none in a line that notes an event."""
+    if "event" in line:
+        return []
+    return [Point(name, value, line["step"], line["time"]) for name, value in line.get("metrics", {}).items()]
+
+
+def describe(error: Exception) -> str:
+    """Return what a backend raised, in one line without passwords."""
+    lines = str(error).strip().splitlines()
+    line = mask_text(lines[0], ()) if lines else type(error).__name__
+    request = re.match(r"API request to (\w+://[^/\s]+)\S* failed with exception", line)
+    if request:
+        reasons = re.findall(r"\[Errno -?\d+\] ([^'\")]+)|(timed out)", line)
+        reason = "".join(reasons[-1]) if reasons else line.partition("failed with exception ")[2]
+        line = f"{request[1]} cannot be reached: {reason}. Start that server, or choose another tracking.uri."
+    return line if len(line) <= MAX_LINE else line[: MAX_LINE - 1] + "…"

@@ -1,0 +1,144 @@
+"""Damaged checkpoints: found before they are used, by whoever uses them, and the one before takes their place."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runner import Estimator, RunConfig
+from runner.checkpoint import integrity
+from runner.checkpoint.integrity import DamagedCheckpointsError
+from tests.support.checkpoints import list_checkpoints
+from tests.support.jobs import run
+from tests.support.line import line, points
+
+
+def truncated(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def garbled(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0x5A
+    file.write_bytes(content)
+
+
+def removed(file: Path) -> None:
+    file.unlink()
+
+
+FILES = [
+    ".index", ".data-00000-of-00001", ".input-0.index", ".input-0.data-00000-of-00001", ".manifest.json",
+]  # fmt: skip
+DAMAGES = [
+    (how, name)
+    for how in (truncated, garbled, removed)
+    for name in FILES
+    # Without its manifest it looks like one of tf.estimator, whole and without a position of the input.
+    if (how, name) != (removed, ".manifest.json")
+]
+
+
+def estimator(model_dir: Path) -> Estimator:
+    return Estimator(line, model_dir, RunConfig(save_checkpoints_steps=2, tensorboard=False))
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """Checkpoints of the steps 0, 2, 4 and 6."""
+    estimator(tmp_path).train(points(repeat=True), max_steps=6)
+    return tmp_path
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("how", "name"), DAMAGES, ids=[f"{how.__name__}{name}" for how, name in DAMAGES])
+def test_a_damaged_newest_gives_way_to_the_one_before_with_one_warning(
+    trained: Path, how: Callable[[Path], None], name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = estimator(trained).get_variable_value("weight")
+    how(trained / f"model.ckpt-6{name}")
+    caplog.clear()
+    resumed = estimator(trained)
+    assert resumed.latest_checkpoint() == f"{trained}/model.ckpt-4"
+    (warning,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert f"{trained}/model.ckpt-6: model.ckpt-6" in warning and f"{trained}/model.ckpt-4 is used instead" in warning
+    resumed.train(points(repeat=True), max_steps=6)
+    assert resumed.get_variable_value("weight") == expected, "the input went on from where it was at step 4"
+    assert integrity.find_damage(f"{trained}/model.ckpt-6") is None, "step 6 was saved again"
+    assert len([one for one in caplog.records if one.levelno == logging.WARNING]) == 1
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+def test_evaluating_and_predicting_take_the_one_before(
+    trained: Path, command: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = estimator(trained)
+    whole = reader.evaluate(points(), checkpoint_path=f"{trained}/model.ckpt-4")
+    garbled(trained / "model.ckpt-6.data-00000-of-00001")
+    if command == "evaluate":
+        assert reader.evaluate(points()) == whole
+    else:
+        first = next(iter(estimator(trained).predict(points())))
+        second = next(iter(estimator(trained).predict(points(), checkpoint_path=f"{trained}/model.ckpt-4")))
+        assert first == second
+    assert len([one for one in caplog.records if "Damaged" in one.getMessage()]) == 1
+
+
+def test_two_damaged_ones_are_both_named(trained: Path, caplog: pytest.LogCaptureFixture) -> None:
+    garbled(trained / "model.ckpt-6.data-00000-of-00001")
+    truncated(trained / "model.ckpt-4.index")
+    assert estimator(trained).latest_checkpoint() == f"{trained}/model.ckpt-2"
+    (message,) = caplog.messages
+    assert "model.ckpt-6: " in message and "model.ckpt-4: " in message and "model.ckpt-2 is used" in message
+
+
+def test_when_all_are_damaged_they_are_listed_and_nothing_is_trained(trained: Path) -> None:
+    for index in trained.glob("model.ckpt-?.index"):
+        truncated(index)
+    before = sorted(os.listdir(trained))
+    with pytest.raises(DamagedCheckpointsError) as caught:
+        estimator(trained).train(points(repeat=True), max_steps=8)
+    said = str(caught.value)
+    assert said.startswith(f"every checkpoint in {trained} is damaged:")
+    assert all(f"\n  model.ckpt-{step}: model.ckpt-{step}.index has " in said for step in (0, 2, 4, 6))
+    assert sorted(os.listdir(trained)) == before
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path) == 0
+    for index in (tmp_path / "run").glob("model.ckpt-?.index"):
+        truncated(index)
+    assert run(tmp_path, "train.max_steps=8") == 1
+    assert "is damaged:\n  model.ckpt-4: model.ckpt-4.index has " in capsys.readouterr().err
+
+
+def test_a_folder_that_was_emptied_but_for_the_state_file_begins_anew(trained: Path) -> None:
+    for file in trained.glob("model.ckpt-*"):
+        file.unlink()
+    assert estimator(trained).latest_checkpoint() is None
+
+
+def test_what_this_process_wrote_is_not_read_again_and_another_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    original = integrity.find_damage
+
+    def noted(path: str) -> str | None:
+        read.append(os.path.basename(path))
+        return original(path)
+
+    monkeypatch.setattr(integrity, "find_damage", noted)
+    trainer = estimator(tmp_path)
+    trainer.train(points(repeat=True), max_steps=4)
+    trainer.evaluate(points())
+    assert read == []
+    other = estimator(tmp_path)
+    for _ in range(3):
+        other.evaluate(points())
+    assert read == ["model.ckpt-4"]
+    assert [info.step for info in list_checkpoints(tmp_path)] == [0, 2, 4]

@@ -1,0 +1,415 @@
+"""`python -m runner.classic check` says of each line what works, what differs and what cannot work; and it is true."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.classic.compat import check, install, names
+from runner.classic.compat.check import Finding, check_source
+from runner.classic.compat.differences import REMOVED, RULES, RUN_CONFIG
+from runner.classic.compat.installed_names import Installed
+from runner.classic.compat.source import SCRIPT
+from runner.config.source_names import canonical
+
+ROOT = Path(__file__).parents[3]
+INSTALLED = Installed()
+
+
+def found(source: str) -> list[Finding]:
+    return check_source(textwrap.dedent(source), "code.py", INSTALLED)
+
+
+def verdicts(source: str) -> dict[str, str]:
+    return {one.name: one.verdict for one in found(source)}
+
+
+def text_of(source: str, name: str) -> str:
+    return next(one.text for one in found(source) if one.name == name)
+
+
+# --- what it finds ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", [
+    "import tensorflow.compat.v1 as tf\ntf.layers.dense",
+    "from tensorflow.compat import v1\nv1.layers.dense",
+    "from tensorflow.compat.v1 import layers as l\nl.dense",
+    "import tensorflow as tf\ntf = tf.compat.v1\ntf.layers.dense",
+    "import tensorflow\ntensorflow.compat.v1.layers.dense",
+    "import tensorflow as tf\ndense = tf.compat.v1.layers.dense\ndense(1, 2)",
+    "try:\n  import tensorflow.compat.v1 as tf\nexcept ImportError:\n  import tensorflow as tf\ntf.layers.dense",
+    "import tensorflow as tf\ntf.compat.v2.compat.v1.layers.dense",
+])  # fmt: skip
+def test_names_are_followed_from_their_import(source: str) -> None:
+    assert verdicts(source)["tf.compat.v1.layers.dense"] == "works"
+    assert "cannot" not in verdicts(source).values()
+
+
+def test_a_file_of_tensorflow_1_is_judged_as_such() -> None:
+    source = "import tensorflow as tf\ntf.layers.dense(x, 2)\ntf.contrib.slim.fully_connected(x, 2)\ntf.nn.relux(x)"
+    assert [(one.line, one.verdict) for one in found(source)] == [
+        (2, "differs"), (2, "works"), (3, "cannot"), (4, "cannot"),
+    ]  # fmt: skip
+    assert text_of(source, "tf.layers.dense").startswith("TensorFlow 1: `python -m runner.classic` gives this file")
+    assert verdicts(source)["tf.compat.v1.layers.dense"] == "works"
+    assert text_of(source, "tf.compat.v1.contrib.slim.fully_connected").endswith("the package tf_slim has it")
+    assert text_of(source, "tf.compat.v1.nn.relux") == "TensorFlow 2.21 has no such name"
+
+
+def test_what_tensorflow_1_had_is_told_from_what_nobody_has() -> None:
+    source = "import tensorflow as tf\ntf.layers.dense(x, 2)\ntf.optimizers.Adam()\ntf.nn.relux(x)"
+    assert [one.line for one in found(source) if one.verdict == "cannot"] == [2, 4]
+    assert text_of(source, "tf.layers.dense") == (
+        "TensorFlow 2.21 has no such name: TensorFlow 1's is tf.compat.v1.layers.dense; "
+        "`import tensorflow.compat.v1 as tf` brings all of them"
+    )
+    assert text_of(source, "tf.nn.relux") == "TensorFlow 2.21 has no such name"
+
+
+def test_weights_of_losses_differ_only_on_several_replicas() -> None:
+    source = "import tensorflow.compat.v1 as tf\ntf.losses.log_loss(a, b, weights=w)\ntf.losses.huber_loss(a, b)"
+    name = "tf.compat.v1.losses.log_loss(weights=)"
+    assert verdicts(source) == {name: "differs", "tf.compat.v1.losses.huber_loss": "works"}
+    assert text_of(source, name).startswith("only on several replicas: a mean by weights is that of the global batch")
+
+
+def test_modules_of_tf_estimator_that_were_not_public_are_known() -> None:
+    source = """
+        from tensorflow.python.estimator.model_fn import ModeKeys
+        from tensorflow_estimator.python.estimator import estimator as lib
+        from tensorflow_estimator.python.estimator import gc
+        lib.Estimator(model_fn)
+        lib.maybe_overwrite_model_dir
+    """
+    assert [(one.line, one.verdict) for one in found(source)] == [
+        (2, "differs"), (3, "differs"), (4, "cannot"), (5, "differs"), (6, "cannot"),
+    ]  # fmt: skip
+
+
+def test_what_a_class_has_is_not_looked_at() -> None:
+    source = "import tensorflow as tf\ntf.estimator.ModeKeys.TRAIN\ntf.float32.as_numpy_dtype\ntf.GradientTape.x"
+    assert set(verdicts(source).values()) == {"works"}
+
+
+MODEL_FN = """
+import tensorflow.compat.v1 as tf
+
+def model_fn(features, labels, mode, params):
+    image = tf.placeholder(tf.float32)
+    optimizer = tf.keras.optimizers.SGD(0.1)
+    gradients, _ = tf.clip_by_global_norm(tf.gradients(image, image), 1.0)
+    with tf.Session() as session:
+        pass
+    return tf.estimator.EstimatorSpec(mode, train_op=tf.no_op(), loss=tf.reduce_mean(image))
+
+def serving():
+    return tf.placeholder(tf.string), tf.Session()
+"""
+
+
+def test_a_model_fn_has_rules_of_its_own() -> None:
+    lines = {(one.line, one.verdict) for one in found(MODEL_FN) if one.verdict != "works"}
+    assert lines == {(5, "differs"), (6, "differs"), (7, "differs"), (8, "cannot")}
+    assert "multiply the learning rate by the number of replicas" in text_of(
+        MODEL_FN, "tf.compat.v1.keras.optimizers.SGD"
+    )
+
+
+OUTSIDE = """
+import tensorflow.compat.v1 as tf
+x = tf.placeholder(tf.float32)
+
+def main(_):
+    loss, _ = tf.metrics.mean(x)
+    tf.train.Saver()
+    tf.train.Saver([])
+    session = tf.Session()
+    with tf.Session() as session:
+        x = tf.placeholder(tf.float32)
+    with tf.Graph().as_default(), tf.Session() as session:
+        x = tf.placeholder(tf.float32)
+        tf.gradients(x, x)
+    tf.gradients(x, x)
+    graph = tf.Graph()
+    tf.Session(graph=graph)
+    receive = lambda: tf.placeholder(tf.string)
+    iterator = dataset.make_initializable_iterator()
+
+def input_fn():
+    return dataset.make_initializable_iterator()
+"""
+
+
+def test_what_is_made_outside_of_functions_and_graphs_is_eager() -> None:
+    lines = [(one.line, one.verdict) for one in found(OUTSIDE) if one.verdict != "works"]
+    assert lines == [
+        (3, "differs"), (6, "cannot"), (7, "cannot"), (9, "differs"), (10, "differs"), (15, "cannot"), (19, "cannot")
+    ]  # fmt: skip
+    assert text_of(OUTSIDE, "tf.compat.v1.metrics.mean").endswith("or under `with tf.Graph().as_default():`")
+
+
+def test_a_session_of_a_hook_feeds_what_model_fn_made() -> None:
+    source = """
+        import tensorflow.compat.v1 as tf
+        class Reset(tf.train.SessionRunHook):
+            def after_create_session(self, session, coordinator):
+                session.run(self.op)
+                session.run(self.op, feed_dict={"rate:0": 0.1})
+                session.run(self.op, {"rate:0": 0.1})
+        def own(session):
+            session.run(op, feed_dict={"rate:0": 0.1})
+    """
+    assert [(one.line, one.name) for one in found(source) if one.name == ".run"] == [(6, ".run"), (7, ".run")]
+    assert "only a placeholder that model_fn or a hook made can be fed" in text_of(source, ".run")
+
+
+def test_a_sum_of_a_thousand_terms_is_read_to_its_end() -> None:
+    source = f"import tensorflow as tf\nx = {' + '.join(['tf.one(1)'] * 1000)} + tf.zeros(1)\n"
+    assert verdicts(source)["tf.zeros"] == "works"
+
+
+def test_what_every_module_has_is_there() -> None:
+    source = "import os\nimport tensorflow as tf\nos.path.dirname(tf.__file__)\ntf.estimator.__name__\ntf.__foo__\n"
+    assert verdicts(source) == {"tf.__file__": "works", "tf.estimator.__name__": "works", "tf.__foo__": "cannot"}
+
+
+def test_arguments_of_a_call_count() -> None:
+    source = """
+        import tensorflow as tf
+        tf.estimator.RunConfig(session_config=tf.compat.v1.ConfigProto(), device_fn=None, save_summary_steps=3)
+        tf.estimator.EvalSpec(input_fn, steps=None)
+        tf.estimator.EvalSpec(input_fn, 10)
+        tf.estimator.EvalSpec(input_fn)
+    """
+    said = [(one.line, one.name) for one in found(source) if one.verdict == "differs"]
+    assert said == [(3, "tf.estimator.RunConfig(session_config=)"), (6, "tf.estimator.EvalSpec")]
+
+
+def test_methods_of_estimators_are_found_by_where_the_estimator_was_made() -> None:
+    source = """
+        import tensorflow as tf
+        class Trainer:
+            def __init__(self):
+                self.estimator = tf.estimator.LinearRegressor([])
+            def run(self, keras_model):
+                self.estimator.evaluate(f, 3)
+                keras_model.evaluate(x, y)
+                self.estimator.train(f)
+                given.predict(input_fn=f)
+    """
+    assert [(one.line, one.name) for one in found(source) if one.verdict == "differs"] == [
+        (7, ".evaluate"),
+        (10, ".predict"),
+    ]
+
+
+def test_a_hook_of_the_users_own_costs_the_loop() -> None:
+    source = (
+        "import tensorflow as tf\nclass H(tf.estimator.SessionRunHook):\n  pass\nh = tf.estimator.StopAtStepHook(3)"
+    )
+    assert verdicts(source) == {"tf.estimator.SessionRunHook": "differs", "tf.estimator.StopAtStepHook": "works"}
+
+
+def test_private_modules_are_looked_for() -> None:
+    source = """
+        from tensorflow.python.framework import ops
+        from tensorflow.python.framework.ops import Graph
+        from tensorflow.python.estimator import gc
+        import tensorflow_estimator.api as tfe
+    """
+    assert list(verdicts(source).items()) == [
+        ("tensorflow.python.framework.ops", "differs"),
+        ("tensorflow.python.framework.ops.Graph", "differs"),
+        ("tensorflow.python.estimator.gc", "cannot"),
+        ("tensorflow_estimator.api", "cannot"),
+    ]
+
+
+# --- how it is told ---------------------------------------------------------------------------------------------------
+
+
+def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    code = (
+        "import sys, runpy\n"
+        f"sys.argv = ['-m', 'check', *{list(arguments)!r}]\n"
+        "try:\n    runpy.run_module('runner.classic', run_name='__main__')\n"
+        "finally:\n    assert not {'tensorflow', 'keras', 'numpy', 'mlflow'} & set(sys.modules), 'it is slow'\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+
+
+@pytest.mark.processes
+def test_it_prints_as_compilers_do_and_imports_no_tensorflow(tmp_path: Path) -> None:
+    (tmp_path / "good.py").write_text("import tensorflow as tf\ntf.estimator.TrainSpec(tf.zeros, tf.ones)\n")
+    (tmp_path / "bad.py").write_text("import tensorflow as tf\ntf.contrib.x\nestimator = tf.estimator.Estimator(f)\n")
+    good = command("good.py", cwd=tmp_path)
+    assert (good.returncode, good.stdout) == (
+        0,
+        "good.py:2: works: tf.estimator.TrainSpec, tf.zeros, tf.ones\n"
+        "good.py: 3 work as they did, 0 differ, 0 cannot work\n",
+    )
+    bad = command("bad.py", cwd=tmp_path)
+    assert bad.returncode == 1
+    assert bad.stdout.splitlines()[1] == (
+        "bad.py:2: cannot: tf.compat.v1.contrib.x: TensorFlow 2.21 has no such name: TensorFlow 2 has no contrib"
+    )
+    whole = command("--json", ".", cwd=tmp_path)
+    assert whole.returncode == 1
+    assert [(one["file"], one["line"], one["verdict"]) for one in json.loads(whole.stdout)] == [
+        ("bad.py", 2, "differs"), ("bad.py", 2, "cannot"), ("bad.py", 3, "works"), *[("good.py", 2, "works")] * 3,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "said"), [
+    ("old.py", "print 'x'\n", "old.py:1: "),
+    ("none.py", None, "No such file or directory: 'none.py'"),
+])  # fmt: skip
+def test_what_is_no_python_is_exit_code_2(
+    name: str, text: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        Path(name).write_text(text)
+    assert check.main([name]) == 2
+    assert said in capsys.readouterr().err
+
+
+# --- that it is true: every name of its tables, against TensorFlow itself -------------------------------------------
+
+
+@functools.cache
+def tensorflow() -> Any:
+    import tensorflow
+
+    import runner.classic  # noqa: F401  # what it puts there counts
+
+    return tensorflow
+
+
+def resolves(name: str) -> bool:
+    """Whether `tf.name` is there: also as an attribute of a class."""
+    target = tensorflow()
+    for part in name.split("."):
+        try:
+            target = getattr(target, part)
+        except (AttributeError, ImportError):
+            return False
+    return True
+
+
+def is_folder(module: Any, name: str) -> bool:
+    """Whether it is there because somebody has imported a package in the folder of TensorFlow."""
+    return getattr(getattr(module, name), "__name__", "") == f"tensorflow.{name}"
+
+
+def test_what_it_reads_from_files_is_what_tensorflow_has() -> None:
+    """Every public name of every module, found by importing them, is found in the files, and no others."""
+    tf = tensorflow()
+    modules = {"tensorflow": tf, "tensorflow.compat.v1": tf.compat.v1}
+    for where in ("train", "nn", "data", "data.experimental", "distribute", "distribute.experimental", "summary", "io"):
+        for top in ("tensorflow", "tensorflow.compat.v1"):
+            if resolves(f"{top}.{where}".removeprefix("tensorflow.")):
+                modules[f"{top}.{where}"] = functools.reduce(getattr, where.split("."), modules[top])
+    installed = Installed()
+    for name, module in modules.items():
+        there = {one for one in dir(module) if not one.startswith("_") and not is_folder(module, one)}
+        missing = {one for one in there - {"keras", "estimator"} if not installed.has(f"{name}.{one}")}
+        assert not missing, f"{name} has more than its files say"
+        too_many = [one for one in installed._names(name) if not one.startswith("_") and not hasattr(module, one)]
+        assert not too_many, f"{name} has less than its files say"
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in RULES if not rule.names[0].startswith(".")], ids=lambda rule: rule.names[0]
+)
+def test_what_a_rule_is_about_is_there(rule: Any) -> None:
+    for name in rule.names:
+        name = name.removesuffix(".*")
+        if name.startswith("estimator."):
+            assert name.removeprefix("estimator.") in {**names.NAMES, **names.V1_NAMES}, name
+        else:
+            assert resolves(name) or resolves(f"compat.v1.{name}"), f"{name} is not in TensorFlow: it needs no rule"
+
+
+EAGER: dict[str, Callable[[Any], Any]] = {
+    "sparse_placeholder": lambda v1: v1.sparse_placeholder("float32"),
+    "gradients": lambda v1: v1.gradients(v1.ones([]), v1.ones([])),
+    "hessians": lambda v1: v1.hessians(v1.ones([]), v1.ones([])),
+    "compat.v1.metrics.*": lambda v1: v1.metrics.mean([1.0]),
+    "summary.merge": lambda v1: v1.summary.merge([]),
+    "summary.merge_all": lambda v1: v1.summary.merge_all(),
+    "summary.FileWriter": lambda v1: v1.summary.FileWriter("nowhere"),
+    "train.import_meta_graph": lambda v1: v1.train.import_meta_graph("nowhere"),
+    "train.export_meta_graph": lambda v1: v1.train.export_meta_graph("nowhere"),
+    "data.make_initializable_iterator": lambda v1: v1.data.make_initializable_iterator(v1.data.Dataset.range(1)),
+    ".make_initializable_iterator": lambda v1: v1.data.Dataset.range(1).make_initializable_iterator(),
+    "train.Saver": lambda v1: v1.train.Saver(),
+    "Session": lambda v1: v1.Session().run(v1.ones([]) + 1),
+}
+
+
+def test_what_cannot_be_made_outside_of_graphs_raises_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensorflow()
+    monkeypatch.setattr(install, "called", set())  # by tests before this one
+    named = {name for rule in RULES if rule.only_in == SCRIPT for name in rule.names}
+    assert named == {*EAGER, "InteractiveSession", "placeholder"}
+    for name, call in EAGER.items():
+        with pytest.raises(RuntimeError):
+            raise AssertionError(f"{name} gives {call(tensorflow().compat.v1)}")
+
+
+@pytest.mark.parametrize("beginning", [beginning for beginning, _ in REMOVED])
+def test_what_is_called_removed_is_not_there(beginning: str) -> None:
+    assert not resolves(beginning) and not resolves(f"compat.v1.{beginning}")
+
+
+def test_what_is_recommended_is_there() -> None:
+    texts = [rule.text for rule in RULES] + [text for _, text in REMOVED] + list(RUN_CONFIG.values())
+    recommended = {name for text in texts for name in re.findall(r"\btf\.([\w.]*\w)", text)}
+    assert len(recommended) > 15
+    estimator = {
+        f"{module}.{name}"
+        for module in ("estimator", "compat.v1.estimator")
+        for name in (*names.NAMES, *names.V1_NAMES)
+    }
+    for name in recommended:
+        known = name == "estimator" or any(one == name or one.startswith(f"{name}.") for one in estimator)
+        assert known or resolves(name), f"tf.{name} is recommended and is not there"
+
+
+def test_it_agrees_with_the_names_that_are_put_on_tensorflow() -> None:
+    for module, table in check._ESTIMATOR_MODULES.items():
+        said = found("import tensorflow\n" + "".join(f"{module}.{name}\n" for name in table))
+        assert len({one.line for one in said}) == len(table)
+        assert not [one.name for one in said if one.verdict == "cannot"]
+    for name, text in names.GONE.items():
+        assert text_of(f"import tensorflow as tf\ntf.estimator.{name}", f"tf.estimator.{name}") == text
+
+
+def test_arguments_of_run_config_without_effect_are_those_that_it_logs() -> None:
+    from runner.classic import run_config
+
+    assert {*RUN_CONFIG} == {*run_config._WITHOUT_EFFECT, "experimental_distribute"}
+
+
+def test_switches_without_effect_are_those_that_are_taken_over() -> None:
+    (rule,) = (rule for rule in RULES if "disable_v2_behavior" in rule.names)
+    assert {*rule.names} == {*install._SWITCHES}
+
+
+def test_one_name_for_one_thing() -> None:
+    assert canonical("tensorflow.compat.v2.compat.v1.train.Saver") == "tensorflow.compat.v1.train.Saver"
+    assert canonical("tensorflow.compat.v1.compat.v2.train.Checkpoint") == "tensorflow.train.Checkpoint"
+    assert canonical("tensorflow.compat.v1") == "tensorflow.compat.v1"

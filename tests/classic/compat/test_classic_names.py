@@ -1,0 +1,270 @@
+"""The names of tf.estimator 2.15 on today's TensorFlow."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import runner.classic
+from runner.classic.compat import install, names
+
+v1 = tf.compat.v1
+
+# What `dir(tf.estimator)` and `dir(tf.compat.v1.estimator)` of TensorFlow 2.15.1 list, submodules included.
+COMMON = """
+BaselineClassifier BaselineEstimator BaselineRegressor BestExporter BinaryClassHead CheckpointSaverHook
+CheckpointSaverListener DNNClassifier DNNEstimator DNNLinearCombinedClassifier DNNLinearCombinedEstimator
+DNNLinearCombinedRegressor DNNRegressor Estimator EstimatorSpec EvalSpec Exporter FeedFnHook FinalExporter FinalOpsHook
+GlobalStepWaiterHook Head LatestExporter LinearClassifier LinearEstimator LinearRegressor LoggingTensorHook
+LogisticRegressionHead ModeKeys MultiClassHead MultiHead MultiLabelHead NanLossDuringTrainingError NanTensorHook
+PoissonRegressionHead ProfilerHook RegressionHead RunConfig SecondOrStepTimer SessionRunArgs SessionRunContext
+SessionRunHook SessionRunValues StepCounterHook StopAtStepHook SummarySaverHook TrainSpec VocabInfo WarmStartSettings
+add_metrics classifier_parse_example_spec regressor_parse_example_spec train_and_evaluate
+export.ClassificationOutput export.EvalOutput export.ExportOutput export.PredictOutput export.RegressionOutput
+export.ServingInputReceiver export.TensorServingInputReceiver export.build_parsing_serving_input_receiver_fn
+export.build_raw_serving_input_receiver_fn experimental.InMemoryEvaluatorHook experimental.LinearSDCA
+experimental.build_raw_supervised_input_receiver_fn experimental.call_logit_fn experimental.make_early_stopping_hook
+experimental.make_stop_at_checkpoint_step_hook experimental.stop_if_higher_hook experimental.stop_if_lower_hook
+experimental.stop_if_no_decrease_hook experimental.stop_if_no_increase_hook
+""".split()
+V2_ONLY = "experimental.RNNClassifier experimental.RNNEstimator".split()
+V1_ONLY = """
+experimental.KMeans experimental.dnn_logit_fn_builder experimental.linear_logit_fn_builder inputs.numpy_input_fn
+inputs.pandas_input_fn tpu.InputPipelineConfig tpu.RunConfig tpu.TPUConfig tpu.TPUEstimator tpu.TPUEstimatorSpec
+tpu.experimental.EmbeddingConfigSpec
+""".split()
+
+
+def test_every_public_name_of_2_15_is_there_or_says_what_to_use() -> None:
+    for table, there in ((names.NAMES, [*COMMON, *V2_ONLY]), (names.V1_NAMES, [*COMMON, *V1_ONLY])):
+        assert set(table) <= set(there)
+        assert [name for name in there if name not in table and name not in names.GONE] == []
+        assert not set(table) & set(names.GONE)
+
+
+@pytest.mark.parametrize("table", [names.NAMES, names.V1_NAMES, names.KERAS_NAMES])
+def test_every_name_leads_to_something(table: Mapping[str, str]) -> None:
+    assert [name for name in table if names.lookup(table, name, name) is None] == []
+
+
+def test_names_are_those_of_the_runner() -> None:
+    assert tf.estimator.EstimatorSpec is runner.EstimatorSpec
+    assert tf.estimator.ModeKeys.PREDICT == "infer"
+    assert issubclass(tf.estimator.Estimator, runner.Estimator)
+    assert v1.estimator.Estimator is tf.compat.v2.estimator.Estimator is tf.estimator.Estimator
+    assert tf.estimator.LoggingTensorHook is v1.train.LoggingTensorHook
+    assert "train_and_evaluate" in dir(tf.estimator) and "make_early_stopping_hook" in dir(tf.estimator.experimental)
+
+
+def test_names_can_be_imported() -> None:
+    import tensorflow.compat.v1 as tf1
+    from tensorflow.compat.v1 import estimator
+
+    assert tf.compat.v1.layers is tf1.layers
+    assert estimator.RunConfig is tf1.estimator.RunConfig is tf.estimator.RunConfig
+    assert tf1.estimator.inputs.numpy_input_fn.__module__ == "runner.classic.inputs"
+    assert tf1.estimator.tpu.TPUConfig().iterations_per_loop == 2
+
+
+def test_a_name_that_is_gone_says_what_to_use_instead() -> None:
+    with pytest.raises(AttributeError, match=r"tf\.estimator\.BoostedTreesClassifier is not available: use"):
+        tf.estimator.BoostedTreesClassifier  # noqa: B018
+    with pytest.raises(AttributeError, match=r"experimental\.LinearSDCA is not available: use LinearClassifier"):
+        tf.estimator.experimental.LinearSDCA  # noqa: B018
+
+
+def test_a_misspelt_name_gets_the_nearest_one() -> None:
+    with pytest.raises(AttributeError, match=r"there is no tf\.estimator\.EstimatorSpecs\. Did you mean 'EstimatorS"):
+        tf.estimator.EstimatorSpecs  # noqa: B018
+    assert not hasattr(tf.estimator, "inputs")  # 2.15 had that on tf.compat.v1 only
+
+
+def test_layers_and_cells_are_those_of_tf_keras() -> None:
+    assert v1.layers.dense.__module__ == "tf_keras.src.legacy_tf_layers.core"
+    assert v1.layers.BatchNormalization.__module__.startswith("tf_keras.")
+    assert v1.nn.rnn_cell.LSTMCell.__module__.startswith("tf_keras.")
+
+
+def test_layers_without_tf_keras_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "tf_keras"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tf_keras", None)
+    with pytest.raises(ImportError, match=r"tf\.layers is part of Keras 2.*pip install 'tf-runner\[classic\]'"):
+        install.LegacyKeras("layers", "tf.layers").dense  # noqa: B018
+
+
+def test_switches_of_tf1_leave_the_engine_as_it_is_and_say_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(install, "called", set(install.SHAPES))  # a source that takes the `value` of dimensions
+    monkeypatch.setattr(install, "_warned", set())
+    v1.disable_v2_behavior()
+    v1.disable_eager_execution()
+    assert tf.executing_eagerly()
+    (warning,) = caplog.messages
+    assert warning.startswith("tf.disable_v2_behavior() has no effect outside of model_fn, which is traced as")
+
+
+@pytest.mark.parametrize("name", ["distribute", "nn", "tpu", "train"])
+def test_modules_that_have_our_names_are_not_loaded_once_more_by_an_import(name: str) -> None:
+    """As by `from tensorflow.compat.v1.train import SessionRunHook`, which has TensorFlow make a second one."""
+    before = getattr(v1, name)
+    assert importlib.import_module(f"tensorflow.compat.v1.{name}") is before is getattr(v1, name)
+
+
+def test_placeholders_can_be_made_outside_of_a_graph_after_a_switch_of_tf1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As scripts do for what `build_raw_serving_input_receiver_fn` is given."""
+    monkeypatch.setattr(install, "called", set())
+    with pytest.raises(RuntimeError, match="not compatible with eager execution"):
+        v1.placeholder(tf.float32, [None, 2])
+    v1.disable_eager_execution()
+    features = {"x": v1.placeholder(tf.float32, [None, 2]), "s": v1.sparse_placeholder(tf.int64, [8, 3])}
+    with tf.Graph().as_default() as graph:
+        assert v1.placeholder(tf.float32).graph is graph
+        receiver = v1.estimator.export.build_raw_serving_input_receiver_fn(features)()
+        assert {name: one.shape.as_list() for name, one in receiver.features.items()} == {
+            "x": [None, 2],
+            "s": [None, 3],
+        }
+
+
+SCRIPT = """
+import sys
+import runner.classic
+assert "tensorflow" not in sys.modules
+import tensorflow.compat.v1 as tf
+
+def model_fn(features, labels, mode):
+  layer = tf.layers.Dense(1)
+  logits = layer(features)
+
+  if mode == tf.estimator.ModeKeys.PREDICT:
+    predictions = {"logits": logits}
+    return tf.estimator.EstimatorSpec(mode, predictions=predictions)
+
+  def loss_fn():
+    return tf.losses.mean_squared_error(
+        labels=labels, predictions=tf.reshape(logits, []))
+
+  loss = loss_fn()
+
+  if mode == tf.estimator.ModeKeys.EVAL:
+    return tf.estimator.EstimatorSpec(mode, loss=loss)
+
+  if mode == tf.estimator.ModeKeys.TRAIN:
+    train_op = tf.train.GradientDescentOptimizer(0.2).minimize(loss_fn())
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+def input_fn():
+  features = tf.data.Dataset.from_tensors([[1.]]).repeat(100)
+  labels = tf.data.Dataset.from_tensors(1.).repeat(100)
+  return tf.data.Dataset.zip((features, labels))
+
+from runner.distribute.strategy import split_cpu
+split_cpu(2)
+tf.disable_v2_behavior()
+tf.logging.set_verbosity(tf.logging.INFO)
+distribution = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+config = tf.estimator.RunConfig(train_distribute=distribution)
+classifier = tf.estimator.Estimator(model_fn=model_fn, config=config)
+classifier.train(input_fn=input_fn)
+print(classifier.evaluate(input_fn=input_fn))
+print(classifier.get_variable_names())
+print(next(classifier.predict(input_fn=input_fn)))
+print(tf.keras.layers.Dense.__module__, tf.keras.estimator.__name__)
+"""
+
+
+@pytest.mark.processes
+def test_example_of_the_distribution_strategy_guide_runs_as_a_script(tmp_path: Path) -> None:
+    """The guide of TensorFlow 1.12, its typing errors mended (`dataset_ops`, and a `loss_fn` that was nowhere defined);
+    `tf.contrib.distribute` has become `tf.distribute`, on two CPUs in place of GPUs."""
+    script = tmp_path / "guide.py"
+    script.write_text(SCRIPT)
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False)
+    assert ran.returncode == 0, ran.stderr
+    result, variables, predicted, keras = ran.stdout.splitlines()
+    assert result == "{'loss': 0.0, 'global_step': 50}"  # 100 batches, each step takes one for each of two replicas
+    assert variables == "['dense/bias', 'dense/kernel', 'global_step']"
+    assert predicted == "{'logits': array([1.], dtype=float32)}"
+    assert keras.startswith("tf_keras.src.layers") and keras.endswith("tf.keras.estimator")
+    for line in ("loss = ", "step = 1", "Saving checkpoints for 50 into", "Loss for final step: ", "Saving dict for"):
+        assert line in ran.stderr
+
+
+def found_at(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+@pytest.mark.parametrize(("name", "public"), [
+    ("tensorflow.python.estimator.model_fn.ModeKeys", "estimator.ModeKeys"),
+    ("tensorflow_estimator.python.estimator.estimator.Estimator", "estimator.Estimator"),
+    ("tensorflow_estimator.python.estimator.estimator.EstimatorV2", "estimator.Estimator"),
+    ("tensorflow_estimator.python.estimator.estimator_lib.LinearClassifier", "compat.v1.estimator.LinearClassifier"),
+    ("tensorflow_estimator.python.estimator.estimator_lib.LinearClassifierV2", "estimator.LinearClassifier"),
+    ("tensorflow_estimator.python.estimator.head.binary_class_head.BinaryClassHead", "estimator.BinaryClassHead"),
+    ("tensorflow.python.estimator.inputs.numpy_io.numpy_input_fn", "compat.v1.estimator.inputs.numpy_input_fn"),
+    ("tensorflow_estimator.python.estimator.run_config.RunConfig", "estimator.RunConfig"),
+    ("tensorflow_estimator.python.estimator.tpu.tpu_config.RunConfig", "compat.v1.estimator.tpu.RunConfig"),
+    ("tensorflow_estimator.estimator", "estimator"),
+])  # fmt: skip
+def test_modules_that_were_not_public_give_what_was_public_elsewhere(name: str, public: str) -> None:
+    found: Any = tf
+    for part in public.split("."):
+        found = getattr(found, part)
+    assert found_at(name) is found
+
+
+@pytest.mark.parametrize("name", [
+    "tensorflow.estimator.export.ServingInputReceiver",
+    "tensorflow.estimator.experimental.InMemoryEvaluatorHook",
+    "tensorflow.compat.v1.estimator.inputs.numpy_input_fn",
+    "tensorflow.compat.v1.estimator.tpu.experimental.EmbeddingConfigSpec",
+    "tensorflow.compat.v2.estimator.Estimator",
+])  # fmt: skip
+def test_modules_of_tf_estimator_can_be_imported(name: str) -> None:
+    """`from tensorflow.estimator.export import ServingInputReceiver`."""
+    parts = name.split(".")
+    assert sys.modules[".".join(parts[:-1])].__name__.endswith(parts[-2])
+    if "EmbeddingConfigSpec" in name:
+        with pytest.raises(AttributeError, match=r"tf\.tpu\.experimental\.embedding"):
+            found_at(name)
+    else:
+        assert found_at(name).__name__ == parts[-1]
+
+
+def test_keys_optimizers_and_the_base_of_heads_are_where_they_were() -> None:
+    canned = "tensorflow.python.estimator.canned"
+    assert found_at(f"{canned}.metric_keys.MetricKeys").AUC_PR == "auc_precision_recall"
+    assert found_at(f"{canned}.prediction_keys.PredictionKeys").CLASS_IDS == "class_ids"
+    optimizer = found_at(f"{canned}.optimizers.get_optimizer_instance")("Adam", learning_rate=0.1)
+    assert isinstance(optimizer, v1.train.AdamOptimizer)
+    assert type("Own", (found_at(f"{canned}.head._Head"),), {})()
+
+
+def test_what_such_a_module_had_of_its_own_is_gone() -> None:
+    with pytest.raises(AttributeError, match=r"there is no tensorflow_estimator.*estimator\.maybe_overwrite_model_dir"):
+        found_at("tensorflow_estimator.python.estimator.estimator.maybe_overwrite_model_dir_and_session_config")
+    with pytest.raises(ModuleNotFoundError, match=r"tensorflow_estimator\.python\.estimator\.gc"):
+        found_at("tensorflow_estimator.python.estimator.gc.negation")
+
+
+@pytest.mark.processes
+def test_names_are_there_where_somebody_asked_before_where_tensorflow_is() -> None:
+    source = """
+import importlib.util
+import runner.classic
+assert importlib.util.find_spec("tensorflow") is not None
+import tensorflow as tf
+tf.estimator.RunConfig, tf.compat.v1.estimator.inputs
+"""
+    ran = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=240, check=False)
+    assert ran.returncode == 0, ran.stderr

@@ -1,0 +1,218 @@
+"""Heads: the numbers of tf.estimator 2.15, the same on any strategy, and what is said of labels that do not fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from runner import Estimator, EstimatorSpec, Input, RunConfig
+from runner.classic.heads.base import Head
+from runner.classic.heads.multi_head import MultiHead
+from tests.support import head_cases
+from tests.support.line import read_events
+from tests.support.models import data, strategies
+
+v1, heads = tf.compat.v1, tf.estimator
+REFERENCE = json.loads((Path(__file__).parents[2] / "data" / "head_reference.json").read_text())
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_loss_predictions_and_metrics_are_those_of_2_15(name: str) -> None:
+    found, expected = head_cases.measured(*head_cases.cases(heads)[name]), REFERENCE[name]
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+    assert found["metrics"] == pytest.approx(expected["metrics"], rel=1e-6)
+    assert list(found["predictions"]) == list(expected["predictions"])
+    for key, value in expected["predictions"].items():
+        if isinstance(np.ravel(value)[0], str):
+            assert found["predictions"][key] == value
+        else:
+            np.testing.assert_allclose(found["predictions"][key], value, atol=2e-6)
+
+
+def test_names_of_signatures_are_those_that_were_exported() -> None:
+    logits = tf.constant([[0.5]])
+    binary = heads.BinaryClassHead(label_vocabulary=["no", "yes"])
+    assert list(binary.export_outputs(binary.predictions(logits))) == [
+        "serving_default", "classification", "predict", "regression",
+    ]  # fmt: skip
+    both = heads.MultiHead([heads.BinaryClassHead(name="a"), heads.RegressionHead(name="b")])
+    assert sorted(both.export_outputs(both.predictions(tf.constant([[0.5, 1.0]])))) == [
+        "a", "a/classification", "a/predict", "a/regression", "b", "b/predict", "b/regression", "predict",
+        "serving_default",
+    ]  # fmt: skip
+
+
+# --- in a model ---------------------------------------------------------------------------------------------------
+
+
+def model_fn(head: Head, train_op_fn: Callable[[Any], Any] | None = None) -> Callable[..., EstimatorSpec]:
+    def fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        x, weights = features["x"], features["w"]
+        kernel = v1.get_variable("kernel", [4, 1], tf.float64, v1.constant_initializer(0.2))
+        regularization = [1e-3 * tf.reduce_sum(tf.square(kernel))]
+        optimizer = None if train_op_fn else v1.train.AdagradOptimizer(0.1)
+        return head.create_estimator_spec(
+            {"w": weights}, mode, x @ kernel, labels, optimizer, None, train_op_fn,
+            regularization_losses=regularization,
+        )  # fmt: skip
+
+    return fn
+
+
+def weighted_input(batch_size: int = 6, epochs: int = 1, num_examples: int = 19) -> Input:
+    """In batches of 6, the last has 1 example: one of two replicas has none."""
+
+    def fn(params: Any) -> tf.data.Dataset:
+        x, y = data(num_examples, "float64")
+        weights = np.linspace(0, 2, num_examples)
+        labels = (y > np.median(y)).astype(np.int64)
+        dataset = tf.data.Dataset.from_tensor_slices(({"x": x, "w": weights}, labels))
+        return dataset.batch(params["batch_size"]).repeat(epochs)
+
+    return Input(fn, params={}, batch_size=batch_size)
+
+
+@pytest.mark.long
+def test_numbers_do_not_depend_on_the_replicas(tmp_path: Path) -> None:
+    head = heads.BinaryClassHead("w", [0.3], name="h")
+    found = {}
+    for name in ("default", "mirrored"):
+        config = RunConfig(train_distribute=strategies()[name])
+        estimator = Estimator(model_fn(head), tmp_path / name, config)
+        estimator.train(weighted_input(epochs=2))
+        found[name] = estimator.evaluate(weighted_input()) | {"kernel": estimator.get_variable_value("kernel").tolist()}
+    kernel = found["default"].pop("kernel")
+    np.testing.assert_allclose(found["mirrored"].pop("kernel"), kernel, rtol=1e-10)
+    for metric, expected in found["default"].items():
+        precision = 1e-6 if metric.startswith("auc") else 1e-10  # Keras adds up areas in float32
+        assert found["mirrored"][metric] == pytest.approx(expected, rel=precision), metric
+    assert {"loss", "average_loss/h", "auc/h", "accuracy/positive_threshold_0.3/h", "regularization_loss/h"} <= set(
+        found["default"]
+    )
+
+
+def two_heads(reduction: str) -> MultiHead:
+    both = [heads.RegressionHead(1, "w", reduction, name=name) for name in ("a", "b")]
+    return heads.MultiHead(both, [1.0, 0.5])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        (two_heads("sum"), lambda found: found["loss/a"] + 0.5 * found["loss/b"] + found["regularization_loss/a_b"]),
+        (heads.RegressionHead(1, "w", "weighted_mean"), lambda found: found["average_loss"]),
+    ],
+)
+def test_sums_and_weighted_means_do_not_depend_on_the_replicas(head: Head, expected: Any, tmp_path: Path) -> None:
+    def fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        x, size = features["x"], head.logits_dimension
+        kernel = v1.get_variable("kernel", [4, size], tf.float64, v1.constant_initializer(0.2))
+        labels = tf.cast(labels, tf.float64)
+        both, some = isinstance(head, heads.MultiHead), {"w": features["w"]}
+        return head.create_estimator_spec(
+            some, mode, x @ kernel, {"a": labels, "b": 2 * labels} if both else labels,
+            v1.train.AdagradOptimizer(0.1), regularization_losses=[tf.reduce_sum(kernel**2)] if both else None,
+        )  # fmt: skip
+
+    found = {}
+    for name in ("default", "mirrored"):
+        estimator = Estimator(fn, tmp_path / name, RunConfig(train_distribute=strategies()[name], tensorboard=False))
+        estimator.train(weighted_input(epochs=2))
+        found[name] = estimator.evaluate(weighted_input()) | {"kernel": estimator.get_variable_value("kernel")[0, 0]}
+    assert found["mirrored"] == pytest.approx(found["default"], rel=1e-10)
+    metrics = found["default"]
+    assert metrics["loss"] == pytest.approx(expected(metrics), rel=1e-10)
+    if isinstance(head, heads.MultiHead):  # of 4 batches, whose weights (float32) add up to 19
+        assert metrics["loss/a"] == pytest.approx(metrics["average_loss/a"] * 19 / 4, rel=1e-7)
+
+
+def test_the_state_of_an_optimizer_in_train_op_fn_is_named_as_in_2_15(tmp_path: Path) -> None:
+    def train_op_fn(loss: tf.Tensor) -> Any:
+        return v1.train.AdamOptimizer(0.1).minimize(loss, v1.train.get_global_step())
+
+    estimator = Estimator(model_fn(heads.RegressionHead(), train_op_fn), tmp_path)
+    estimator.train(weighted_input())
+    assert estimator.get_variable_names() == [
+        "global_step", "kernel", "kernel/Adam", "kernel/Adam_1", "training/beta1_power", "training/beta2_power",
+    ]  # fmt: skip
+
+
+def test_of_several_heads_each_has_its_loss_in_the_events(tmp_path: Path) -> None:
+    def fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        kernel = v1.get_variable("kernel", [4, 2], tf.float64, v1.constant_initializer(0.2))
+        head = heads.MultiHead([heads.BinaryClassHead(name="a"), heads.RegressionHead(name="b")], [1.0, 0.5])
+        regularization = [1e-3 * tf.reduce_sum(tf.square(kernel))]
+        return head.create_estimator_spec(
+            features, mode, features["x"] @ kernel, {"a": labels, "b": features["w"][:, None]},
+            v1.train.AdagradOptimizer(0.1), regularization_losses=regularization,
+        )  # fmt: skip
+
+    Estimator(fn, tmp_path, RunConfig(save_summary_steps=1)).train(weighted_input(), steps=1)
+    found = {event.tag: event.value for event in read_events(tmp_path)}
+    assert set(found) - {"global_step/sec"} == {"loss", "loss/a", "loss/b", "regularization_loss"}
+    parts = found["loss/a"] + 0.5 * found["loss/b"] + found["regularization_loss"]
+    assert found["loss"] == pytest.approx(parts, rel=1e-6)
+
+
+# --- what does not fit ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("head", "labels", "message"),
+    [
+        (heads.BinaryClassHead(), None, "the head got labels=None"),
+        (heads.BinaryClassHead(), [0, 1, 1], r"labels are \(3, 1\); with logits \(2, 1\) this head takes \(2, 1\)"),
+        (heads.BinaryClassHead(label_vocabulary=["n", "y"]), [0, 1], "labels are int32 and label_vocabulary is string"),
+        (heads.MultiClassHead(3), [0.0, 1.0], "labels are float32; they are integers 0..2"),
+        (heads.MultiClassHead(3), [[0, 1], [1, 0]], "One-hot labels become classes with tf.argmax"),
+    ],
+)
+def test_labels_that_cannot_fit_are_refused_at_the_trace(head: Head, labels: Any, message: str) -> None:
+    logits = tf.zeros([2, head.logits_dimension])
+    with pytest.raises(ValueError, match=message):
+        head.loss(None if labels is None else tf.constant(labels), logits)
+
+
+@pytest.mark.parametrize(
+    ("head", "labels", "message"),
+    [
+        (heads.BinaryClassHead(), [0, 7], r"labels must be in 0..1; these are not:.*7"),
+        (heads.MultiClassHead(3), [-1, 3], r"labels must be in 0..2; these are not:.*-1,? 3"),
+        (heads.MultiClassHead(3, label_vocabulary=["a", "b", "c"]), ["a", "q"], r"these are not:.*q"),
+        (heads.MultiLabelHead(2), [[0, 2], [1, 1]], r"1: the class is right, 0: it is not.*2"),
+        (heads.LogisticRegressionHead(), [0.5, 1.5], r"labels must be in 0..1; these are not:.*1.5"),
+    ],
+)
+def test_values_of_labels_that_do_not_fit_are_shown(head: Head, labels: Any, message: str) -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"(?s){message}"):
+        head.loss(tf.constant(labels), tf.zeros([2, head.logits_dimension]))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: heads.BinaryClassHead(loss_reduction="none"), "loss_reduction='none' is not one of: auto, sum_over"),
+        (lambda: heads.BinaryClassHead(thresholds=[0.5, 1.0]), r"each is between 0 and 1, not \[1.0\]"),
+        (lambda: heads.BinaryClassHead(loss_fn=lambda y, logits: y), "missing: labels; not known: y"),
+        (lambda: heads.MultiClassHead(2), r"MultiClassHead\(n_classes=2\): more than 2"),
+        (lambda: heads.MultiClassHead(3, label_vocabulary=["a"]), "has 1 entries and n_classes is 3"),
+        (lambda: heads.MultiLabelHead(2, classes_for_class_based_metrics=[2]), r"ids are in 0..1"),
+        (lambda: heads.RegressionHead(0), "it is at least 1"),
+        (lambda: heads.MultiHead([heads.RegressionHead()]), r"each head needs a name of its own"),
+    ],
+)
+def test_arguments_that_mean_nothing_are_refused(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_weight_column_that_is_not_there_is_named() -> None:
+    with pytest.raises(ValueError, match="weight_column='w' is no feature. There are: x"):
+        heads.RegressionHead(weight_column="w").loss(tf.zeros([2, 1]), tf.zeros([2, 1]), {"x": tf.zeros([2])})

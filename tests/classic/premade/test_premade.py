@@ -1,0 +1,290 @@
+"""Premade estimators: the names, numbers and arguments of tf.estimator 2.15; its checkpoints go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from runner import Hook, Input, RunConfig
+from runner.classic import inputs
+from runner.classic.estimator import add_metrics
+from runner.classic.premade import logits
+from tests.support import premade_cases
+from tests.support.models import strategies
+
+v1, fc = tf.compat.v1, tf.feature_column
+REFERENCE = json.loads((Path(__file__).parents[2] / "data" / "premade_reference.json").read_text())
+V1, V2 = v1.estimator, tf.estimator
+CASES = premade_cases.cases(V2, V1)
+
+
+class Losses(Hook):
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def after_step(self, run: Any, result: Any) -> None:
+        self.losses += [float(loss) for loss in np.ravel(result.losses)]
+
+
+def start(model_dir: Path, reference: dict[str, Any]) -> None:
+    """Writes what 2.15 began with."""
+
+    def value(name: str, shape: list[int], dtype: str) -> np.ndarray:
+        if name in reference["start"]:
+            return np.asarray(reference["start"][name], dtype)
+        full = 0.1 if name.endswith(("accumulator", "Adagrad", "Ftrl")) else float(name.endswith("moving_variance"))
+        return premade_cases.first_value(name, np.full(shape, full, dtype))
+
+    variables = reference["variables"]
+    premade_cases.write_first_checkpoint(model_dir, {name: value(name, *spec) for name, spec in variables.items()})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", REFERENCE["cases"])
+def test_a_checkpoint_of_2_15_continues_with_its_numbers(name: str, tmp_path: Path) -> None:
+    make, label = CASES[name]
+    expected = REFERENCE["cases"][name]
+    start(tmp_path, expected)
+    estimator, seen = make(model_dir=str(tmp_path), config=RunConfig()), Losses()
+    estimator.train(premade_cases.input_fn(label), steps=premade_cases.STEPS, hooks=[seen])
+    assert estimator.get_variable_names() == sorted(expected["variables"])
+    assert seen.losses == pytest.approx(expected["losses"], rel=1e-5)
+    sums = {one: float(np.abs(estimator.get_variable_value(one)).sum()) for one in expected["sums"]}
+    assert sums == pytest.approx(expected["sums"], rel=1e-5, abs=1e-6)
+    metrics = estimator.evaluate(premade_cases.input_fn(label, repeat=1))
+    assert metrics == pytest.approx(expected["metrics"], rel=1e-5)
+    prediction = next(estimator.predict(premade_cases.input_fn(label, repeat=1)))
+    assert list(prediction) == list(expected["prediction"])
+    for key, wanted in expected["prediction"].items():
+        found = premade_cases.plain(prediction[key])
+        assert found == (wanted if isinstance(wanted[0], str) else pytest.approx(wanted, abs=1e-5))
+
+
+def test_arguments_are_those_of_2_15() -> None:
+    found = premade_cases.arguments(V2, V1)
+    for name, expected in REFERENCE["arguments"].items():
+        assert found[name][: len(expected)] == expected, name
+        assert set(found[name]) - set(expected) <= {"warm_start_from"}, name  # 2.15 had it for all but some
+
+
+@pytest.mark.long
+def test_wide_and_deep_does_not_depend_on_the_replicas(tmp_path: Path) -> None:
+    cities = fc.categorical_column_with_vocabulary_list("city", ["a", "b"])
+    words = fc.categorical_column_with_vocabulary_list("word", ["v", "w"])
+    with tf.Graph().as_default():  # TensorFlow makes them in no other place
+        shared = fc.shared_embeddings([cities, words], 2)
+    found = {}
+    for name in ("default", "mirrored"):
+        estimator = V2.DNNLinearCombinedClassifier(
+            str(tmp_path / name), [cities], "Ftrl", [fc.numeric_column("x", shape=(2,)), *shared], "SGD", [4],
+            config=RunConfig(train_distribute=strategies()[name], tf_random_seed=5), weight_column="w",
+        )  # fmt: skip
+        estimator.train(Input(of_19, params={}, batch_size=6))
+        found[name] = {one: estimator.get_variable_value(one) for one in estimator.get_variable_names()}
+    values = found["default"]
+    assert list(values) == list(found["mirrored"])
+    for one, value in values.items():
+        np.testing.assert_allclose(found["mirrored"][one], value, rtol=1e-5, atol=1e-7, err_msg=one)
+    assert values["training/Ftrl/iter"] == values["global_step"] == 8
+    first = tf.train.load_checkpoint(str(tmp_path / "default" / "model.ckpt-0"))
+    shared_value = values["city_word_shared_embedding"]
+    assert np.any(shared_value != first.get_tensor("city_word_shared_embedding"))  # 2.15 left it as it was
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["DNNClassifier", "LinearRegressor"])
+def test_sums_over_a_batch_do_not_depend_on_the_replicas(kind: str, tmp_path: Path) -> None:
+    """Those of tf.compat.v1.estimator sum. 2.15 summed over replicas, too, but only reported the first one's loss."""
+    x = [fc.numeric_column("x", shape=(2,)), fc.numeric_column("age", normalizer_fn=lambda years: years / 60.0)]
+    found = {}
+    for name in ("default", "mirrored"):
+        config = RunConfig(train_distribute=strategies()[name], tf_random_seed=5)
+        layers, optimizer = [[4]] if kind == "DNNClassifier" else [], v1.train.GradientDescentOptimizer(0.02)
+        estimator, seen = (
+            getattr(V1, kind)(
+                *layers, x, model_dir=str(tmp_path / name), weight_column="w", optimizer=optimizer, config=config
+            ),
+            Losses(),
+        )
+        estimator.train(Input(of_19, params={}, batch_size=6), hooks=[seen])
+        found[name] = {one: estimator.get_variable_value(one) for one in estimator.get_variable_names()}
+        metrics = estimator.evaluate(Input(of_19, params={}, batch_size=6))
+        found[name] |= {"losses": np.array(seen.losses), **metrics}
+        weights = 2 * premade_cases.data()["w"][:19].sum()
+        assert metrics["loss"] == pytest.approx(metrics["average_loss"] * weights / 8, rel=1e-6)
+    assert len(found["default"]["losses"]) == 8
+    for one, value in found["default"].items():
+        np.testing.assert_allclose(found["mirrored"][one], value, rtol=1e-6, atol=1e-7, err_msg=one)
+
+
+def of_19(params: Any) -> tf.data.Dataset:
+    """Two epochs of 19 examples: the last batch of each has one."""
+    dataset = premade_cases.input_fn("two", repeat=1, batch_size=1)().unbatch().take(19)
+    return dataset.batch(params["batch_size"]).repeat(2)
+
+
+@pytest.mark.parametrize("scope", ["linear/", "dnn/", ""])
+def test_hooks_find_losses_of_v1_by_the_names_that_they_had(scope: str, tmp_path: Path) -> None:
+    """As the wide & deep sample of TensorFlow's models logs them; of four examples the sum is four times the mean."""
+    columns = [fc.numeric_column("x")]
+    make = {
+        "linear/": lambda: V1.LinearRegressor(columns, tmp_path),
+        "dnn/": lambda: V1.DNNRegressor([2], columns, tmp_path),
+        "": lambda: V1.DNNLinearCombinedRegressor(tmp_path, columns, "Ftrl", columns, "Adagrad", [2]),
+    }
+    seen: list[dict[str, float]] = []
+
+    class Fetches(tf.estimator.SessionRunHook):
+        def before_run(self, context: Any) -> Any:
+            return v1.train.SessionRunArgs(
+                {"mean": f"{scope}head/truediv:0", "sum": f"{scope}head/weighted_loss/Sum:0"}
+            )
+
+        def after_run(self, context: Any, values: Any) -> None:
+            seen.append(values.results)
+
+    losses = Losses()
+    data = tf.data.Dataset.from_tensors(({"x": [[1.0], [2.0], [3.0], [4.0]]}, [[2.0], [4.0], [6.0], [8.0]]))
+    make[scope]().train(lambda: data, [Fetches(), losses], steps=1)
+    assert seen[0]["sum"] == losses.losses[0] > 0
+    assert seen[0]["mean"] == pytest.approx(losses.losses[0] / 4, rel=1e-6)
+
+
+def test_a_baseline_comes_to_the_mean_of_the_labels(tmp_path: Path) -> None:
+    estimator = V2.BaselineRegressor(str(tmp_path), optimizer=keras.optimizers.SGD(0.5), config=RunConfig())
+    estimator.train(premade_cases.input_fn("number", batch_size=24), steps=60)
+    mean = float(premade_cases.data()["number"].mean())
+    assert estimator.get_variable_value("baseline/bias") == pytest.approx([mean], rel=1e-5)
+
+
+def test_baselines_of_classes_and_of_a_head_come_to_the_frequencies_of_the_labels(tmp_path: Path) -> None:
+    labels = premade_cases.data()["three"]
+    expected = np.bincount(labels, minlength=3) / labels.size
+    make = {
+        "classifier": lambda **kw: V2.BaselineClassifier(n_classes=3, **kw),
+        "estimator": lambda **kw: V2.BaselineEstimator(V2.MultiClassHead(3), **kw),
+    }
+    for name, of in make.items():
+        optimizer = keras.optimizers.SGD(1.0)
+        estimator = of(model_dir=str(tmp_path / name), optimizer=optimizer, config=RunConfig(tensorboard=False))
+        estimator.train(premade_cases.input_fn("three", batch_size=24), steps=150)
+        prediction = next(estimator.predict(premade_cases.input_fn("three", repeat=1)))
+        np.testing.assert_allclose(prediction["probabilities"], expected, atol=1e-3)
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A trained DNNClassifier with dropout and names of classes."""
+    deep, _ = premade_cases.columns()
+    estimator = V2.DNNClassifier(
+        [4], deep, tmp_path_factory.mktemp("dnn"), label_vocabulary=["no", "yes"], dropout=0.5, activation_fn="tanh",
+        config=RunConfig(),
+    )  # fmt: skip
+    return estimator.train(with_names, steps=2)
+
+
+def with_names() -> tf.data.Dataset:
+    names = tf.constant(["no", "yes"])
+    return premade_cases.input_fn("two", repeat=1)().map(lambda features, label: (features, tf.gather(names, label)))
+
+
+@pytest.mark.long
+def test_added_metrics_come_with_those_of_the_head(classifier: Any) -> None:
+    def more(features: Any, predictions: Any) -> dict[str, Any]:
+        return {
+            "mean_age": v1.metrics.mean(features["age"]),
+            "classes": tf.cast(predictions["class_ids"][:, 0], tf.float32),
+        }
+
+    plain, found = classifier.evaluate(with_names), add_metrics(classifier, more).evaluate(with_names)
+    assert found["mean_age"] == pytest.approx(premade_cases.data()["age"].mean(), rel=1e-6)
+    assert {name: found[name] for name in plain} == pytest.approx(plain)
+    with pytest.raises(ValueError, match="metric_fn takes logits; it may take features, labels, predictions, config"):
+        add_metrics(classifier, lambda logits: {})
+
+
+def test_an_exported_classifier_gives_scores_of_named_classes(classifier: Any, tmp_path: Path) -> None:
+    from runner.export.receivers import build_parsing_serving_input_receiver_fn
+
+    deep, _ = premade_cases.columns()
+    receiver_fn = build_parsing_serving_input_receiver_fn(fc.make_parse_example_spec(deep))
+    path = classifier.export_saved_model(str(tmp_path), receiver_fn).decode()
+    signatures = tf.saved_model.load(path).signatures
+    assert sorted(signatures) == ["classification", "predict", "regression", "serving_default"]
+    feature = tf.train.Feature
+    example = tf.train.Example(
+        features=tf.train.Features(
+            feature={
+                "x": feature(float_list=tf.train.FloatList(value=[1.0, 2.0])),
+                "age": feature(float_list=tf.train.FloatList(value=[30.0])),
+                "city": feature(bytes_list=tf.train.BytesList(value=[b"a"])),
+                "word": feature(bytes_list=tf.train.BytesList(value=[b"u"])),
+            }
+        )
+    )
+    found = signatures["serving_default"](tf.constant([example.SerializeToString()]))
+    assert found["classes"].numpy().tolist() == [[b"no", b"yes"]]
+    assert float(tf.reduce_sum(found["scores"])) == pytest.approx(1.0)
+
+
+# --- parts --------------------------------------------------------------------------------------------------------
+
+
+def test_logit_functions_are_called_with_what_they_take() -> None:
+    assert float(logits.call_logit_fn(lambda features, mode: features * 2, tf.constant(2.0), "train", {}, None)) == 4.0
+    with pytest.raises(ValueError, match="returned NoneType; a logit_fn returns a tensor or a dict"):
+        logits.call_logit_fn(lambda features: None, tf.constant(2.0), "train", {}, None)
+
+
+def test_parse_specs_hold_features_label_and_weight() -> None:
+    x = fc.numeric_column("x", shape=(2,))
+    spec = inputs.classifier_parse_example_spec([x], "y", label_default=0, weight_column="w")
+    assert list(spec) == ["x", "y", "w"]
+    assert spec["y"] == tf.io.FixedLenFeature((1,), tf.int64, 0)
+    spec = inputs.regressor_parse_example_spec([x], "y", label_dimension=3)
+    assert spec["y"] == tf.io.FixedLenFeature((3,), tf.float32, None)
+    with pytest.raises(ValueError, match="label_key='x' is read as a feature already"):
+        inputs.regressor_parse_example_spec([x], "x")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: V2.DNNLinearCombinedRegressor(), "give linear_feature_columns, dnn_feature_columns or both"),
+        (
+            lambda: V2.DNNLinearCombinedRegressor(dnn_feature_columns=[fc.numeric_column("x")]),
+            "dnn_hidden_units is empty",
+        ),
+        (
+            lambda: logits.dnn_logit_fn_builder(1, [2], [fc.categorical_column_with_identity("c", 3)])(
+                {"c": tf.constant([[1]])}, "train"
+            ),
+            "the column 'c' is categorical, and a network takes numbers. Put tf.feature_column.embedding_column",
+        ),
+        (
+            lambda: logits.linear_logit_fn_builder(1, [fc.numeric_column("x")] * 2)({"x": tf.zeros([2])}),
+            "there are several columns of the name x",
+        ),
+        (
+            lambda: logits.linear_logit_fn_builder(1, [fc.numeric_column("x")])(tf.zeros([2, 1])),
+            "feature columns take theirs from a dict of tensors",
+        ),
+        (lambda: logits.linear_logit_fn_builder(1, ["x"])({"x": tf.zeros([2])}), "'x' is no feature column"),
+        (lambda: logits.dnn_logit_fn_builder(1.0, [2], []), "units=1.0: the logits_dimension of a head"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_cannot_be_built_says_what_to_change(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_partitioner_says_that_the_strategy_places_variables(caplog: pytest.LogCaptureFixture) -> None:
+    V1.LinearRegressor([fc.numeric_column("x")], partitioner=v1.fixed_size_partitioner(2), config=RunConfig())
+    assert "partitioner has no effect: the strategy places variables" in caplog.text

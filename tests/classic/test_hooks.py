@@ -1,0 +1,371 @@
+"""Hooks of tf.estimator code, as 2.15 called them: what they feed, what they compare, where their summaries go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+import runner
+from runner import EstimatorSpec, ModeKeys
+from runner.classic.estimator import Estimator
+from runner.classic.run_config import RunConfig
+from tests.support.line import Weight, line, mirrored, native_line, points, read_events, steps_of
+
+v1 = tf.compat.v1
+
+
+def fed_line(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    """A `line` whose learning rate is a placeholder, with a default or without. params: `placeholder`, `hooks`."""
+    make = params.get("placeholder", lambda: v1.placeholder_with_default(0.0, [], name="rate"))
+    rate = make()
+    if mode == ModeKeys.TRAIN:
+        spec = line(features, labels, mode, {"learning_rate": rate})
+        return spec._replace(training_hooks=[hook(rate) for hook in params.get("hooks", ())])
+    spec = line(features * (1 + rate), labels, mode, {})
+    hooks = [hook(rate) for hook in params.get("hooks", ())]
+    return spec._replace(evaluation_hooks=hooks, prediction_hooks=hooks)
+
+
+class Feeds(tf.estimator.SessionRunHook):
+    """Feeds `key` with one value after another."""
+
+    def __init__(self, key: Any, values: Any, fetches: Any = None) -> None:
+        self._key, self._values, self._fetches = key, iter(values), fetches
+        self.results: list[Any] = []
+
+    def before_run(self, run_context: Any) -> Any:
+        return tf.estimator.SessionRunArgs(self._fetches, feed_dict={self._key: next(self._values)})
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self.results.append(run_values.results)
+
+
+def weights_after(rates: list[float]) -> float:
+    """What steps of `line` on points(8, 2), repeated, make of its weight."""
+    weight = 0.0
+    for number, rate in enumerate(rates):
+        x = [2 * (number % 4) + 1, 2 * (number % 4) + 2]
+        weight -= rate * sum(2 * (weight - 2) * one**2 for one in x) / 2
+    return weight
+
+
+RATES = [0.01, 0.02, 0.0, 0.005]
+
+
+def trained(model_dir: Path, model_fn: Any = fed_line, steps: int = 4, **params: Any) -> Estimator:
+    config = RunConfig(train_distribute=params.pop("strategy", None))
+    return Estimator(model_fn, model_dir, config, params).train(points(repeat=True), steps=steps)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("key", ["tensor", "name", "operation"])
+def test_a_hook_feeds_a_step_by_the_tensor_or_its_name(key: str, tmp_path: Path) -> None:
+    def hook(rate: Any) -> Any:
+        return Feeds({"tensor": rate, "name": "rate:0", "operation": "rate"}[key], RATES)
+
+    trainer = trained(tmp_path, hooks=[hook])
+    assert trainer.get_variable_value("weight") == pytest.approx(weights_after(RATES), rel=1e-5)
+
+
+def test_feed_fn_hook_feeds_each_step_and_what_it_leaves_out_has_its_default(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, hooks=[lambda rate: tf.estimator.FeedFnHook(lambda: {rate: 0.01})])
+    assert trainer.get_variable_value("weight") == pytest.approx(weights_after([0.01] * 4), rel=1e-5)
+    trained(tmp_path, steps=2)
+    assert trainer.get_variable_value("weight") == pytest.approx(weights_after([0.01] * 4), rel=1e-5)
+
+
+def test_what_is_fed_is_fed_to_all_replicas(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, steps=1, hooks=[lambda rate: Feeds(rate, [0.01])], strategy=mirrored())
+    expected = 0.01 * 2 * 2 * (1 + 4 + 9 + 16) / 4
+    assert trainer.get_variable_value("weight") == pytest.approx(expected, rel=1e-5)
+
+
+def test_evaluations_and_predictions_are_fed_by_their_hooks(tmp_path: Path) -> None:
+    trainer = Estimator(fed_line, tmp_path, RunConfig(), {})
+    trainer.train(points(repeat=True), hooks=[Feeds("rate:0", RATES)], steps=4)
+    weight = trainer.get_variable_value("weight")
+    hook = Feeds("rate:0", [1.0] * 5, "my_loss:0")
+    found = trainer.evaluate(points(), hooks=[hook])
+    assert found["mae"] == pytest.approx(abs(2 * weight - 2) * 4.5, rel=1e-5)
+    assert found["loss"] == pytest.approx(sum(hook.results) / 4)
+    predictions = trainer.predict(points(), hooks=[Feeds("rate:0", [1.0, 2.0, 0.0, 1.0, 0.0])])
+    expected = [weight * x * factor for x, factor in zip(range(1, 9), [2, 2, 3, 3, 1, 1, 2, 2], strict=True)]
+    assert [one["y"] for one in predictions] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_placeholder_that_nobody_feeds_is_named(tmp_path: Path) -> None:
+    plain: Callable[[], Any] = lambda: v1.placeholder(tf.float32, [], name="rate")  # noqa: E731
+    with pytest.raises(
+        ValueError,
+        match=r"You must feed a value for placeholder tensor 'rate' with dtype float32 and shape \(\): model_fn made",
+    ):
+        trained(tmp_path, placeholder=plain)
+    hooks = [lambda rate: Feeds(rate, [0.01, 0.01, 0.0, 0.0, 0.0, 0.0])]
+    trainer = trained(tmp_path, steps=2, placeholder=plain, hooks=hooks)
+    assert trainer.get_variable_value("weight") == pytest.approx(weights_after([0.01] * 2), rel=1e-5)
+    assert math.isfinite(trainer.evaluate(points(), steps=4)["loss"])
+
+
+def test_sparse_and_ragged_values_and_rows_of_gradients_are_fetched_as_in_a_session(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        table = v1.get_variable("table", [4, 1], initializer=v1.ones_initializer())
+        loss = tf.reduce_sum(tf.gather(table, [2, 0]))
+        fetches = {
+            "rows": v1.gradients(loss, table)[0],
+            "sparse": tf.sparse.from_dense([[0, 7]]),
+            "ragged": [tf.ragged.constant([[[1], [2, 3]], []]), "table"],
+        }
+        spec = line(features, labels, mode, params)
+        return spec._replace(training_hooks=[params["hook"](fetches)])
+
+    hooks: list[Any] = []
+
+    class Fetches(tf.estimator.SessionRunHook):
+        def __init__(self, fetches: Any) -> None:
+            self._fetches = fetches
+            hooks.append(self)
+
+        def before_run(self, run_context: Any) -> Any:
+            return tf.estimator.SessionRunArgs(self._fetches)
+
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            self.results = run_values.results
+
+    trained(tmp_path, model_fn, steps=1, hook=Fetches)
+    found = next(hook.results for hook in hooks if hasattr(hook, "results"))
+    assert isinstance(found["sparse"], v1.SparseTensorValue)
+    assert [part.tolist() for part in found["sparse"]] == [[[0, 1]], [7], [1, 2]]
+    assert [part.tolist() for part in found["rows"]] == [[[1.0], [1.0]], [2, 0], [4, 1]]
+    assert found["ragged"][0].to_list() == [[[1], [2, 3]], []] and found["ragged"][1].shape == (4, 1)
+
+
+def test_a_sparse_placeholder_is_fed_what_a_session_took(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        rates = v1.sparse_placeholder(tf.float32, [2, 2])
+        spec = line(features, labels, mode, {"learning_rate": tf.sparse.reduce_sum(rates)})
+        values = [v1.SparseTensorValue([[0, 1]], [rate], [2, 2]) for rate in RATES]
+        return spec._replace(training_hooks=[Feeds(rates, values)])
+
+    assert trained(tmp_path, model_fn).get_variable_value("weight") == pytest.approx(weights_after(RATES), rel=1e-5)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_hook_feeds_placeholders_of_its_own_and_restores_and_saves_by_a_saver(replicas: int, tmp_path: Path) -> None:
+    class Restores(tf.estimator.SessionRunHook):
+        """Begins with the weight of another run, 2.0 added to it."""
+
+        def begin(self) -> None:
+            (weight,) = v1.trainable_variables()
+            self._saver, self._more = v1.train.Saver([weight]), v1.placeholder(tf.float32, [])
+            self._add = weight.assign_add(self._more)
+
+        def after_create_session(self, session: Any, coord: Any) -> None:
+            self._saver.restore(session, v1.train.latest_checkpoint(tmp_path / "other"))
+            session.run(self._add, {self._more: 2.0})
+
+        def end(self, session: Any) -> None:
+            self.saved = self._saver.save(session, f"{tmp_path}/own/model", global_step=v1.train.get_global_step())
+
+    other = trained(tmp_path / "other", line, steps=3).get_variable_value("weight")
+    config, model_dir = RunConfig(train_distribute=mirrored() if replicas == 2 else None), tmp_path / "new"
+    estimator = Estimator(line, model_dir, config, {"learning_rate": 0.0})
+    estimator.train(points(), hooks=[hook := Restores()], steps=1)
+    assert estimator.get_variable_value("weight") == pytest.approx(other + 2.0)
+    assert hook.saved == f"{tmp_path}/own/model-1"
+    assert tf.train.load_variable(hook.saved, "weight") == pytest.approx(other + 2.0)
+
+
+def test_a_hook_fetches_variables_of_keras(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        layer = Weight(name="line")
+        loss = tf.square(layer(features) - labels)
+        optimizer = keras.optimizers.SGD(0.01)
+        hooks.append(Feeds(v1.placeholder_with_default(0.0, []), [0.0] * 2, layer.weight))
+        return EstimatorSpec(mode, loss=loss, optimizer=optimizer, training_hooks=hooks[-1:])
+
+    hooks: list[Feeds] = []
+    trained(tmp_path, model_fn, steps=2)
+    (results,) = [hook.results for hook in hooks if hook.results]
+    assert results == pytest.approx([0.0, weights_after([0.01])])
+
+
+@pytest.mark.parametrize(
+    ("hooks", "message"),
+    [
+        ([Feeds("my_loss:0", [1.0])], "only a placeholder that model_fn or a hook made can be fed"),
+        ([Feeds("rate:0", [[1.0, 2.0]])], r"Cannot feed value of shape \(2,\) for Tensor 'rate:0', which has shape"),
+        ([Feeds("rate:0", [1.0]), Feeds("rate:0", [1.0])], "Same tensor is fed by two hooks: 'rate:0'"),
+    ],
+    ids=["no placeholder", "another shape", "twice"],
+)
+def test_what_cannot_be_fed_is_refused(hooks: list[Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        Estimator(fed_line, tmp_path, RunConfig(), {}).train(points(), hooks=hooks, steps=1)
+
+
+def test_a_step_of_several_programs_cannot_be_fed(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        v1.placeholder_with_default(0.0, [], name="rate")
+        return native_line(features, labels, mode, params)
+
+    trainer = runner.Estimator(model_fn, tmp_path, runner.RunConfig(gradient_accumulation=2))
+    with pytest.raises(ValueError, match=r"feed_dict={'rate:0': ...}\) of a hook: .* a step is several programs"):
+        trainer.train(points(), hooks=[Feeds("rate:0", [1.0])], steps=1)
+
+
+def test_code_of_hooks_has_the_operators_of_model_fn(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    class Keys(tf.estimator.SessionRunHook):
+        def __init__(self, tensor: Any) -> None:
+            self._tensor = tensor
+
+        def note(self, where: str) -> None:
+            if {self._tensor: where}[self._tensor] == where and self._tensor != 1:
+                said.append(where)
+
+        def begin(self) -> None:
+            self.note("begin")
+
+        def after_create_session(self, session: Any, coord: Any) -> None:
+            assert session.run("rate:0", {self._tensor: 3.0}) == 3.0
+            self.note("session")
+
+        def before_run(self, run_context: Any) -> None:
+            self.note("before")
+
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            self.note("after")
+
+        def end(self, session: Any) -> None:
+            self.note("end")
+
+    class Listens(tf.estimator.CheckpointSaverListener):
+        def before_save(self, session: Any, global_step_value: int) -> None:
+            said.append("save" if {session.graph.get_tensor_by_name("rate:0"): 1} else "")
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        spec = fed_line(features, labels, mode, params)
+        rate = v1.get_default_graph().get_tensor_by_name("rate:0")
+        scaffold = v1.train.Scaffold(init_fn=lambda _, session: said.append(f"{session.run(rate, {rate: 2.0})}"))
+        return spec._replace(scaffold=scaffold if mode == ModeKeys.TRAIN else None)
+
+    trainer = Estimator(model_fn, tmp_path, RunConfig(), {"hooks": [Keys]})
+    trainer.train(points(), steps=1, saving_listeners=[Listens()])
+    steps = ["begin", "session", "before", "after", "end"]
+    assert said == ["2.0", "begin", "session", "save", "before", "after", "save", "end"]
+    said.clear()
+    trainer.evaluate(points(), steps=1)
+    next(trainer.predict(points()))
+    assert said == [*steps, *steps[:3], "after"]
+    assert bool(tf.constant(1) == tf.constant(1)), "elsewhere they are what they are"
+
+
+def test_global_step_is_the_first_of_the_variables(tmp_path: Path) -> None:
+    seen = []
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        for variable in v1.global_variables():
+            v1.summary.histogram(variable.op.name, variable)
+        spec = line(features, labels, mode, params)
+        average = tf.train.ExponentialMovingAverage(0.9, v1.train.get_global_step())
+        saved = v1.train.Saver(v1.global_variables()) if mode == ModeKeys.TRAIN else None
+        seen.append([variable.op.name for variable in v1.global_variables()])
+        if mode != ModeKeys.TRAIN:
+            return spec
+        with tf.control_dependencies([spec.train_op]):
+            moved = average.apply(v1.trainable_variables())
+        return spec._replace(train_op=moved, scaffold=v1.train.Scaffold(saver=saved))
+
+    trainer = trained(tmp_path, model_fn, steps=2)
+    trainer.evaluate(points())
+    list(trainer.predict(points()))
+    assert all(names[:2] == ["global_step", "weight"] and names.count("global_step") == 1 for names in seen)
+    assert len(seen) == 3 and trainer.get_variable_value("global_step") == 2
+    assert steps_of(tmp_path, "global_step") == [1]
+
+
+# --- summaries --------------------------------------------------------------------------------------------------------
+
+
+def summarised(tmp_path: Path, *save_steps: int, folder: str = "own") -> Any:
+    """A `line` whose hooks save the first feature of a batch, each `save_steps`, to folders of their own."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        v1.summary.scalar("first", features[0])
+        merged = v1.summary.merge_all()
+        hooks = [
+            tf.estimator.SummarySaverHook(save_steps=steps, output_dir=f"{tmp_path}/{folder}{steps}", summary_op=merged)
+            for steps in save_steps
+        ]
+        return line(features, labels, mode, params)._replace(training_hooks=hooks, evaluation_hooks=hooks)
+
+    return model_fn
+
+
+def firsts(folder: Path) -> list[tuple[int, float]]:
+    return [(event.step, event.value) for event in read_events(folder) if event.tag == "first"]
+
+
+@pytest.mark.parametrize("strategy", ["default", "mirrored"])
+def test_summary_saver_hook_saves_its_summaries_to_its_folder_at_its_cadence(strategy: str, tmp_path: Path) -> None:
+    distribute = mirrored() if strategy == "mirrored" else None
+    config = RunConfig(save_summary_steps=5, train_distribute=distribute)
+    trainer = Estimator(summarised(tmp_path, 3), tmp_path, config)
+    trainer.train(points(32, 2, repeat=True), steps=8)
+    stride = 4 if strategy == "mirrored" else 2
+    assert firsts(tmp_path / "own3") == [(step, 1 + stride * (step - 1)) for step in (1, 4, 7)]
+    assert steps_of(tmp_path, "first") == [1, 5], "of the runner's own"
+    trainer.train(points(32, 2, repeat=True), steps=3)
+    assert [step for step, _ in firsts(tmp_path / "own3")] == [1, 4, 7, 9]
+
+
+def test_summary_saver_hook_of_an_evaluation_saves_batches_at_the_step_of_the_checkpoint(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, summarised(tmp_path, 1, 2, 3, folder="eval/own"), steps=2)
+    for _ in range(2):
+        trainer.evaluate(points(10, 2))
+    found = {
+        steps: [value for step, value in firsts(tmp_path / f"eval/own{steps}") if step == 2] for steps in (1, 2, 3)
+    }
+    # Training was saved there at step 1, and step 2 by the hook of each.
+    assert found[1] == [3.0, *[1.0, 3.0, 5.0, 7.0, 9.0] * 2]
+    assert found[2] == [1.0, 5.0, 9.0] * 2
+    assert found[3] == [1.0] * 2
+
+
+def test_summary_saver_hook_in_the_folder_of_the_evaluation_comes_before_its_metrics(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        merged = v1.summary.scalar("first", features[0])
+        hook = tf.estimator.SummarySaverHook(save_steps=1, output_dir=f"{tmp_path}/eval", summary_op=merged)
+        return line(features, labels, mode, params)._replace(evaluation_hooks=[hook])
+
+    trainer = trained(tmp_path, model_fn, steps=2)
+    for _ in range(2):
+        trainer.evaluate(points(4, 2))
+    assert [event.tag for event in read_events(tmp_path / "eval")] == ["first", "first", "loss", "mae"] * 2
+
+
+def test_summary_saver_hook_in_model_dir_writes_to_the_file_of_the_run(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        first = v1.summary.scalar("first", features[0], collections=[])
+        hook = tf.estimator.SummarySaverHook(save_steps=2, output_dir=str(tmp_path), summary_op=[first, first])
+        return line(features, labels, mode, params)._replace(training_hooks=[hook])
+
+    trained(tmp_path, model_fn, steps=5)
+    assert steps_of(tmp_path, "first") == [1, 1, 3, 3, 5, 5] and steps_of(tmp_path, "loss") == [1]
+    assert len(list(tmp_path.glob("events.*"))) == 1
+
+
+def test_summary_op_of_a_scaffold_is_written_in_place_of_all_summaries(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        v1.summary.scalar("first", features[0])
+        last = v1.summary.scalar("last", features[-1])
+        return line(features, labels, mode, params)._replace(scaffold=v1.train.Scaffold(summary_op=last))
+
+    trained(tmp_path, model_fn, steps=2)
+    assert steps_of(tmp_path, "last") == [1] and steps_of(tmp_path, "first") == []

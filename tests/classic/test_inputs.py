@@ -1,0 +1,234 @@
+"""Input functions of TF 1, and what was written for TPUEstimator."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow.compat.v1 as tf
+
+from runner.classic.estimator import Estimator
+from runner.classic.run_config import RunConfig
+from runner.classic.tpu import TPUEstimator, TPUEstimatorSpec
+from runner.data import inputs
+from runner.data.sharding import WorkerPlace
+from tests.classic.test_estimator import mirrored
+from tests.support.classic_models import batches, data, dense
+
+numpy_input_fn = tf.estimator.inputs.numpy_input_fn
+pandas_input_fn = tf.estimator.inputs.pandas_input_fn
+
+
+def taken(input_fn: Any) -> list[Any]:
+    return list(input_fn().as_numpy_iterator())
+
+
+# --- arrays and frames ------------------------------------------------------------------------------------------
+
+
+def test_arrays_come_in_batches_that_may_cross_epochs() -> None:
+    x, y = np.arange(3), np.arange(3) * 10
+    found = taken(numpy_input_fn(x, y, batch_size=2, num_epochs=2, shuffle=False))
+    assert [(a.tolist(), b.tolist()) for a, b in found] == [
+        ([0, 1], [0, 10]), ([2, 0], [20, 0]), ([1, 2], [10, 20]),
+    ]  # fmt: skip
+
+
+def test_dicts_of_arrays_stay_dicts_and_labels_may_be_missing() -> None:
+    x = {"a": np.arange(3.0), "b": np.ones([3, 2])}
+    (found,) = taken(numpy_input_fn(x, batch_size=128, shuffle=False))
+    assert set(found) == {"a", "b"} and found["b"].shape == (3, 2)
+    ((_, labels),) = taken(numpy_input_fn(x, {"y": np.arange(3)}, shuffle=False))
+    assert labels["y"].tolist() == [0, 1, 2]
+
+
+def test_shuffled_epochs_hold_each_example_once_and_have_no_end_with_none() -> None:
+    found = numpy_input_fn(np.arange(4), batch_size=4, num_epochs=None, shuffle=True)().take(5).as_numpy_iterator()
+    assert all(sorted(batch.tolist()) == [0, 1, 2, 3] for batch in found)
+
+
+def test_columns_of_a_frame_are_features() -> None:
+    frame = pd.DataFrame({"a": [1.0, 2.0], "b": ["x", "y"]}, index=[7, 8])
+    ((features, labels),) = taken(pandas_input_fn(frame, pd.Series([3, 4], index=[7, 8]), shuffle=False))
+    assert features["a"].tolist() == [1.0, 2.0] and features["b"].tolist() == [b"x", b"y"]
+    assert labels.tolist() == [3, 4]
+    ((_, labels),) = taken(pandas_input_fn(frame, pd.DataFrame({"y": [3, 4]}, index=[7, 8]), shuffle=False))
+    assert labels["y"].tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: numpy_input_fn(np.arange(3)), ValueError, "shuffle=None"),
+        (lambda: numpy_input_fn(np.arange(3), shuffle="no"), ValueError, "shuffle='no'"),
+        (lambda: numpy_input_fn([1, 2], shuffle=True), TypeError, "it must be an array or a dict of arrays"),
+        (lambda: numpy_input_fn({}, shuffle=True), ValueError, "it is empty"),
+        (lambda: numpy_input_fn(np.arange(3), {}, shuffle=True), ValueError, "there are no labels"),
+        (lambda: numpy_input_fn({"a": np.arange(3), "b": np.arange(2)}, shuffle=True), ValueError,
+         r"x\['a'\] 3, x\['b'\] 2"),
+        (lambda: numpy_input_fn(np.arange(3), np.arange(2), shuffle=True), ValueError, "x 3, y 2"),
+        (lambda: pandas_input_fn(pd.DataFrame({"a": [1]})), ValueError, "shuffle=None"),
+        (lambda: pandas_input_fn({"a": [1]}, shuffle=True), TypeError, "must be a DataFrame"),
+        (lambda: pandas_input_fn(pd.DataFrame({"target": [1]}), pd.Series([1]), shuffle=True), ValueError,
+         "a column 'target'"),
+        (lambda: pandas_input_fn(pd.DataFrame({"a": [1]}), pd.Series([1], index=[3]), shuffle=True), ValueError,
+         "differ in their index"),
+    ],
+)  # fmt: skip
+def test_arguments_that_cannot_be_are_refused(make: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_input_functions_get_nothing_but_what_they_name(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def decorated(*args: Any, **kwargs: Any) -> Any:
+        seen.append(kwargs)
+        return batches(1)()
+
+    def named(mode: str, **kwargs: Any) -> Any:
+        return decorated(mode=mode, **kwargs)
+
+    estimator = Estimator(dense, str(tmp_path), params={"a": 1})
+    for input_fn in (decorated, named, functools.partial(decorated, size=3)):
+        estimator.train(input_fn)
+    assert seen == [{}, {"mode": "train"}, {"size": 3}]
+
+
+# --- iterators --------------------------------------------------------------------------------------------------
+
+
+def feed(input_fn: Any, mode: str = "train") -> Any:
+    return inputs.build_input_pipeline(input_fn, mode, WorkerPlace(), params={})
+
+
+def test_tensors_of_a_one_shot_iterator_are_new_in_each_step() -> None:
+    def input_fn() -> Any:
+        dataset = tf.data.Dataset.range(6).batch(2)
+        x = dataset.make_one_shot_iterator().get_next()
+        return {"x": x, "squared": x * x}, tf.cast(x, tf.float32)  # what comes after get_next belongs to the step
+
+    found = list(feed(input_fn).dataset.as_numpy_iterator())
+    assert [features["squared"].tolist() for features, _ in found] == [[0, 1], [4, 9], [16, 25]]
+    assert [labels.tolist() for _, labels in found] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_initializable_and_several_iterators_are_read_together() -> None:
+    def input_fn() -> Any:
+        first = tf.data.make_initializable_iterator(tf.data.Dataset.range(4).batch(2))
+        tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, first.initializer)
+        second = tf.data.make_one_shot_iterator(tf.data.Dataset.range(10, 14).batch(2))
+        return first.get_next(), second.get_next()
+
+    found = list(feed(input_fn).dataset.as_numpy_iterator())
+    assert [(x.tolist(), y.tolist()) for x, y in found] == [([0, 1], [10, 11]), ([2, 3], [12, 13])]
+
+
+def test_two_elements_of_one_iterator_are_refused() -> None:
+    def input_fn() -> Any:
+        iterator = tf.data.make_one_shot_iterator(tf.data.Dataset.range(4).batch(2))
+        return iterator.get_next(), iterator.get_next()
+
+    with pytest.raises(ValueError, match=r"input_fn calls get_next\(\) twice on one iterator"):
+        feed(input_fn)
+
+
+def test_tensors_that_are_drawn_are_new_in_each_step_of_training() -> None:
+    def drawn() -> Any:
+        x = tf.random.uniform([4, 1])
+        return {"x": x}, 2 * x
+
+    def constant() -> Any:
+        return tf.constant([[1.0]]), tf.constant([[2.0]])
+
+    (first, _), (second, labels) = list(feed(drawn).dataset.take(2).as_numpy_iterator())
+    assert not np.array_equal(first["x"], second["x"])
+    np.testing.assert_array_equal(labels, 2 * second["x"])
+    assert [x.tolist() for x, _ in feed(constant).dataset.take(2).as_numpy_iterator()] == [[[1.0]], [[1.0]]]
+    assert len(list(feed(drawn, "eval").dataset.as_numpy_iterator())) == 1
+
+
+def test_an_iterator_divides_over_replicas_and_resumes(tmp_path: Path) -> None:
+    def input_fn() -> Any:
+        return tf.data.make_one_shot_iterator(batches(3)()).get_next()
+
+    estimator = Estimator(dense, str(tmp_path), RunConfig(train_distribute=mirrored()))
+    assert estimator.train(input_fn).get_variable_value("global_step") == 2
+    assert evaluated_examples(estimator, input_fn) == 24
+
+
+def evaluated_examples(estimator: Estimator, input_fn: Any) -> int:
+    return len(list(estimator.predict(input_fn)))
+
+
+# --- TPUEstimator -----------------------------------------------------------------------------------------------
+
+
+def tpu_model(features: Any, labels: Any, mode: str, params: Any) -> TPUEstimatorSpec:
+    spec = dense(features, labels, mode)
+    sizes.append((mode, params["batch_size"]))
+    if mode == tf.estimator.ModeKeys.PREDICT:
+        return TPUEstimatorSpec(mode, predictions=spec.predictions)
+    calls = tf.get_variable("calls", [], trainable=False, initializer=tf.zeros_initializer())
+    optimizer = tf.tpu.CrossShardOptimizer(tf.train.GradientDescentOptimizer(0.1))
+
+    def host_call(amount: Any) -> Any:
+        return calls.assign_add(amount[0], read_value=False)
+
+    def eval_metrics(loss: Any) -> Any:
+        return {"twice": tf.metrics.mean(2 * loss)}
+
+    return TPUEstimatorSpec(
+        mode,
+        loss=spec.loss,
+        train_op=optimizer.minimize(spec.loss, tf.train.get_global_step()),
+        host_call=(host_call, [tf.ones([1])]),
+        eval_metrics=(eval_metrics, {"loss": spec.loss}),
+        scaffold_fn=lambda: tf.train.Scaffold(),
+    )
+
+
+sizes: list[tuple[str, int]] = []
+
+
+def test_what_was_written_for_tpus_runs_without_one(tmp_path: Path) -> None:
+    def input_fn(params: Any) -> Any:
+        return tf.data.Dataset.from_tensor_slices(data()).batch(params["batch_size"]).repeat(2)
+
+    sizes.clear()
+    config = tf.estimator.tpu.RunConfig(
+        model_dir=str(tmp_path), tpu_config=tf.estimator.tpu.TPUConfig(iterations_per_loop=3), save_checkpoints_steps=3
+    )
+    estimator = TPUEstimator(
+        tpu_model, config=config, use_tpu=False, train_batch_size=8, eval_batch_size=4, predict_batch_size=16
+    )
+    estimator.train(input_fn, max_steps=5)
+    found = estimator.evaluate(input_fn, steps=2)
+    assert estimator.get_variable_value("calls") == 5
+    assert found["twice"] == pytest.approx(2 * found["loss"], rel=1e-5)
+    assert len(list(estimator.predict(input_fn))) == 64
+    assert set(sizes) == {("train", 8), ("eval", 4), ("infer", 16)}
+    assert estimator.config.tpu_config.iterations_per_loop == 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"use_tpu": True, "train_batch_size": 8}, "give RunConfig.train_distribute=tf.distribute.TPUStrategy"),
+        ({"use_tpu": False, "params": {"batch_size": 8}}, "batch_size is what train_batch_size"),
+    ],
+)
+def test_tpu_estimators_that_cannot_be_are_refused(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        TPUEstimator(tpu_model, str(tmp_path), **arguments)
+
+
+@pytest.mark.parametrize("name", ["eval_metrics", "host_call"])
+def test_a_call_is_a_function_and_its_tensors(name: str) -> None:
+    with pytest.raises(ValueError, match="it must be a pair of a function and the tensors"):
+        TPUEstimatorSpec("train", **{name: "no"})

@@ -1,0 +1,290 @@
+"""`model_to_estimator`: the numbers of Keras's own `fit` and `evaluate`, for Keras 3 and tf_keras."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from runner.classic.model_to_estimator import model_to_estimator
+from runner.classic.run_config import RunConfig
+from runner.tf_private import keras_models
+from tests.support.tiers import slow_but
+
+tf_keras = pytest.importorskip("tf_keras", reason="the extra 'classic' brings it")
+FAMILIES = {"keras": keras, "tf_keras": tf_keras}
+
+RNG = np.random.RandomState(0)
+X, Y = RNG.randn(24, 4).astype(np.float32), RNG.randn(24, 1).astype(np.float32)
+WEIGHTS = RNG.rand(24).astype(np.float32)
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> Any:
+    return FAMILIES[request.param]
+
+
+@pytest.fixture(autouse=True)
+def other_names() -> Iterator[None]:
+    """Names of the models begin anew."""
+    yield
+    for one in FAMILIES.values():
+        one.backend.clear_session()
+
+
+def build(family: Any, kind: str = "functional", **more: Any) -> Any:
+    """Always with the same weights."""
+    layers = family.layers
+    family.utils.set_random_seed(3)
+    if kind == "functional":
+        inputs = family.Input([4], name="x")
+        outputs = layers.Dense(1, name="y")(layers.Dense(3, activation="tanh", name="hidden")(inputs))
+        model = family.Model(inputs, outputs)
+    elif kind == "sequential":
+        model = family.Sequential([layers.Dense(3, activation="tanh"), layers.BatchNormalization(), layers.Dense(1)])
+        model(X[:1])
+    else:
+        model = Own[family](3)
+        model(X[:1])
+    arguments = {"loss": "mse", "metrics": ["mae", family.metrics.MeanSquaredError(name="squares")], **more}
+    model.compile(family.optimizers.SGD(0.1, momentum=0.5), **arguments)
+    return model
+
+
+def own_of(family: Any) -> Any:
+    class OwnModel(family.Model):
+        """A class of the user's own."""
+
+        def __init__(self, units: int, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            self.units = units
+            self.hidden = family.layers.Dense(units, activation="relu", kernel_regularizer="l2")
+            self.out = family.layers.Dense(1)
+
+        def call(self, inputs: Any) -> Any:
+            return self.out(self.hidden(inputs))
+
+        def get_config(self) -> dict[str, Any]:
+            return {"units": self.units}
+
+    return OwnModel
+
+
+Own = {family: own_of(family) for family in FAMILIES.values()}
+
+
+def batches(size: int = 8, x: Any = X) -> Any:
+    return lambda: tf.data.Dataset.from_tensor_slices((x, Y)).batch(size)
+
+
+def rows(found: dict[str, Any], *names: str) -> list[float]:
+    return [float(found[name]) for name in names]
+
+
+# --- the numbers of Keras ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", slow_but(["functional", "sequential", "own"], "functional", "own"))
+def test_train_and_evaluate_do_what_fit_and_evaluate_do(family: Any, kind: str, tmp_path: Path) -> None:
+    model, fitted = build(family, kind), build(family, kind)
+    before = model.get_weights()
+    estimator = model_to_estimator(model, model_dir=tmp_path)
+    found = estimator.evaluate(batches())
+    assert found["global_step"] == 0, "evaluated with the weights of the model that was given"
+    names = ("loss", "mae", "squares")
+    np.testing.assert_allclose(rows(found, *names), model.evaluate(X, Y, batch_size=8, verbose=0), rtol=1e-6)
+    fitted.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    for _ in range(2):
+        estimator.train(batches())
+    expected = fitted.evaluate(X, Y, batch_size=8, verbose=0)
+    for _ in range(2):  # metrics begin anew each time
+        np.testing.assert_allclose(rows(estimator.evaluate(batches()), *names), expected, rtol=1e-5)
+    predicted = [one for row in estimator.predict(batches(5)) for one in row.values()]
+    np.testing.assert_allclose(predicted, fitted.predict(X, verbose=0), rtol=1e-4, atol=1e-6)
+    for value, expected_value in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(value, expected_value, "the given model is not changed")
+    assert (tmp_path / "keras" / "keras_model.ckpt.index").exists()
+
+
+@pytest.mark.long
+def test_two_replicas_come_to_the_same(family: Any, tmp_path: Path) -> None:
+    model, fitted = build(family), build(family)
+    config = RunConfig(train_distribute=tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]), tf_random_seed=1)
+    estimator = model_to_estimator(model, model_dir=tmp_path, config=config).train(batches(4))
+    fitted.fit(X, Y, batch_size=8, epochs=1, shuffle=False, verbose=0)
+    assert estimator.get_variable_value("global_step") == 3
+    for name, expected in zip(
+        ("hidden/kernel", "hidden/bias", "y/kernel", "y/bias"), fitted.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(estimator.get_variable_value(name), expected, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.long
+def test_weights_of_examples_are_a_feature(family: Any, tmp_path: Path) -> None:
+    more: dict[str, Any] = {"metrics": [], "weighted_metrics": ["mae"]}
+    model, fitted = build(family, **more), build(family, **more)
+    estimator = model_to_estimator(model, model_dir=tmp_path)
+    weighted = batches(x={"features": X, "sample_weights": WEIGHTS})
+    estimator.train(weighted)
+    fitted.fit(X, Y, sample_weight=WEIGHTS, batch_size=8, epochs=1, shuffle=False, verbose=0)
+    np.testing.assert_allclose(estimator.get_variable_value("y/kernel"), fitted.get_weights()[2], rtol=1e-5)
+    expected = fitted.evaluate(X, Y, sample_weight=WEIGHTS, batch_size=8, verbose=0)
+    found = estimator.evaluate(weighted)
+    assert found["mae"] == pytest.approx(expected[1], rel=1e-5)
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_variables_features_predictions_and_metrics_have_their_names(family: Any, tmp_path: Path) -> None:
+    estimator = model_to_estimator(build(family), model_dir=tmp_path, metric_names_map={"mae": "error"})
+    estimator.train(batches(x={"x": X, "unused": WEIGHTS}), steps=1)
+    assert {"hidden/kernel", "hidden/bias", "y/kernel", "y/bias", "global_step"} <= {*estimator.get_variable_names()}
+    assert not [name for name in estimator.get_variable_names() if "total" in name or "count" in name]
+    assert {*estimator.evaluate(batches())} == {"loss", "error", "squares", "global_step"}
+    assert [*next(iter(estimator.predict(batches())))] == ["y"]
+    with pytest.raises(ValueError, match="'.*' has the inputs x; input_fn gives z"):
+        estimator.train(batches(x={"z": X}), steps=1)
+
+
+@pytest.mark.long
+def test_a_saved_model_of_keras_is_read(tmp_path: Path) -> None:
+    model = tf.keras.models.clone_model(build(tf.keras))
+    model.compile("sgd", "mse")
+    model.save(tmp_path / "model.keras")
+    estimator = model_to_estimator(keras_model_path=tmp_path / "model.keras", model_dir=tmp_path / "run")
+    expected = np.ravel(model.evaluate(X, Y, verbose=0))[0]
+    assert estimator.evaluate(batches())["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_second_estimator_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
+    model_to_estimator(build(keras), model_dir=tmp_path).train(batches())
+    again = model_to_estimator(build(keras), model_dir=tmp_path).train(batches())
+    assert again.get_variable_value("global_step") == 6
+
+
+@pytest.mark.long
+def test_a_model_whose_weights_are_not_made_yet_begins_with_initial_values(family: Any, tmp_path: Path) -> None:
+    model = family.Sequential([family.layers.Dense(3), family.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    assert model_to_estimator(model, model_dir=tmp_path).train(batches()).evaluate(batches())["global_step"] == 3
+
+
+OPTIMIZERS = {
+    "SGD": {"momentum": 0.5, "clipnorm": 0.01}, "Adagrad": {"clipvalue": 0.01}, "Adam": {"beta_1": 0.8},
+    "RMSprop": {"momentum": 0.5, "global_clipnorm": 0.01}, "Ftrl": {},
+}  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_state_of_optimizers_of_tf_keras_has_the_names_of_2_15(name: str, tmp_path: Path) -> None:
+    model, rate = build(tf_keras), tf_keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.1, 0.05])
+    model.compile(getattr(tf_keras.optimizers, name)(rate, **OPTIMIZERS[name]), "mse")
+    fitted = tf_keras.models.clone_model(model)
+    fitted.compile(getattr(tf_keras.optimizers.legacy, name)(rate, **OPTIMIZERS[name]), "mse")
+    fitted.set_weights(model.get_weights())
+    fitted.fit(X, Y, batch_size=8, epochs=1, shuffle=False, verbose=0)
+    estimator = model_to_estimator(model, model_dir=tmp_path).train(batches())
+    state = {f"training/{one.name.partition(':')[0]}": one.numpy() for one in fitted.optimizer.weights[1:]}
+    assert state, "the first is iterations, which is global_step"
+    for name, value in {**state, "y/kernel": fitted.get_weights()[2], "global_step": 3}.items():
+        np.testing.assert_allclose(estimator.get_variable_value(name), value, rtol=1e-5, atol=1e-7, err_msg=name)
+    assert not [name for name in estimator.get_variable_names() if "iter" in name]
+
+
+@pytest.mark.long
+def test_an_optimizer_that_2_15_did_not_know_is_what_it_is(tmp_path: Path) -> None:
+    model = build(tf_keras)
+    model.compile(tf_keras.optimizers.AdamW(0.1), "mse")
+    fitted = tf_keras.models.clone_model(model)
+    fitted.compile(tf_keras.optimizers.AdamW(0.1), "mse")
+    fitted.set_weights(model.get_weights())
+    fitted.fit(X, Y, batch_size=8, epochs=1, shuffle=False, verbose=0)
+    estimator = model_to_estimator(model, model_dir=tmp_path).train(batches())
+    np.testing.assert_allclose(estimator.get_variable_value("y/kernel"), fitted.get_weights()[2], rtol=1e-5)
+
+
+def test_the_rate_of_a_model_of_tf_keras_warms_up(tmp_path: Path) -> None:
+    def change(**options: Any) -> np.ndarray:
+        model = build(tf_keras)
+        config = RunConfig(**options)
+        estimator = model_to_estimator(model, model_dir=tmp_path / str(len(options)), config=config)
+        return estimator.train(batches(), steps=1).get_variable_value("y/kernel") - model.get_weights()[2]
+
+    np.testing.assert_allclose(change(warmup_steps=4) * 4, change(), rtol=1e-5)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+class WithoutConfig(keras.Model):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+        self.out = keras.layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        return self.function(self.out(inputs))
+
+
+def test_what_cannot_be_is_refused(family: Any, tmp_path: Path) -> None:
+    model = build(family)
+    with pytest.raises(ValueError, match="give keras_model or keras_model_path, and not both"):
+        model_to_estimator(model, tmp_path)
+    with pytest.raises(ValueError, match="give keras_model or keras_model_path, and not both"):
+        model_to_estimator()
+    with pytest.raises(ValueError, match="checkpoint_format='h5'"):
+        model_to_estimator(model, checkpoint_format="h5")
+    with pytest.raises(ValueError, match="is no model of Keras 3 or tf_keras"):
+        model_to_estimator("model")
+    with pytest.raises(ValueError, match="is not compiled. Call model.compile"):
+        model_to_estimator(family.Sequential([family.layers.Dense(1)]))
+
+
+def test_a_class_without_a_config_is_refused(tmp_path: Path) -> None:
+    model = WithoutConfig(np.tanh)
+    model(X[:1])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="a WithoutConfig cannot be built again from its config: .* build it inside a"):
+        model_to_estimator(model, model_dir=tmp_path).train(batches())
+
+
+@pytest.mark.parametrize("name", [
+    "keras.src.trainers.trainer:Trainer.compile",
+    "tf_keras.src.utils.version_utils:should_use_v2",
+    "tf_keras.src.engine.base_layer_utils:is_in_tf_function",
+    "tf_keras.src.engine.training:Model._create_counter_variable",
+    "tf_keras.src.engine.training:Model.distribute_strategy",
+    "tf_keras.src.utils.losses_utils:scale_loss_for_distribution",
+])  # fmt: skip
+def test_private_name_is_there(name: str) -> None:
+    module, _, path = name.partition(":")
+    target = importlib.import_module(module)
+    for part in path.split("."):
+        assert hasattr(target, part), f"{name} has moved: see what runner/tf_private/keras_models.py says about it"
+        target = getattr(target, part)
+
+
+def test_tf_keras_is_as_it_was_when_replicas_leave_in_another_order_than_they_came() -> None:
+    from tf_keras.src.utils import version_utils
+
+    before, replicas = version_utils.should_use_v2, [keras_models.as_in_a_function() for _ in range(2)]
+    for replica in replicas:
+        replica.__enter__()
+    assert version_utils.should_use_v2 is not before
+    for replica in replicas:
+        replica.__exit__(None, None, None)
+    assert version_utils.should_use_v2 is before
+
+
+def test_the_arguments_of_compile_are_kept(family: Any) -> None:
+    assert build(family)._compile_config.config["loss"] == "mse"

@@ -1,0 +1,107 @@
+"""What Hydra composes from: the user's ./conf before ours, and the config that a run left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from runner.config import saved_config
+
+ROOT = Path(__file__).parents[2]
+ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def ask(*arguments: str, cwd: Path) -> str:
+    command = [sys.executable, "-m", "runner", *arguments]
+    result = subprocess.run(command, cwd=cwd, env=ENV, capture_output=True, text=True, timeout=150)
+    return result.stdout + result.stderr
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.processes
+def test_options_in_the_users_conf_are_found_without_flags(tmp_path: Path) -> None:
+    write(tmp_path / "conf" / "model" / "mine.yaml", "fn: model_fns.digits\nparams: {width: 7}\n")
+    write(
+        tmp_path / "conf" / "experiment" / "night.yaml",
+        "# @package _global_\ndefaults:\n  - override /model: mine\ntrain:\n  max_steps: 9\n",
+    )
+    tree = yaml.safe_load(ask("experiment=night", "--cfg", "job", cwd=tmp_path))
+    assert tree["model"]["params"] == {"width": 7}
+    assert tree["train"]["max_steps"] == 9
+    assert (
+        "Did you mean 'mine'? Available: custom, digits, digits_classic, digits_keras_model, dnn, linear, mine, "
+        in ask("model=mien", cwd=tmp_path)
+    )
+
+
+@pytest.mark.processes
+def test_the_users_file_wins_over_ours_and_is_checked_like_it(tmp_path: Path) -> None:
+    write(tmp_path / "conf" / "train" / "default.yaml", "max_steps: 77\n")
+    write(tmp_path / "conf" / "config.yaml", "not: ours\n")  # of another program in the same project
+    assert yaml.safe_load(ask("--cfg", "job", cwd=tmp_path))["train"]["max_steps"] == 77
+    write(tmp_path / "conf" / "train" / "default.yaml", "max_stepps: 77\n")
+    said = ask(cwd=tmp_path)
+    assert said.startswith("runner: conf/train/default.yaml: train.max_stepps: there is no key 'train.max_stepps'. Did")
+    assert "Did you mean 'train.max_steps'?" in said
+    write(tmp_path / "conf" / "train" / "default.yaml", "max_steps: many\n")
+    said = ask(cwd=tmp_path)
+    assert said == "runner: conf/train/default.yaml: train.max_steps=many is neither a whole number nor null.\n"
+
+
+SAVED: dict[str, Any] = {
+    "command": "train",
+    "model_dir": "/x",
+    "model": {"fn": "mine", "params": {"width": 7}},
+    "eval": {"steps": 5, "throttle_secs": 1},
+    "strategy": {"name": "mirrored", "virtual_devices": 2},
+    "run": {"seed": 3, "progress": "off", "inline": True},
+    "sweep": {"parallel": 4},
+}
+COMPOSED: dict[str, Any] = {
+    "command": "evaluate",
+    "model_dir": "x",
+    "model": {"fn": "ours", "params": {"depth": 1}},
+    "eval": {"steps": None, "throttle_secs": 0},
+    "strategy": {"name": "one_device", "virtual_devices": None},
+    "run": {"seed": 1, "progress": "auto", "inline": False},
+    "sweep": {"parallel": 1},
+}
+
+
+def test_what_is_not_said_stays_as_the_run_left_it() -> None:
+    tree = saved_config.changed_by(SAVED, COMPOSED, ["command=evaluate", "model_dir=x"])
+    assert tree == {
+        **SAVED,
+        "command": "evaluate",
+        "model_dir": "x",
+        "run": {"seed": 3, "progress": "auto", "inline": False},
+        "sweep": {"parallel": 1},
+    }
+    assert SAVED["run"]["progress"] == "off"  # not changed in place
+
+
+@pytest.mark.parametrize(
+    ("override", "group", "expected"),
+    [
+        ("eval.steps=null", "eval", {"steps": None, "throttle_secs": 1}),
+        ("++model.params.depth=1", "model", {"fn": "mine", "params": {"width": 7, "depth": 1}}),
+        ("~model.params.width", "model", {"fn": "mine", "params": {}}),
+        ("strategy=one_device", "strategy", {"name": "one_device", "virtual_devices": None}),
+    ],
+)
+def test_what_is_said_is_taken(override: str, group: str, expected: Any) -> None:
+    assert saved_config.changed_by(SAVED, COMPOSED, [override])[group] == expected
+
+
+def test_an_experiment_replaces_what_the_run_left() -> None:
+    assert saved_config.changed_by(SAVED, COMPOSED, ["experiment=mine"]) == COMPOSED

@@ -1,0 +1,390 @@
+"""Which cluster an environment describes: TF_CONFIG, Slurm and Kubernetes in all their shapes, and what is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from runner.config.schema import ClusterConfig, ConfigError, StrategyConfig
+from runner.distribute.cluster import ALONE, Cluster
+from runner.distribute.cluster_resolver import Detected, detect
+from runner.distribute.slurm import expand_nodes
+
+A, B, C, D = (f"host{number}:2222" for number in range(4))
+
+
+def found(env: Mapping[str, str], strategy: str = "multi_worker", **settings: Any) -> Detected:
+    return detect(env, ClusterConfig(**settings), StrategyConfig(strategy))
+
+
+def refused(env: Mapping[str, str], strategy: str = "multi_worker", **settings: Any) -> str:
+    with pytest.raises(ConfigError) as raised:
+        found(env, strategy, **settings)
+    return str(raised.value)
+
+
+def tf_config(cluster: Any, task: Any = None, **more: Any) -> dict[str, str]:
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, **({} if task is None else {"task": task}), **more})}
+
+
+def task(task_type: str, index: Any = 0) -> dict[str, Any]:
+    return {"type": task_type, "index": index}
+
+
+CHIEF_AND_TWO = {"chief": [A], "worker": [B, C]}
+NORMAL = {"chief": (A,), "worker": (B, C)}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "given", "place"),
+    [
+        (CHIEF_AND_TWO, task("chief"), ("chief", 0)),
+        (CHIEF_AND_TWO, task("worker", 1), ("worker", 1)),
+        (CHIEF_AND_TWO, task("worker", "1"), ("worker", 1)),  # the index as text
+        (CHIEF_AND_TWO, {"type": "chief"}, ("chief", 0)),  # no index, and only one of the type
+        (CHIEF_AND_TWO, task("evaluator"), ("evaluator", 0)),  # in `task` alone, as in TensorFlow's examples
+        ({**CHIEF_AND_TWO, "evaluator": [D]}, task("evaluator"), ("evaluator", 0)),
+        ({**CHIEF_AND_TWO, "evaluator": [D]}, task("worker"), ("worker", 0)),
+        ({"master": [A], "worker": [B, C]}, task("master"), ("chief", 0)),  # of TensorFlow 1
+        ({"master": [A], "worker": [B, C]}, task("worker", 1), ("worker", 1)),
+        ({"worker": [A, B, C]}, task("worker", 0), ("chief", 0)),  # worker 0 is the chief
+        ({"worker": [A, B, C]}, task("worker", 2), ("worker", 1)),
+        ({"worker": [A, B, C]}, task("evaluator"), ("evaluator", 0)),
+        ({"worker": {"2": C, "0": A, "1": B}}, task("worker", 1), ("worker", 0)),  # addresses by index
+        ({"chief": {"0": A}, "worker": {"0": B, "1": C}, "ps": []}, task("worker", 1), ("worker", 1)),
+    ],
+)
+def test_tf_config_in_every_shape_means_the_same_cluster(
+    cluster: dict[str, Any], given: dict[str, Any], place: tuple[str, int]
+) -> None:
+    detected = found(tf_config(cluster, given))
+    assert (detected.cluster.task_type, detected.cluster.task_index) == place
+    assert {name: tuple(addresses) for name, addresses in detected.cluster.tasks.items()} == NORMAL
+    assert detected.source == "tf_config" and not detected.is_local
+    assert detected.has_evaluator is (given["type"] == "evaluator" or "evaluator" in cluster)
+    assert Cluster.from_tf_config(detected.cluster.tf_config).tf_config == detected.cluster.tf_config
+
+
+def test_the_tf_config_of_a_kubeflow_job_is_read() -> None:
+    hosts = {name: [f"job-{name}-{index}.ns.svc:2222" for index in range(2)] for name in ("worker", "ps")}
+    cluster = {"chief": ["job-chief-0.ns.svc:2222"], **hosts}
+    env = tf_config(cluster, task("ps", 1), environment="cloud")
+    assert found(env, "parameter_server").cluster == Cluster("ps", 1, {k: tuple(v) for k, v in cluster.items()})
+
+
+@pytest.mark.parametrize("addresses", ["[::1]:2222", "10.0.0.1:1", "job-worker-0.ns.svc.cluster.local:65535"])
+def test_names_and_addresses_of_both_families_are_addresses(addresses: str) -> None:
+    assert found(tf_config({"chief": [addresses]}, task("chief"))).cluster.tasks == {"chief": (addresses,)}
+
+
+def test_a_cluster_of_one_task_is_that_task() -> None:
+    for cluster, given in (({"worker": [A]}, task("worker")), ({"chief": [A]}, task("chief"))):
+        assert found(tf_config(cluster, given)).cluster == Cluster("chief", 0, {"chief": (A,)})
+        assert found(tf_config(cluster, given), "mirrored").cluster == ALONE
+
+
+@pytest.mark.parametrize(
+    "text", ["", "  ", "{}", '{"environment": "cloud"}', '{"cluster": {}, "task": {"type": "worker", "index": 0}}']
+)
+def test_a_tf_config_without_a_cluster_is_passed_over(text: str) -> None:
+    detected = found({"TF_CONFIG": text})
+    assert (detected.source, detected.cluster) == ("local", ALONE)
+
+
+def test_an_evaluator_may_stand_beside_a_single_process() -> None:
+    env = tf_config({"chief": [A]}, task("evaluator"))
+    assert found(env, "mirrored").cluster == Cluster("evaluator", 0)
+    assert (
+        found({"TF_CONFIG": '{"task": {"type": "evaluator", "index": 0}}'}, "mirrored").cluster.task_type == "evaluator"
+    )
+    assert found(tf_config({"chief": [A], "evaluator": [B]}, task("chief")), "mirrored").has_evaluator
+
+
+OF_THREE = {"cluster": CHIEF_AND_TWO}
+BAD_TF_CONFIGS = [
+    ('{"cluster": {"worker": ["a:1" "b:1"]}}', "no JSON: Expecting ',' delimiter at character 31, here: "),
+    ("{'cluster': {}}", "no JSON: Expecting property name enclosed in double quotes at character 2, "),
+    ("{'cluster': {}}", "{>>>'cluster': {}} (JSON takes double quotes)"),
+    ("tf_config.json", "no JSON: Expecting value at character 1, here: >>>tf_config.json"),
+    ("[]", 'TF_CONFIG=[]: it must be an object: {"cluster": {...}, "task": {...}}.'),
+    ({"cluster": ["a:1"]}, 'cluster=["a:1"] must be {"chief": ["host:port"], "worker": [...]}.'),
+    ({"cluster": {"worker": "a:1"}}, 'cluster.worker="a:1" must be a list: ["host:port", ...].'),
+    ({"cluster": {"worker": {"x": "a:1"}}}, "cluster.worker="),
+    ({"cluster": {"worker": {"1": A, "3": B}}}, "cluster.worker names indices 1, 3 and leaves gaps. Every"),
+    ({"cluster": {"wrker": [A]}}, "cluster: there is no task type 'wrker'. Known are: chief, worker, ps, eval"),
+    ({"cluster": {"master": [A], "chief": [B]}}, "cluster names a chief and a master; master is the old name"),
+    ({"cluster": {"chief": [A, B]}}, f"cluster.chief=['{A}', '{B}']: there is one chief."),
+    ({"cluster": {"evaluator": [A, B]}}, "there is one evaluator."),
+    ({"cluster": {"worker": ["host"]}}, 'cluster.worker[0]="host" is no address. Write host:port, as node1:'),
+    ({"cluster": {"worker": [A, "h:port"]}}, 'cluster.worker[1]="h:port" is no address. Write host:port'),
+    ({"cluster": {"worker": ["h:0"]}}, "is no address"),
+    ({"cluster": {"worker": ["h:65536"]}}, "is no address"),
+    ({"cluster": {"worker": [":2222"]}}, "is no address"),
+    ({"cluster": {"worker": ["::1:2222"]}}, "is no address"),
+    ({"cluster": {"worker": ["grpc://h:2222"]}}, "is no address"),
+    ({"cluster": {"worker": [" h:2222"]}}, "is no address"),
+    ({"cluster": {"worker": None}}, "cluster.worker=null must be a list"),
+    ({"cluster": {"worker": [2222]}}, "cluster.worker[0]=2222 is no address"),
+    ({"cluster": {"chief": [A], "worker": [B, A]}}, f"chief 0 and worker 1 have the same address '{A}'."),
+    ({**OF_THREE}, "TF_CONFIG names a cluster (1 chief, 2 worker) and not which task of it this "),
+    ({**OF_THREE, "task": {}}, "and not which task of it this process is. Add \"task\": {"),
+    ({**OF_THREE, "task": {"index": 1}}, 'task={"index": 1} must be {"type": "worker", "index": 0}'),
+    ({**OF_THREE, "task": "worker"}, 'task="worker" must be {"type": "worker", "index": 0}.'),
+    ({**OF_THREE, "task": task("wroker")}, "task.type: there is no task type 'wroker'. Known are"),
+    ({**OF_THREE, "task": task("worker", 2)}, f"task.index=2: there is no worker 2 in cluster, only 0: {B}, 1"),
+    ({**OF_THREE, "task": task("worker", -1)}, "task.index=-1 must be a whole number from 0 on."),
+    ({**OF_THREE, "task": task("worker", 1.5)}, "task.index=1.5 must be a whole number from 0"),
+    ({**OF_THREE, "task": task("worker", True)}, "task.index=true must be a whole number from 0"),
+    ({**OF_THREE, "task": {"type": "worker"}}, "task.index=null must be a whole number from 0"),
+    ({**OF_THREE, "task": task("ps")}, "task.type=ps: cluster has no ps, only 1 chief, 2 worker."),
+    ({"task": task("worker", 1)}, "task is worker 1, and there is no cluster."),
+    ({**OF_THREE, "task": task("evaluator", 1)}, "task.type=evaluator: cluster has no evaluator"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "said"), BAD_TF_CONFIGS)
+def test_a_wrong_tf_config_is_refused_with_the_part_that_is_wrong(given: Any, said: str) -> None:
+    text = given if isinstance(given, str) else json.dumps(given)
+    message = refused({"TF_CONFIG": text})
+    assert message.startswith("TF_CONFIG") and said in message
+    assert "\n" not in message
+
+
+def test_a_strategy_that_cannot_use_the_tasks_of_tf_config_says_why() -> None:
+    with_ps = {**CHIEF_AND_TWO, "ps": [D]}
+    assert refused(tf_config(with_ps, task("chief"))) == (
+        "TF_CONFIG names 1 chief, 2 worker, 1 ps: strategy=multi_worker has no parameter servers, its variables live "
+        "in the workers. Take ps out, or use strategy=parameter_server."
+    )
+    message = refused(tf_config({"worker": [A, B], "ps": [C]}, task("worker")), "parameter_server")
+    assert "needs a chief (which coordinates), workers and ps. Missing: chief." in message
+    assert "Missing: ps." in refused(tf_config(CHIEF_AND_TWO, task("worker")), "parameter_server")
+    message = refused(tf_config(CHIEF_AND_TWO, task("worker")), "mirrored")
+    assert "several processes (1 chief, 2 worker), and strategy=mirrored trains in one. Use strategy=multi_w" in message
+    assert "Use strategy=parameter_server;" in refused(tf_config(with_ps, task("worker")), "default")
+    assert "names no cluster" in refused({"TF_CONFIG": "{}"}, resolver="tf_config")
+    assert refused({}, resolver="tf_config") == "cluster.resolver=tf_config, and TF_CONFIG is not set."
+
+
+def slurm(rank: int, count: int, nodes: str = "node[1-2]", **more: str) -> dict[str, str]:
+    step = {"SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": str(count), "SLURM_STEP_NODELIST": nodes}
+    return {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", **step, **more}
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "nodes"),
+    [
+        ("a", ["a"]),
+        ("a,b-1,c.d", ["a", "b-1", "c.d"]),
+        ("node[01-03,07],gpu5", ["node01", "node02", "node03", "node07", "gpu5"]),
+        ("n[8-11]", ["n8", "n9", "n10", "n11"]),
+        ("n[098-101]", ["n098", "n099", "n100", "n101"]),
+        ("r[1-2]n[1,3]-ib", ["r1n1-ib", "r1n3-ib", "r2n1-ib", "r2n3-ib"]),
+        ("127.0.0.[1-2]", ["127.0.0.1", "127.0.0.2"]),
+    ],
+)
+def test_slurms_short_form_of_node_names_is_expanded(nodelist: str, nodes: list[str]) -> None:
+    assert expand_nodes(nodelist) == nodes
+
+
+@pytest.mark.parametrize("nodelist", ["n[1-", "n[]", "n[3-1]", "a,,b", "n[1-2-3]", "n]1[", "n[a-b]"])
+def test_a_broken_list_of_nodes_is_refused(nodelist: str) -> None:
+    with pytest.raises(ConfigError, match="^SLURM_STEP_NODELIST=.* Slurm writes node"):
+        expand_nodes(nodelist)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "per_node"), [("n[1-4]", "1(x4)"), ("n[1-2]", "3,1"), ("n[1-3]", "1,2(x2)"), ("n1", "6")]
+)
+@pytest.mark.parametrize("distribution", ["block", "cyclic"])
+def test_all_tasks_of_a_slurm_step_agree_on_one_address_for_each(nodes: str, per_node: str, distribution: str) -> None:
+    count = {"1(x4)": 4, "3,1": 4, "1,2(x2)": 5, "6": 6}[per_node]
+    more = {"SLURM_STEP_TASKS_PER_NODE": per_node, "SLURM_DISTRIBUTION": distribution}
+    all_found = [found(slurm(rank, count, nodes, **more)) for rank in range(count)]
+    (tasks,) = {json.dumps(dict(each.cluster.tasks)) for each in all_found}
+    addresses = [address for listed in json.loads(tasks).values() for address in listed]
+    assert len(set(addresses)) == count
+    own = [each.cluster.tasks[each.cluster.task_type][each.cluster.task_index] for each in all_found]
+    assert own == addresses  # the chief has rank 0, the workers follow
+    assert [each.cluster.name for each in all_found] == ["chief", *(f"worker:{index}" for index in range(count - 1))]
+
+
+def test_slurm_tasks_of_a_node_listen_on_neighbouring_ports_of_their_job() -> None:
+    env = slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2(x2)")
+    tasks = found(env, port=5000).cluster.tasks
+    assert tasks == {"chief": ["node1:5000"], "worker": ["node1:5001", "node2:5000", "node2:5001"]}
+    chosen = {
+        int(found({**env, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}).cluster.tasks["chief"][0][6:])
+        for job in (1, 2, 3, 10**9)
+        for step in (0, 1)
+    }
+    assert len(chosen) == 8 and min(chosen) >= 61440 and max(chosen) + 15 <= 65535
+    many = [found(slurm(0, 40, "node1", SLURM_JOB_ID=str(job))).cluster.tasks["worker"][-1] for job in range(256)]
+    assert max(int(address.rpartition(":")[2]) for address in many) == 65535
+    assert (
+        refused(env, port=65535) == "cluster.port=65535 and 2 tasks on a node go beyond port 65535. Use 65534 at most."
+    )
+
+
+def test_tasks_of_slurm_have_roles_by_their_number() -> None:
+    env = [slurm(rank, 6, SLURM_STEP_TASKS_PER_NODE="3(x2)") for rank in range(6)]
+    names = [found(each, "parameter_server", num_ps=2, evaluator=True).cluster.name for each in env]
+    assert names == ["chief", "ps:0", "ps:1", "worker:0", "worker:1", "evaluator"]
+    names = [found(each, evaluator=True).cluster.name for each in env]
+    assert names == ["chief", *(f"worker:{index}" for index in range(4)), "evaluator"]
+    assert (
+        found(env[5], evaluator=True).has_evaluator and "evaluator" not in found(env[5], evaluator=True).cluster.tasks
+    )
+    small = slurm(0, 2, "node1")
+    assert refused(small, "parameter_server") == (
+        "Slurm, with 2 tasks (srun --ntasks): strategy=parameter_server needs 1 chief, 1 ps, 1 worker at least, and "
+        "there are 2 processes."
+    )
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_NODELIST": "n[1-4]"},  # batch script
+        slurm(0, 1, "n1"),  # srun --ntasks=1
+        slurm(0, 1, "n1", SLURM_NTASKS="4"),  # the shell of salloc
+    ],
+)
+def test_a_process_that_slurm_started_alone_is_no_cluster(env: dict[str, str]) -> None:
+    assert found(env).source == "local"
+
+
+def test_old_names_of_slurms_variables_serve_too() -> None:
+    env = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_JOBID": "7"}
+    assert found(env).cluster.name == "worker:0"
+    env = {
+        "SLURM_PROCID": "1",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_NODELIST": "n[1-2]",
+        "SLURM_TASKS_PER_NODE": "1(x2)",
+    }
+    assert found(env, port=5000).cluster.tasks == {"chief": ["n1:5000"], "worker": ["n2:5000"]}
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({}, "cluster.resolver=slurm, and SLURM_PROCID is not set: start the tasks with srun."),
+        ({"SLURM_PROCID": "0"}, "SLURM_STEP_NUM_TASKS is not set: start the tasks with srun, which sets it."),
+        ({"SLURM_PROCID": "x", "SLURM_STEP_NUM_TASKS": "2"}, "SLURM_PROCID is 'x', and no number"),
+        (slurm(2, 2), "SLURM_PROCID=2: the step has 2 tasks, 0 to 1."),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, "SLURM_STEP_NODELIST is not set"),
+        (slurm(0, 3), "SLURM_STEP_TASKS_PER_NODE is not set"),
+        (slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2(x3)"), "SLURM_STEP_TASKS_PER_NODE=2(x3) is of 3 nodes, not 2."),
+        (slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="two"), "SLURM_STEP_TASKS_PER_NODE=two: 'two' is no number of tasks."),
+        (slurm(0, 5, SLURM_STEP_TASKS_PER_NODE="2(x2)"), "SLURM_STEP_NODELIST=node[1-2] holds 4 tasks, and not 5."),
+        (
+            slurm(1, 4, SLURM_STEP_TASKS_PER_NODE="2(x2)", SLURM_NODEID="1", SLURM_LOCALID="0"),
+            "task 1 is number 0 on node 1, and by SLURM_STEP_TASKS_PER_NODE number 1 on node 0 (node1). Start",
+        ),
+    ],
+)
+def test_what_slurm_did_not_set_or_sets_in_contradiction_is_refused(env: dict[str, str], said: str) -> None:
+    assert said in refused(env, resolver="slurm")
+
+
+def test_several_slurm_tasks_do_not_each_train_the_same_single_process_by_mistake() -> None:
+    env = slurm(0, 2)
+    assert "strategy=mirrored trains in one. Use strategy=multi_worker; or cluster.resolver=local" in refused(
+        env, "mirrored"
+    )
+    assert found(env, "mirrored", resolver="local").cluster == ALONE
+    assert found(slurm(1, 2), "mirrored", evaluator=True).cluster == Cluster("evaluator", 0)
+
+
+def pod(name: str, **more: str) -> dict[str, str]:
+    return {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": name, **more}
+
+
+def job_pod(name: str) -> dict[str, str]:
+    return pod(name, JOB_COMPLETION_INDEX=name.rpartition("-")[2])
+
+
+def test_the_pods_of_an_indexed_job_are_a_cluster() -> None:
+    all_found = [found(job_pod(f"digits-{index}"), num_workers=3, evaluator=True) for index in range(4)]
+    assert [each.cluster.name for each in all_found] == ["chief", "worker:0", "worker:1", "evaluator"]
+    assert [each.source for each in all_found] == ["kubernetes"] * 4
+    for each in all_found:
+        assert each.cluster.tasks == {
+            "chief": ["digits-0.digits:2222"], "worker": ["digits-1.digits:2222", "digits-2.digits:2222"],
+        }  # fmt: skip
+    addresses = found(job_pod("digits-1"), num_workers=2, service="svc.ns", port=99).cluster.tasks
+    assert addresses == {"chief": ["digits-0.svc.ns:99"], "worker": ["digits-1.svc.ns:99"]}
+
+
+def test_pods_whose_owner_is_named_by_a_role_have_that_role() -> None:
+    names = ["run-chief-0", "run-worker-0", "run-worker-1", "run-ps-0", "run-evaluator-0"]
+    settings: dict[str, Any] = {"num_workers": 2, "evaluator": True, "service": "run"}
+    all_found = [found(pod(name), "parameter_server", **settings) for name in names]
+    assert [each.cluster.name for each in all_found] == ["chief", "worker:0", "worker:1", "ps:0", "evaluator"]
+    for each in all_found:
+        assert each.cluster.tasks == {
+            "chief": ["run-chief-0.run:2222"],
+            "worker": ["run-worker-0.run:2222", "run-worker-1.run:2222"],
+            "ps": ["run-ps-0.run:2222"],
+        }
+    assert found(job_pod("run-worker-0"), num_workers=2).cluster.tasks["chief"] == ["run-chief-0.run:2222"]
+
+
+@pytest.mark.parametrize(
+    "env", [pod("notebook-0"), pod("web-7d4b9c-x2x7f"), pod("web-7d4b9c-24567"), {"HOSTNAME": "pc-1"}]
+)
+def test_a_pod_that_nobody_meant_as_a_task_starts_its_own_cluster(env: dict[str, str]) -> None:
+    assert found(env).is_local
+
+
+def test_an_indexed_job_of_single_processes_is_no_cluster() -> None:
+    assert found(job_pod("digits-3"), "mirrored").cluster == ALONE
+
+
+@pytest.mark.parametrize(
+    ("env", "strategy", "said"),
+    [
+        (
+            job_pod("digits-2"), "multi_worker",
+            "HOSTNAME=digits-2 is pod 2, and strategy=multi_worker has 2, 0 to 1: 1 chief, 1 worker (cluster.num_w",
+        ),
+        (
+            pod("run-ps-1"), "parameter_server",
+            "HOSTNAME=run-ps-1 is ps 1, and strategy=parameter_server has 1 chief, 2 worker, 1 ps (cluster.num_w",
+        ),
+        (pod("run-ps-0"), "multi_worker", "HOSTNAME=run-ps-0 is ps 0, and strategy=multi_worker has 1 chief, 1 worker"),
+        (pod("node17", JOB_COMPLETION_INDEX="0"), "multi_worker", "HOSTNAME=node17 does not end in -0 (JOB_COMPLETION"),
+        (pod("digits-1", JOB_COMPLETION_INDEX="0"), "multi_worker", "HOSTNAME=digits-1 does not end in -0"),
+        (pod("web-x"), "multi_worker", "HOSTNAME=web-x does not end in -<index>, so the names of the other pods are"),
+    ],
+)  # fmt: skip
+def test_pods_that_do_not_go_with_the_config_are_refused(env: dict[str, str], strategy: str, said: str) -> None:
+    assert said in refused(env, strategy, resolver="kubernetes")
+
+
+def test_the_first_that_the_environment_shows_counts_unless_one_is_chosen() -> None:
+    by_tf_config = tf_config(CHIEF_AND_TWO, task("worker"))
+    env = {**slurm(1, 2), **job_pod("digits-0"), **by_tf_config}
+    assert found(env).source == "tf_config"
+    assert found({name: env[name] for name in env if name != "TF_CONFIG"}).source == "slurm"
+    assert [found(env, resolver=name).source for name in ("slurm", "kubernetes", "local")] == [
+        "slurm", "kubernetes", "local",
+    ]  # fmt: skip
+    assert found({}).is_local
+
+
+def test_why_tells_what_was_seen() -> None:
+    assert found(tf_config({"worker": [A, B]}, task("worker", 1))).why == (
+        "TF_CONFIG says that this is worker 1 of 2 worker. There is no chief in it: worker 0 is the chief, and the "
+        "workers after it count from 0."
+    )
+    assert found(slurm(1, 2)).why == "SLURM_PROCID=1: task 1 of 2 that srun started on node1, node2."
+    assert found(job_pod("digits-1")).why == (
+        "JOB_COMPLETION_INDEX and HOSTNAME=digits-1: a pod of 1 chief, 1 worker, which the config says "
+        "(cluster.num_workers=2, cluster.num_ps=1, cluster.evaluator=false)."
+    )
+    assert found({}, resolver="local").why == "cluster.resolver=local."

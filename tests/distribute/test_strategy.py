@@ -1,0 +1,113 @@
+"""Strategies by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from runner import build_strategy
+from runner.distribute.strategy import split_cpu
+
+
+def test_default_is_no_strategy() -> None:
+    assert build_strategy("default") is None
+
+
+def test_one_device_takes_the_first() -> None:
+    strategy = build_strategy("one_device", devices=["CPU:1"])
+    assert isinstance(strategy, tf.distribute.OneDeviceStrategy)
+    (device,) = strategy.extended.worker_devices
+    assert device.endswith("CPU:1")
+
+
+def test_mirrored_takes_the_virtual_devices() -> None:
+    strategy = build_strategy("mirrored", virtual_devices=2)
+    assert isinstance(strategy, tf.distribute.MirroredStrategy)
+    assert strategy.num_replicas_in_sync == 2
+
+
+def test_mirrored_takes_the_devices_given() -> None:
+    strategy = build_strategy("mirrored", devices=["/cpu:1"])
+    assert strategy is not None and strategy.num_replicas_in_sync == 1
+
+
+def test_without_virtual_devices_or_gpus_there_is_one_replica() -> None:
+    strategy = build_strategy("mirrored")
+    assert strategy is not None and strategy.num_replicas_in_sync == 1
+
+
+def test_central_storage_keeps_variables_on_the_cpu() -> None:
+    strategy = build_strategy("central_storage", virtual_devices=2)
+    assert isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
+    assert strategy.num_replicas_in_sync == 2
+    with strategy.scope():
+        assert tf.Variable(1.0).device.endswith("CPU:0")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("nccl", tf.distribute.NcclAllReduce),
+        ("hierarchical_copy", tf.distribute.HierarchicalCopyAllReduce),
+        ("reduction_to_one_device", tf.distribute.ReductionToOneDevice),
+    ],
+)
+def test_cross_device_ops_and_packs_reach_the_strategy(name: str, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def mirrored(devices: Any, cross_device_ops: Any) -> str:
+        given.update(devices=devices, ops=cross_device_ops)
+        return "strategy"
+
+    monkeypatch.setattr(tf.distribute, "MirroredStrategy", mirrored)
+    found: Any = build_strategy("mirrored", virtual_devices=2, cross_device_ops=name, num_packs=3)
+    assert found == "strategy" and given["devices"] == ["/cpu:0", "/cpu:1"]
+    assert isinstance(given["ops"], kind)
+
+
+def test_unknown_name_is_refused_with_the_known_ones() -> None:
+    message = "strategy.name='mirored' is not known. Known are: default, one_device, mirrored, central_storage."
+    with pytest.raises(ValueError, match=message):
+        build_strategy("mirored")
+
+
+def test_unknown_cross_device_ops_are_refused_with_the_known_ones() -> None:
+    message = "strategy.cross_device_ops='ring' is not known. Known are: auto, nccl, hierarchical_copy, reduction_to"
+    with pytest.raises(ValueError, match=message):
+        build_strategy("mirrored", cross_device_ops="ring")
+
+
+def test_unknown_device_is_refused_with_those_that_are_there() -> None:
+    with pytest.raises(ValueError, match="strategy.devices: 'GPU:7' is not here. TensorFlow sees: /device:CPU:0, /dev"):
+        build_strategy("mirrored", devices=["CPU:0", "GPU:7"])
+
+
+def test_more_gpus_than_there_are_is_refused() -> None:
+    with pytest.raises(ValueError, match="strategy.num_gpus=3, and TensorFlow sees 0 GPUs here."):
+        build_strategy("mirrored", num_gpus=3)
+
+
+def test_cpu_can_be_split_the_same_way_again() -> None:
+    tf.config.list_logical_devices()
+    split_cpu(2)
+    split_cpu(1)
+    split_cpu(None)
+    assert len(tf.config.list_logical_devices("CPU")) == 2
+
+
+def test_cpu_in_use_cannot_be_split_in_another_way() -> None:
+    tf.config.list_logical_devices()
+    with pytest.raises(RuntimeError, match="cannot be modified after being initialized"):
+        split_cpu(3)
+
+
+def test_workers_send_what_config_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second strategy of several workers in one process hangs, so its options are looked at without one."""
+    monkeypatch.setattr(
+        tf.distribute, "MultiWorkerMirroredStrategy", lambda communication_options: communication_options
+    )
+    options: Any = build_strategy("multi_worker", communication="ring", timeout_secs=30, bytes_per_pack=1000)
+    ring = tf.distribute.experimental.CommunicationImplementation.RING
+    assert (options.bytes_per_pack, options.timeout_seconds, options.implementation) == (1000, 30, ring)

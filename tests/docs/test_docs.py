@@ -1,0 +1,64 @@
+"""The documents tell the truth: links lead somewhere, and the README's example runs as it stands there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("deploy/*.md")]
+)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_relative_links_lead_to_files(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+        if not target.startswith(("http:", "https:")):
+            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_files_that_are_named_exist(document: Path) -> None:
+    for name in re.findall(r"`((?:runner|tests|benchmarks|conf|docs|deploy)/[\w./]+\.\w+)`", document.read_text()):
+        assert (ROOT / name).exists(), f"{document.name} names {name}"
+
+
+@pytest.mark.parametrize("document", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_files_of_rooms_that_are_named_exist(document: str) -> None:
+    rooms = "|".join(path.name for path in (ROOT / "runner").iterdir() if path.is_dir())
+    named = re.findall(rf"(?<![\w/])(?:{rooms})/\w+\.py", (ROOT / document).read_text())
+    assert [name for name in named if not (ROOT / "runner" / name).exists()] == []
+
+
+@pytest.mark.processes
+def test_the_readmes_own_model_trains(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"`((?:model|input)_fns/line\.py)`.*?```python\n(.*?)```", text, re.DOTALL)
+    assert [name for name, _ in blocks] == ["model_fns/line.py", "input_fns/line.py"]
+    for name, code in blocks:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(code)
+    command = re.search(r"```\n(python -m runner model=custom.*?)```", text, re.DOTALL)
+    assert command is not None
+    arguments = shlex.split(command[1].replace("\\\n", " "))[1:]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        [sys.executable, *arguments, "model_dir=run", "tracking=none"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert result.returncode == 0, result.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["global_step"] == 300
+    assert summary["metrics"]["eval/loss"] < 0.01

@@ -1,0 +1,140 @@
+"""docs/config.md tells the truth: its table names all groups, its files compose, its commands are accepted."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "config.md").read_text()
+
+ANSWER_ALL = """
+import contextlib, io, json, sys
+from unittest import mock
+from runner.config import schema
+from runner.launch import app
+
+configs = []
+
+def run(given, *arguments, **settings):
+    configs.append(schema.to_tree(given))
+    return 0
+
+results = []
+for arguments in json.load(sys.stdin):
+    configs.clear()
+    sys.argv = ["runner", *arguments]
+    said = io.StringIO()
+    with (
+        mock.patch("runner.launch.supervisor.run", run),
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(said),
+    ):
+        try:
+            code = app.run_command_line()
+        except SystemExit as end:  # --help and its like
+            code = end.code or 0
+    results.append((code, said.getvalue(), list(configs)))
+json.dump(results, sys.stdout)
+"""
+
+
+def commands() -> list[list[str]]:
+    """The arguments of each command of the document."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
+    text = "".join(block for language, block in blocks if not language).replace("\\\n", " ")
+    lines = [shlex.split(line, comments=True) for line in text.splitlines()]
+    assert all(words[:3] == ["python", "-m", "runner"] for words in lines)
+    return [words[3:] for words in lines]
+
+
+COMMANDS = commands()
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, list[dict[str, Any]]]]:
+    """(exit code, output, configs that would be run) of each command, in a project with the document's files."""
+    project = tmp_path_factory.mktemp("project")
+    files = re.findall(r"`\./(conf/\w+/\w+\.yaml)`(?:(?!\./conf/|```).)*```yaml\n(.*?)```", TEXT, re.DOTALL)
+    assert [name for name, _ in files] == ["conf/model/mine.yaml", "conf/input/mine.yaml", "conf/experiment/mine.yaml"]
+    files += [("model_fns/mine.py", "def model_fn(): ..."), ("input_fns/mine.py", "def input_fn(): ...")]
+    files += [("outputs/mine/checkpoint", "")]
+    for name, content in files:
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(content)
+    # What runs would be recorded is not of interest here, and a sweep would open a run of its own.
+    cases = [[*words, "tracking=none"] if "=" in words[-1] else words for words in COMMANDS]
+    result = subprocess.run(
+        [sys.executable, "-c", ANSWER_ALL], cwd=project, input=json.dumps(cases), capture_output=True, text=True,
+        check=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    return [tuple(case) for case in json.loads(result.stdout.splitlines()[-1])]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", range(len(COMMANDS)), ids=[" ".join(words) for words in COMMANDS])
+def test_a_command_of_the_document_is_accepted(number: int, answers: list[Any]) -> None:
+    words, (code, said, configs) = COMMANDS[number], answers[number]
+    assert code == 0, said
+    if words[0].startswith("--"):
+        assert words[0] == "--info" or "strategy" in said or "train" in said  # Hydra logs what --info tells
+        return
+    assert len(configs) == (4 if "-m" in words else 1)
+    for override in words if "-m" not in words else ():
+        key, _, value = override.partition("=")
+        if "." in key and "${" not in value:
+            assert (value_at(configs[0], key) or None) == yaml.safe_load(value)  # no evaluations: null, or {}
+
+
+def value_at(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree[part]
+    return tree
+
+
+def config_of(answers: list[Any], *words: str) -> dict[str, Any]:
+    (config,) = answers[COMMANDS.index(list(words))][2]
+    return dict(config)
+
+
+@pytest.mark.processes
+def test_the_users_own_files_are_options_beside_ours(answers: list[Any]) -> None:
+    config = config_of(answers, "model=mine", "input=mine")
+    assert config["model"]["fn"] == "model_fns.mine"
+    assert config["model"]["params"] == {"width": 32, "learning_rate": 0.01}
+    assert config["input"]["train"]["fn"] == "input_fns.mine"
+    assert config["input"]["eval"]["params"] == {"path": "data/held_out"}
+    assert config["input"]["predict"]["fn"] is None  # of custom, which mine begins with
+
+
+@pytest.mark.processes
+def test_an_experiment_counts_more_than_a_group_and_less_than_what_is_typed(answers: list[Any]) -> None:
+    config = config_of(answers, "experiment=mine")
+    assert (config["strategy"]["name"], config["strategy"]["virtual_devices"]) == ("mirrored", 2)
+    assert (config["train"]["max_steps"], config["tracking"]["experiment"]) == (200, "mine")
+    typed = config_of(answers, "experiment=mine", "train.max_steps=50", "model.params.width=64")
+    assert (typed["train"]["max_steps"], typed["model"]["params"]["width"]) == (50, 64)
+
+
+@pytest.mark.processes
+def test_each_named_evaluation_has_the_settings_beside_it(answers: list[Any]) -> None:
+    (number,) = (i for i, words in enumerate(COMMANDS) if words[0] == "input=npz")
+    evals = answers[number][2][0]["input"]["eval"]
+    assert [block["params"]["files"] for block in evals.values()] == ["val.npz", "test.npz"]
+    assert [block["params"]["label"] for block in evals.values()] == ["y", "y"]
+    assert [block["batch_size"] for block in evals.values()] == [256, 64]
+
+
+def test_the_table_names_every_group() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", TEXT, re.MULTILINE)
+    named = {group for row in rows for group in re.findall(r"`(\w+)`", row)}
+    assert named == {path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name[0] not in "_."}

@@ -1,0 +1,231 @@
+"""Training ends when an evaluation's metric no longer improves; a run that was killed ends where it would have."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from runner import (
+    EarlyStopping,
+    Estimator,
+    EstimatorSpec,
+    EvalSpec,
+    Hook,
+    RunConfig,
+    TrainingResult,
+    TrainSpec,
+    train_and_evaluate,
+)
+from runner.config.schema import ConfigError
+from runner.estimator.early_stopping import FILE
+from runner.tracking.journal import Journal, journal_path, read_journal
+from tests.config.test_config import parsed
+from tests.support import jobs
+from tests.support.line import line, points
+
+v1 = tf.compat.v1
+
+
+@pytest.mark.parametrize(
+    ("settings", "values", "ends_at"),
+    [
+        ({}, [5, 4, 3, 3, 2], 4),
+        ({}, [5, 4, 3, 2, 1], None),
+        ({"patience_evals": 2}, [5, 6, 4, 4, 5, 1], 5),
+        ({"patience_evals": 2}, [5, 6, 4, 5, 3, 2], None),
+        ({"min_delta": 0.5}, [5, 4.6, 4.4, 4.2, 4.0], 2),
+        ({"min_delta": 0.5}, [5, 4.4, 3.8, 3.2], None),
+        ({"min_steps": 4}, [5, 6, 7, 8, 9], 4),
+        ({"min_steps": 4}, [5, 6, 7, 8, 4], 4),  # at step 4 nothing had improved for three
+        ({"mode": "max"}, [1, 2, 3, 3], 4),
+        ({"metric": "eval/accuracy"}, [1, 2, 3, 2], 4),
+        ({"metric": "eval/accuracy", "mode": "min"}, [1, 2], 2),
+        ({"patience_evals": 2}, [math.nan, math.nan, 1], 2),
+        ({"patience_evals": 2}, [math.nan, 5, 4, math.nan, 3, math.nan, math.nan], 7),
+    ],
+)
+def test_it_ends_after_so_many_evaluations_without_an_improvement(
+    settings: dict[str, Any], values: list[float], ends_at: int | None
+) -> None:
+    rule = EarlyStopping(**{"metric": "eval/loss", **settings})
+    seen: dict[int, float] = {}
+    for step, value in enumerate(values, start=1):
+        seen[step] = value
+        if rule.reason(seen, step) is not None:
+            assert step == ends_at
+            return
+    assert ends_at is None
+
+
+def test_the_reason_names_the_best() -> None:
+    rule = EarlyStopping("eval/loss", patience_evals=3)
+    values = {200: 0.5, 400: 0.12, 600: 0.2, 800: 0.12, 1000: 0.3}
+    assert rule.reason(values, 800) is None
+    assert rule.reason(values, 1000) == "eval/loss has not improved by 0 for 3 evaluations; best 0.12 at step 400"
+    never = EarlyStopping("eval/loss").reason({1: math.nan}, 1)
+    assert never == "eval/loss has not improved by 0 for 1 evaluation; it was never a number"
+
+
+def around_six(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    """`line` with a metric that is best at step 6."""
+    spec = line(features, labels, mode, params)
+    if mode != "eval":
+        return spec
+    distance = tf.abs(tf.cast(v1.train.get_global_step(), tf.float32) - 6.0)
+    return spec._replace(eval_metric_ops={"distance": distance * tf.ones_like(features)})
+
+
+RULE = EarlyStopping("eval/distance", patience_evals=2)
+
+
+class Killer(Hook):
+    """Ends the process, as far as the run can tell, before or after the evaluation at a step."""
+
+    def __init__(self, step: int, *, evaluated: bool) -> None:
+        self._step, self._evaluated = step, evaluated
+
+    def begin(self, run: Any) -> None:
+        if run.global_step == self._step and not self._evaluated:
+            raise KeyboardInterrupt
+
+    def end(self, run: Any) -> None:
+        if run.global_step == self._step and self._evaluated:
+            raise KeyboardInterrupt
+
+
+class Interrupter(Hook):
+    """As SIGTERM: the run saves after this step, and ends."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def after_step(self, run: Any, result: Any) -> None:
+        if result.last_step == self._step:
+            run.interrupt("SIGTERM")
+
+
+def run(
+    folder: Path, rule: EarlyStopping = RULE, max_steps: int = 40, killer: Any = None, stop: Any = None
+) -> TrainingResult:
+    journal = Journal(journal_path(folder))
+    trainer = Estimator(around_six, folder, RunConfig(save_checkpoints_steps=2, steps_per_loop=1), journal=journal)
+    hooks = [] if stop is None else [stop]
+    spec = TrainSpec(points(repeat=True), max_steps, hooks, early_stopping=rule)
+    return train_and_evaluate(trainer, spec, EvalSpec(points(), hooks=[] if killer is None else [killer]))
+
+
+def said(folder: Path) -> list[str]:
+    return [line["text"] for line in read_journal(journal_path(folder))[0] if line.get("event") == "stopped_early"]
+
+
+REASON = "eval/distance has not improved by 0 for 2 evaluations; best 0 at step 6"
+
+
+@pytest.mark.long
+def test_it_ends_says_why_and_does_not_train_on(tmp_path: Path) -> None:
+    result = run(tmp_path)
+    assert (result.global_step, result.stopped_early) == (10, REASON)
+    assert said(tmp_path) == [f"stopped early: {REASON}"]
+    again = run(tmp_path)
+    assert (again.global_step, again.examples, again.stopped_early) == (10, 0, REASON)
+    # More patience is another question.
+    assert run(tmp_path, EarlyStopping("eval/distance", patience_evals=3)).global_step == 12
+    assert run(tmp_path, EarlyStopping(), max_steps=15).global_step == 15
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("evaluated", [True, False])
+@pytest.mark.parametrize("step", [2, 6, 8, 10])
+def test_a_run_that_was_killed_ends_where_an_undisturbed_one_does(step: int, evaluated: bool, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, killer=Killer(step, evaluated=evaluated))
+    result = run(tmp_path)
+    assert (result.global_step, result.stopped_early) == (10, REASON)
+    values = json.loads((tmp_path / FILE).read_text())["values"]
+    assert {int(at): float(value) for at, value in values.items()} == {2: 4, 4: 2, 6: 0, 8: 2, 10: 4}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("step", [3, 8, 9])
+def test_a_run_that_was_interrupted_ends_where_an_undisturbed_one_does(step: int, tmp_path: Path) -> None:
+    interrupted = run(tmp_path, stop=Interrupter(step))
+    assert (interrupted.global_step, interrupted.stopped_early) == (step, None)
+    result = run(tmp_path)
+    assert (result.global_step, result.stopped_early) == (10, REASON)
+
+
+def test_steps_that_are_taken_again_are_judged_again(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=8)
+    for path in tmp_path.glob("model.ckpt-8*"):
+        path.unlink()
+    for path in tmp_path.glob("model.ckpt-6*"):
+        path.unlink()
+    (tmp_path / "checkpoint").unlink()
+    assert run(tmp_path).global_step == 10
+
+
+def test_a_metric_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(ValueError) as raised:
+        run(tmp_path / "a", EarlyStopping("eval/distanse"))
+    assert str(raised.value) == (
+        "train.early_stopping.metric=eval/distanse: there is no such metric. Did you mean 'eval/distance'? "
+        "There are: eval/distance, eval/loss."
+    )
+    with pytest.raises(ValueError, match=r"metric=eval_big/loss: there is no such evaluation. There are: eval/\.\.\."):
+        run(tmp_path / "b", EarlyStopping("eval_big/loss"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"metric": "loss"}, "name it with its evaluation: eval/loss"),
+        ({"mode": "least"}, "allowed are 'min', 'max' and None"),
+        ({"patience_evals": 0}, "patience_evals=0.*at least 1"),
+        ({"min_delta": -1.0}, "min_delta=-1.0.*at least 0"),
+    ],
+)
+def test_a_rule_that_makes_no_sense_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EarlyStopping(**settings)
+
+
+def refused_by(overrides: list[str]) -> str:
+    with pytest.raises(ConfigError) as raised:
+        parsed(*overrides)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["metric=loss"], "metric=loss: a metric is named with what it belongs to: eval/loss."),
+        (["metric=eval_x/loss"], "metric=eval_x/loss: there is no such evaluation. There are: eval/...."),
+        (["patience_evals=3"], "patience_evals=3 has no effect without train.early_stopping.metric."),
+    ],
+)
+def test_the_config_is_checked(overrides: list[str], message: str) -> None:
+    refused = refused_by([f"train.early_stopping.{one}" for one in overrides])
+    assert refused == f"train.early_stopping.{message}"
+
+
+def test_command_train_does_not_evaluate() -> None:
+    refused = refused_by(["command=train", "train.early_stopping.metric=eval/loss"])
+    assert refused.startswith("train.early_stopping.metric=eval/loss has no effect with command=train")
+
+
+@pytest.mark.long
+def test_a_config_that_asks_for_it_gets_it(tmp_path: Path, capfd: Any) -> None:
+    overrides = (
+        "model.fn=tests.estimator.test_early_stopping.around_six", "train.early_stopping.metric=eval/distance",
+        "train.early_stopping.patience_evals=2", "checkpoint.save_steps=2", "train.max_steps=40",
+        "train.steps_per_loop=1",
+    )  # fmt: skip
+    assert jobs.run(tmp_path, *overrides) == 0
+    (result,) = jobs.results(tmp_path)
+    assert (result["global_step"], result["stopped_early"]) == (10, REASON)
+    assert f"stopped early: {REASON}" in capfd.readouterr().err

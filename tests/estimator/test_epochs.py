@@ -1,0 +1,178 @@
+"""Training for a number of passes over the input: which examples it sees, where it ends, how it goes on."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from runner import Estimator, EstimatorSpec, Input, RunConfig, TrainSpec, train_and_evaluate
+from runner.config import parsing
+from runner.system.console import NullProgress
+from runner.task.build import build_job
+from runner.tracking.journal import NullJournal
+from tests.config.test_config import composed
+from tests.support.models import strategies
+
+STRATEGIES = strategies()
+NUM_EXAMPLES = 10
+
+
+class Seen:
+    """A model of one weight that notes the examples it trains on, real ones and placeholders' copies."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+
+    @property
+    def examples(self) -> Counter[int]:
+        return Counter(example for batch in self.batches for example in batch)
+
+    def model_fn(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        def note(batch: tf.Tensor) -> tf.Tensor:
+            self.batches.append(batch.numpy().astype(int).tolist())
+            return batch
+
+        noted = tf.py_function(note, [features], tf.float64)
+        noted.set_shape([None])
+        predictions = keras.layers.Dense(1, dtype="float64")(noted[:, None])
+        optimizer = keras.optimizers.SGD(0.001, momentum=0.5)
+        return EstimatorSpec(mode, predictions, tf.square(predictions[:, 0] - 1), optimizer=optimizer)
+
+
+def points(params: Any) -> tf.data.Dataset:
+    """0.0 .. 9.0, shuffled anew in each pass."""
+    dataset = tf.data.Dataset.range(NUM_EXAMPLES).map(lambda x: tf.cast(x, tf.float64))
+    return dataset.shuffle(NUM_EXAMPLES, seed=3).batch(params["batch_size"])
+
+
+def from_generator(params: Any) -> tf.data.Dataset:
+    """The same in order, from a source whose length nobody knows and whose position cannot be saved."""
+    spec = tf.TensorSpec([], tf.float64)
+    return tf.data.Dataset.from_generator(lambda: iter(np.arange(10.0)), output_signature=spec).batch(
+        params["batch_size"]
+    )
+
+
+def ends_by_itself(params: Any, num_epochs: int | None = None) -> tf.data.Dataset:
+    """Makes the passes that it is asked for."""
+    epochs = tf.data.Dataset.range(num_epochs or 10**9)
+    return epochs.flat_map(
+        lambda _: tf.data.Dataset.range(10).map(lambda x: tf.cast(x, tf.float64)).batch(params["batch_size"])
+    )
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "points": points,
+    "from_generator": from_generator,
+    "ends_by_itself": ends_by_itself,
+}
+
+
+def estimator(seen: Seen, model_dir: Path, strategy: str = "default", **config: Any) -> Estimator:
+    return Estimator(seen.model_fn, model_dir, RunConfig(train_distribute=STRATEGIES[strategy], **config))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_every_example_is_trained_on_once_an_epoch(function: str, tmp_path: Path) -> None:
+    seen = Seen()
+    data = Input(FUNCTIONS[function], params={}, batch_size=4)
+    run = estimator(seen, tmp_path).train_run(data, max_epochs=3)
+    assert run is not None and (run.global_step, run.examples) == (9, 30)
+    assert [len(batch) for batch in seen.batches] == [4, 4, 2] * 3
+    for epoch in range(3):
+        assert sorted(itertools.chain(*seen.batches[3 * epoch : 3 * epoch + 3])) == list(range(10))
+    if function == "points":
+        assert seen.batches[:3] != seen.batches[3:6], "shuffled anew"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["mirrored", "central_storage"])
+def test_several_replicas_count_the_same_examples_and_steps(strategy: str, tmp_path: Path) -> None:
+    run = estimator(Seen(), tmp_path, strategy).train_run(Input(points, params={}, batch_size=4), max_epochs=3)
+    assert run is not None and (run.global_step, run.examples) == (9, 30)
+    own = estimator(Seen(), tmp_path / "in turn", strategy)
+    run = own.train_run(lambda: points({"batch_size": 2}), max_epochs=3)
+    assert run is not None and run.examples == 30
+
+
+def test_what_comes_first_ends_training(tmp_path: Path) -> None:
+    data = Input(points, params={}, batch_size=4)
+    run = estimator(Seen(), tmp_path / "steps").train_run(data, max_steps=5, max_epochs=3)
+    assert run is not None and run.global_step == 5
+    run = estimator(Seen(), tmp_path / "epochs").train_run(data, max_steps=50, max_epochs=3)
+    assert run is not None and run.global_step == 9
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stop", [2, 3, 5])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_run_that_resumes_in_an_epoch_sees_the_examples_of_the_undisturbed_one(
+    function: str, stop: int, tmp_path: Path
+) -> None:
+    data = Input(FUNCTIONS[function], params={}, batch_size=4)
+    whole, parts = Seen(), Seen()
+    expected = estimator(whole, tmp_path / "whole").train(data, max_epochs=3)
+    estimator(parts, tmp_path / "parts").train(data, max_epochs=3, max_steps=stop)
+    found = estimator(parts, tmp_path / "parts").train(data, max_epochs=3)
+    assert parts.batches == whole.batches
+    for name in expected.get_variable_names():
+        np.testing.assert_array_equal(found.get_variable_value(name), expected.get_variable_value(name), err_msg=name)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_finished_run_is_not_trained_again_and_a_larger_number_goes_on(function: str, tmp_path: Path) -> None:
+    data = Input(FUNCTIONS[function], params={}, batch_size=4)
+    seen = Seen()
+    for epochs, steps in ((2, 6), (2, 6), (1, 6), (3, 9)):
+        trainer = estimator(seen, tmp_path)
+        result = train_and_evaluate(trainer, TrainSpec(data, max_steps=100, max_epochs=epochs), [])
+        assert result.global_step == steps
+    assert set(seen.examples.values()) == {3}
+
+
+def test_stopped_at_the_end_of_the_last_epoch_there_is_nothing_left(tmp_path: Path) -> None:
+    for max_steps in (9, 20):
+        trainer = estimator(Seen(), tmp_path)
+        data = Input(from_generator, params={}, batch_size=4)
+        result = train_and_evaluate(trainer, TrainSpec(data, max_steps=max_steps, max_epochs=3), [])
+        assert result.global_step == 9
+
+
+def test_data_without_end_has_no_epochs(tmp_path: Path) -> None:
+    trainer = estimator(Seen(), tmp_path)
+    with pytest.raises(ValueError, match=r"train.max_epochs=3: .*gives data without end, .* Leave out its repeat\(\)"):
+        trainer.train(lambda: points({"batch_size": 4}).repeat(), max_epochs=3)
+    with pytest.raises(ValueError, match="max_epochs=0: it must be positive"):
+        trainer.train(lambda: points({"batch_size": 4}), max_epochs=0)
+
+
+def test_the_shipped_inputs_end_after_the_epochs_of_the_config(tmp_path: Path) -> None:
+    config = parsing.parse(composed([f"model_dir={tmp_path}", "train.max_epochs=2", "input.train.batch_size=500"]))
+    job = build_job(config, NullJournal(), NullProgress())
+    assert job.train_spec is not None
+    run = job.estimator.train_run(job.train_spec.input_fn, max_steps=1000, max_epochs=job.train_spec.max_epochs)
+    assert run is not None and (run.global_step, run.examples) == (6, 2 * 1437)
+
+
+def test_a_function_that_ends_by_itself_is_told_when_and_else_keeps_its_default(tmp_path: Path) -> None:
+    given: list[Any] = []
+
+    def required(num_epochs: int | None) -> tf.data.Dataset:
+        given.append(num_epochs)
+        return points({"batch_size": 4})
+
+    def optional(num_epochs: int | None = 7) -> tf.data.Dataset:
+        return required(num_epochs)
+
+    for function in (required, optional):
+        for epochs in (None, 1):
+            estimator(Seen(), tmp_path / f"{len(given)}").train(function, max_epochs=epochs)
+    assert given == [None, 1, 7, 1]

@@ -1,0 +1,720 @@
+"""The Estimator: what tf.estimator's did, with its argument rules; deviations are tests of their own."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from runner import Estimator, EstimatorSpec, Input, ModeKeys, RunConfig
+from runner.tracking.journal import Journal, read_journal
+from tests.support.line import line, mirrored, points, read_events, steps_of
+
+v1 = tf.compat.v1
+X = np.arange(1, 9, dtype=np.float32)
+
+
+def estimator(model_dir: Path, model_fn: Any = line, params: dict[str, Any] | None = None, **config: Any) -> Estimator:
+    return Estimator(model_fn, model_dir, RunConfig(**config), params)
+
+
+def step_of(trainer: Estimator) -> int:
+    return int(trainer.get_variable_value("global_step"))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Estimator:
+    """At step 10, with checkpoints of steps 0, 5 and 10. Not to be trained further."""
+    trainer = estimator(tmp_path_factory.mktemp("trained"), save_checkpoints_steps=5)
+    return trainer.train(points(repeat=True), steps=10)
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory) -> Estimator:
+    """A weight of 1.5 that does not learn: the error of (x, 2x) is x / 2."""
+    trainer = estimator(tmp_path_factory.mktemp("halves"), params={"start": 1.5, "learning_rate": 0.0})
+    return trainer.train(points(), steps=1)
+
+
+# --- construction -------------------------------------------------------------------------------------------------
+
+
+def test_model_dir_comes_from_the_argument_or_the_config(tmp_path: Path) -> None:
+    assert Estimator(line, tmp_path).model_dir == str(tmp_path)
+    assert Estimator(line, config=RunConfig(model_dir=str(tmp_path))).model_dir == str(tmp_path)
+    both = Estimator(line, tmp_path, RunConfig(model_dir=str(tmp_path)))
+    assert both.model_dir == both.config.model_dir == str(tmp_path)
+
+
+def test_two_different_model_dirs_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"Estimator\(model_dir='a'\) and its config's model_dir='b' differ."):
+        Estimator(line, "a", RunConfig(model_dir="b"))
+
+
+def test_empty_model_dir_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"Estimator\(model_dir=''\): give a folder, or None for a temporary one."):
+        Estimator(line, "")
+
+
+def test_without_model_dir_it_is_a_temporary_one_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="runner"):
+        trainer = Estimator(line)
+    assert os.path.isdir(trainer.model_dir) and trainer.config.model_dir == trainer.model_dir
+    assert f"No model_dir was given: using the temporary folder {trainer.model_dir}." in caplog.text
+
+
+def test_params_are_copied(tmp_path: Path) -> None:
+    params = {"start": 1.0, "deep": {"width": [1]}}
+    trainer = Estimator(line, tmp_path, params=params)
+    params["deep"]["width"].append(2)  # type: ignore[index]
+    trainer.params["deep"]["width"].append(3)
+    assert trainer.params == {"start": 1.0, "deep": {"width": [1]}}
+
+
+def test_config_of_another_type_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"Estimator\(config=\{'model_dir': 'a'\}\): it must be a RunConfig."):
+        Estimator(line, tmp_path, config={"model_dir": "a"})  # type: ignore[arg-type]
+
+
+def test_model_fn_is_checked_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="takes arguments that the runner does not fill: width"):
+        Estimator(lambda features, mode, width: None, tmp_path)
+
+
+def test_constructing_one_writes_nothing(tmp_path: Path) -> None:
+    trainer = Estimator(line, tmp_path / "new")
+    assert trainer.latest_checkpoint() is None and not (tmp_path / "new").exists()
+
+
+# --- train --------------------------------------------------------------------------------------------------------
+
+
+def test_training_goes_on_where_the_last_call_stopped(tmp_path: Path) -> None:
+    trainer = estimator(tmp_path)
+    assert trainer.train(points(repeat=True), steps=5) is trainer
+    assert step_of(trainer) == 5
+    trainer.train(points(repeat=True), steps=5)
+    assert step_of(trainer) == 10
+    estimator(tmp_path).train(points(repeat=True), steps=5)
+    assert step_of(trainer) == 15
+
+
+def test_max_steps_counts_from_the_start_of_the_model(tmp_path: Path) -> None:
+    calls = []
+
+    def input_fn() -> Any:
+        calls.append(1)
+        return points(repeat=True)()
+
+    trainer = estimator(tmp_path)
+    for max_steps, steps, num_calls in ((5, 5, 1), (5, 5, 1), (4, 5, 1), (7, 7, 2)):
+        trainer.train(input_fn, max_steps=max_steps)
+        assert (step_of(trainer), len(calls)) == (steps, num_calls)
+    assert trainer.train_run(input_fn, max_steps=7) is None
+
+
+@pytest.mark.parametrize("value", [0, -1])
+@pytest.mark.parametrize("name", ["steps", "max_steps"])
+def test_steps_that_are_not_positive_are_refused(name: str, value: int, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"{name}={value}: it must be positive; None sets no limit."):
+        estimator(tmp_path).train(points(), **{name: value})  # type: ignore[arg-type]
+
+
+def test_steps_and_max_steps_together_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"train\(steps=1, max_steps=2\): give one of them."):
+        estimator(tmp_path).train(points(), steps=1, max_steps=2)
+
+
+def test_training_ends_with_the_input_and_saves_its_last_step(tmp_path: Path) -> None:
+    trainer = estimator(tmp_path, save_checkpoints_steps=3)
+    run = trainer.train_run(points(8, 2))
+    assert run is not None and (run.global_step, run.examples) == (4, 8)
+    assert saved_steps(tmp_path) == [0, 3, 4]
+    trainer.train(points(8, 2))  # from the beginning of the input, as it was read to its end
+    assert step_of(trainer) == 8
+
+
+def saved_steps(model_dir: Path) -> list[int]:
+    names = [re.fullmatch(r"model.ckpt-(\d+).index", name) for name in os.listdir(model_dir)]
+    return sorted(int(name[1]) for name in names if name)
+
+
+def test_batches_of_any_size_are_trained_on(tmp_path: Path) -> None:
+    run = estimator(tmp_path).train_run(points(7, 3))
+    assert run is not None and (run.global_step, run.examples) == (3, 7)
+
+
+def test_empty_input_warns_and_leaves_the_initial_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = estimator(tmp_path)
+    with caplog.at_level(logging.WARNING, logger="runner"):
+        trainer.train(lambda: points()().take(0))
+    assert "No step was taken" in caplog.text
+    assert step_of(trainer) == 0 and trainer.get_variable_value("weight") == 0.0
+
+
+def test_checkpoint_state_file_holds_relative_paths(trained: Estimator) -> None:
+    state = tf.train.get_checkpoint_state(trained.model_dir)
+    text = Path(trained.model_dir, "checkpoint").read_text()
+    assert "/" not in text and 'model_checkpoint_path: "model.ckpt-10"' in text
+    assert [Path(path).name for path in state.all_model_checkpoint_paths] == [f"model.ckpt-{n}" for n in (0, 5, 10)]
+
+
+def test_no_more_checkpoints_are_kept_than_asked_for(tmp_path: Path) -> None:
+    estimator(tmp_path, save_checkpoints_steps=2, keep_checkpoint_max=2).train(points(repeat=True), steps=7)
+    assert saved_steps(tmp_path) == [6, 7]
+
+
+def test_renamed_model_dir_resumes(tmp_path: Path) -> None:
+    estimator(tmp_path / "old").train(points(repeat=True), steps=5)
+    os.rename(tmp_path / "old", tmp_path / "new")
+    trainer = estimator(tmp_path / "new")
+    assert trainer.latest_checkpoint() == str(tmp_path / "new" / "model.ckpt-5")
+    assert trainer.train(points(repeat=True), steps=5).evaluate(points())["global_step"] == 10
+    assert not (tmp_path / "old").exists()
+
+
+def test_latest_checkpoint_is_none_before_training_and_then_in_model_dir(tmp_path: Path, trained: Estimator) -> None:
+    assert estimator(tmp_path).latest_checkpoint() is None
+    assert trained.latest_checkpoint() == os.path.join(trained.model_dir, "model.ckpt-10")
+
+
+def test_loss_is_in_the_event_file_without_user_code(tmp_path: Path) -> None:
+    params = {"start": 1.0, "learning_rate": 0.0}
+    estimator(tmp_path, params=params, save_summary_steps=5).train(points(8, 8, repeat=True), steps=12)
+    losses = [event for event in read_events(tmp_path) if event.tag == "loss"]
+    assert [event.step for event in losses] == [1, 5, 10]
+    assert [event.value for event in losses] == pytest.approx([np.mean(X**2)] * 3)
+    assert steps_of(tmp_path, "global_step/sec")[-1] == 10
+
+
+def test_without_summaries_there_is_no_event_file(tmp_path: Path) -> None:
+    estimator(tmp_path, save_summary_steps=None).train(points(), steps=2)
+    assert read_events(tmp_path) == []
+
+
+class Listener(tf.compat.v1.train.CheckpointSaverListener):
+    """Notes what it is told."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.calls: list[Any] = []
+        self._stop_at = stop_at
+
+    def begin(self) -> None:
+        self.calls.append("begin")
+
+    def before_save(self, session: Any, global_step_value: int) -> None:
+        self.calls.append(("before", global_step_value))
+
+    def after_save(self, session: Any, global_step_value: int) -> bool:
+        self.calls.append(("after", global_step_value))
+        return global_step_value == self._stop_at
+
+    def end(self, session: Any, global_step_value: int) -> None:
+        self.calls.append(("end", global_step_value))
+
+
+def saved(*steps: int) -> list[Any]:
+    return [call for step in steps for call in (("before", step), ("after", step))]
+
+
+def test_saving_listeners_are_told_of_each_checkpoint_once(tmp_path: Path) -> None:
+    listener = Listener()
+    estimator(tmp_path, save_checkpoints_steps=2).train(points(8, 2), saving_listeners=[listener])
+    assert listener.calls == ["begin", *saved(0, 2, 4), ("end", 4)]
+
+
+def test_saving_listeners_are_told_of_the_checkpoint_that_a_run_goes_on_from(tmp_path: Path) -> None:
+    trainer, listener = estimator(tmp_path), Listener()
+    trainer.train(points(8, 2), steps=2)
+    before = Path(f"{trainer.latest_checkpoint()}.index").stat().st_mtime_ns
+    trainer.train(points(8, 2), steps=1, saving_listeners=[listener])
+    assert listener.calls == ["begin", *saved(2, 3), ("end", 3)]
+    assert (tmp_path / "model.ckpt-2.index").stat().st_mtime_ns == before, "it is there, and stays what it is"
+
+
+def test_saving_listeners_stop_nobody_before_the_first_step(tmp_path: Path) -> None:
+    """As in tf.estimator, which did not look at what they return there."""
+    trainer, listener = estimator(tmp_path), Listener(stop_at=0)
+    trainer.train(points(8, 2), saving_listeners=[listener])
+    assert step_of(trainer) == 4 and listener.calls == ["begin", *saved(0, 4), ("end", 4)]
+
+
+def test_listeners_begin_and_end_before_hooks_do(tmp_path: Path) -> None:
+    listener = Listener()
+
+    class Beside(tf.compat.v1.train.SessionRunHook):
+        def begin(self) -> None:
+            listener.calls.append("hook begins")
+
+        def end(self, session: Any) -> None:
+            listener.calls.append("hook ends")
+
+    estimator(tmp_path).train(points(8, 2), [Beside()], steps=1, saving_listeners=[listener])
+    assert listener.calls == ["begin", "hook begins", *saved(0, 1), ("end", 1), "hook ends"]
+
+
+def test_saving_listener_can_stop_training(tmp_path: Path) -> None:
+    listener = Listener(stop_at=4)
+    trainer = estimator(tmp_path, save_checkpoints_steps=2)
+    run = trainer.train_run(points(repeat=True), steps=10, saving_listeners=[listener])
+    assert run is not None and run.stop_reason == "Listener requested it"
+    assert step_of(trainer) == 4 and listener.calls[-1] == ("end", 4)
+
+
+def test_two_runs_with_the_same_seed_are_the_same(tmp_path: Path) -> None:
+    def noisy(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        weight = v1.get_variable("weight", [], initializer=v1.random_normal_initializer())
+        loss = tf.reduce_mean(tf.square(features * weight - labels))
+        train_op = v1.train.GradientDescentOptimizer(0.001).minimize(loss, v1.train.get_global_step())
+        return EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    def weight(name: str, seed: int) -> float:
+        trainer = estimator(tmp_path / name, noisy, tf_random_seed=seed)
+        return float(trainer.train(lambda: points()().shuffle(8), steps=4).get_variable_value("weight"))
+
+    assert weight("a", 3) == weight("b", 3) != weight("c", 4)
+
+
+# --- evaluate -----------------------------------------------------------------------------------------------------
+
+
+def test_evaluate_reports_metrics_loss_and_global_step(halves: Estimator) -> None:
+    found = halves.evaluate(points())
+    expected = {"loss": np.mean((X / 2) ** 2), "mae": np.mean(X / 2), "global_step": 1}
+    assert found == pytest.approx(expected)
+    assert {type(value) for value in found.values()} <= {float, int}
+
+
+def test_loss_is_the_mean_over_examples_whatever_the_batches(halves: Estimator) -> None:
+    # tf.estimator took the mean of the batches' means: 12.9 for batches of 3, 3 and 2.
+    for batch_size in (3, 5, 8):
+        assert halves.evaluate(points(8, batch_size))["loss"] == pytest.approx(np.mean((X / 2) ** 2))
+
+
+def test_steps_limit_the_batches_evaluated(halves: Estimator) -> None:
+    assert halves.evaluate(points(8, 2), steps=2)["mae"] == pytest.approx(np.mean(X[:4] / 2))
+    assert halves.evaluate(points(8, 2, repeat=True), steps=5)["mae"] == pytest.approx(
+        np.mean(X[[*range(8), 0, 1]] / 2)
+    )
+    assert halves.evaluate(points(8, 2), steps=100)["mae"] == pytest.approx(np.mean(X / 2))
+    for steps in (0, -1):
+        with pytest.raises(ValueError, match=f"steps={steps}: it must be positive; None sets no limit."):
+            halves.evaluate(points(), steps=steps)
+
+
+def test_evaluating_an_empty_input_is_refused(halves: Estimator) -> None:
+    with pytest.raises(ValueError, match=r"evaluate\(test\): the input has no examples."):
+        halves.evaluate(lambda: points()().take(0), name="test")
+
+
+def test_evaluations_go_to_folders_of_their_own(tmp_path: Path) -> None:
+    trainer = estimator(tmp_path).train(points(), steps=2)
+    assert trainer.eval_dir() == str(tmp_path / "eval") and trainer.eval_dir("test") == str(tmp_path / "eval_test")
+    expected = trainer.evaluate(points())
+    trainer.evaluate(points(4), name="test")
+    written = {event.tag: event for event in read_events(tmp_path / "eval")}
+    assert {tag: event.value for tag, event in written.items()} == pytest.approx(
+        {"loss": expected["loss"], "mae": expected["mae"]}
+    )
+    assert {event.step for event in written.values()} == {2}
+    assert steps_of(tmp_path / "eval_test", "loss") == [2]
+
+
+@pytest.mark.parametrize("method", ["evaluate", "predict"])
+def test_without_a_checkpoint_it_is_refused(method: str, tmp_path: Path) -> None:
+    # tf.estimator took freshly initialised variables, and logged that.
+    with pytest.raises(
+        ValueError,
+        match=rf"{method}: there is no checkpoint in {tmp_path}. Train first, or give the model_dir of a mod",
+    ):
+        getattr(estimator(tmp_path), method)(points())
+
+
+@pytest.mark.parametrize("name", ["loss", "global_step"])
+def test_metrics_with_names_of_the_runner_are_refused(name: str, trained: Estimator) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        spec = line(features, labels, mode, params)
+        return spec._replace(eval_metric_ops={name: v1.metrics.mean(labels)})
+
+    with pytest.raises(ValueError, match=f"names a metric '{name}', which the runner reports itself."):
+        estimator(Path(trained.model_dir), model_fn).evaluate(points())
+
+
+def test_an_older_checkpoint_can_be_evaluated(trained: Estimator) -> None:
+    path = os.path.join(trained.model_dir, "model.ckpt-5")
+    older, latest = trained.evaluate(points(), checkpoint_path=path), trained.evaluate(points())
+    assert (older["global_step"], latest["global_step"]) == (5, 10)
+    assert older["loss"] > latest["loss"]
+    initial = trained.evaluate(points(), checkpoint_path=os.path.join(trained.model_dir, "model.ckpt-0"))
+    assert initial["loss"] == pytest.approx(np.mean((2 * X) ** 2))
+
+
+def test_evaluate_sees_what_another_estimator_has_trained_meanwhile(tmp_path: Path) -> None:
+    trainer, evaluator = estimator(tmp_path), estimator(tmp_path)
+    for steps in (3, 6):
+        trainer.train(points(repeat=True), max_steps=steps)
+        found = evaluator.evaluate(points())
+        assert found == trainer.evaluate(points()) and found["global_step"] == steps
+
+
+def test_variable_of_another_shape_is_named(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        kernel = v1.get_variable("kernel", [params.width], initializer=v1.ones_initializer())
+        loss = tf.reduce_sum(kernel) * tf.reduce_mean(features)
+        train_op = v1.train.GradientDescentOptimizer(0.1).minimize(loss, v1.train.get_global_step())
+        return EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    estimator(tmp_path, model_fn, {"width": 2}).train(points(), steps=1)
+    other = estimator(tmp_path, model_fn, {"width": 3})
+    for call in (other.evaluate, functools.partial(other.train, steps=1)):
+        with pytest.raises(
+            ValueError, match=r"variable 'kernel' is \[2\] in checkpoint .*-1 and was requested as \[3\]"
+        ):
+            call(points())
+
+
+def test_variable_that_training_never_made_is_named(trained: Estimator) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        v1.get_variable("only_in_eval", [])
+        return line(features, labels, mode, params)
+
+    with pytest.raises(ValueError, match="has no variable 'only_in_eval'. It was written by a model with: .*weight"):
+        estimator(Path(trained.model_dir), model_fn).evaluate(points())
+
+
+def test_metrics_may_be_nested(trained: Estimator) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        mean, update = v1.metrics.mean(labels)
+        count, count_update = v1.metrics.mean(tf.ones_like(labels))
+        both = ((mean, {"count": count}), tf.group(update, count_update))
+        vector = (tf.stack([mean, count]), update)
+        spec = line(features, labels, mode, params)
+        return spec._replace(eval_metric_ops={"pair": both, "dict": ({"mean": mean}, update), "vector": vector})
+
+    found = estimator(Path(trained.model_dir), model_fn).evaluate(points(), name="nested")
+    assert found["pair"] == (9.0, {"count": 1.0}) and found["dict"] == {"mean": 9.0}
+    assert found["vector"].tolist() == [9.0, 1.0]
+    events = {event.tag: event.value for event in read_events(trained.eval_dir("nested"))}
+    assert events["vector"].tolist() == [9.0, 1.0]
+    assert events["pair/0"] == 9.0 and events["pair/1/count"] == 1.0 and events["dict/mean"] == 9.0
+
+
+def test_metric_that_is_a_serialised_summary_is_written_as_it_is(trained: Estimator) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        mean, update = v1.metrics.mean(labels)
+        spec = line(features, labels, mode, params)
+        return spec._replace(eval_metric_ops={"proto": (v1.summary.scalar("inside", mean), update)})
+
+    found = estimator(Path(trained.model_dir), model_fn).evaluate(points(), name="proto")
+    assert v1.Summary.FromString(found["proto"]).value[0].simple_value == 9.0
+    (event,) = [event for event in read_events(trained.eval_dir("proto")) if event.tag == "inside"]
+    assert (event.step, event.value) == (10, 9.0)
+
+
+def test_metric_that_is_a_text_is_written_as_one(trained: Estimator) -> None:
+    """Texts that can be taken for the beginning of a summary, and that cannot."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        metrics = {name: (tf.constant(name), tf.no_op()) for name in ("a", "version 3", "")}
+        return line(features, labels, mode, params)._replace(eval_metric_ops={f"<{m}>": v for m, v in metrics.items()})
+
+    found = estimator(Path(trained.model_dir), model_fn).evaluate(points(), name="texts")
+    assert (found["<a>"], found["<version 3>"], found["<>"]) == (b"a", b"version 3", b"")
+
+
+# --- predict ------------------------------------------------------------------------------------------------------
+
+
+def predicting(model_dir: str, predictions: Any) -> Estimator:
+    """On the checkpoints of `line`, with `predictions(features)`."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        spec = line(features, labels, mode, params)
+        return spec._replace(predictions=predictions(features))
+
+    return estimator(Path(model_dir), model_fn)
+
+
+def test_predict_yields_a_dict_for_each_example(halves: Estimator) -> None:
+    found = list(halves.predict(points(8, 3)))
+    assert [one["x"] for one in found] == X.tolist()
+    assert [one["y"] for one in found] == (1.5 * X).tolist()
+
+
+def test_predict_yields_rows_of_a_tensor(halves: Estimator) -> None:
+    found = list(predicting(halves.model_dir, lambda x: tf.stack([x, -x], axis=1)).predict(points(8, 3)))
+    assert [row.tolist() for row in found] == [[x, -x] for x in X]
+
+
+def test_predict_yields_whole_batches_when_asked(halves: Estimator) -> None:
+    found = list(halves.predict(points(8, 3), yield_single_examples=False))
+    assert [batch["x"].tolist() for batch in found] == [[1, 2, 3], [4, 5, 6], [7, 8]]
+
+
+def test_predictions_of_different_sizes_are_refused_unless_batches_are_asked_for(halves: Estimator) -> None:
+    predictor = predicting(halves.model_dir, lambda x: {"all": x, "sum": tf.reduce_sum(x), "two": x[:2]})
+    with pytest.raises(ValueError, match=r"predictions have \[0, 2, 3\] examples in one batch. All must have the same"):
+        list(predictor.predict(points(8, 3)))
+    batch = next(predictor.predict(points(8, 3), yield_single_examples=False))
+    assert (batch["all"].tolist(), batch["sum"], batch["two"].tolist()) == ([1, 2, 3], 6.0, [1, 2])
+
+
+def test_predict_keys_choose_some_of_a_dict(halves: Estimator) -> None:
+    assert next(halves.predict(points(), predict_keys=["y"])) == {"y": 1.5}
+    assert next(halves.predict(points(), predict_keys="x")) == {"x": 1.0}
+    with pytest.raises(ValueError, match=r"predict_keys=\['z'\] names no prediction. There are: y, x."):
+        next(halves.predict(points(), predict_keys=["z"]))
+    with pytest.raises(
+        ValueError, match=r"predict_keys=\['y'\]: the predictions of model_fn are one tensor, not a dict"
+    ):
+        next(predicting(halves.model_dir, tf.identity).predict(points(), predict_keys=["y"]))
+
+
+def test_predict_from_an_older_checkpoint(trained: Estimator) -> None:
+    path = os.path.join(trained.model_dir, "model.ckpt-0")
+    assert next(trained.predict(points(), checkpoint_path=path))["y"] == 0.0
+    assert next(trained.predict(points()))["y"] > 0.0
+
+
+def test_predict_takes_features_without_labels(halves: Estimator) -> None:
+    found = halves.predict(lambda: tf.data.Dataset.from_tensor_slices(X).batch(3))
+    assert [one["x"] for one in found] == X.tolist()
+
+
+def test_a_model_fn_gets_no_labels_in_prediction(halves: Estimator) -> None:
+    """Some tell by them what they are called for."""
+    seen: dict[str, list[Any]] = {}
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        seen.setdefault(mode, []).append(labels)
+        return line(features, labels, mode, params)
+
+    both = estimator(Path(halves.model_dir), model_fn)
+    both.evaluate(points())
+    assert next(both.predict(points()))["x"] == 1.0
+    assert seen[ModeKeys.PREDICT] == [None] and None not in seen[ModeKeys.EVAL]
+
+
+def test_predictions_can_be_interleaved(halves: Estimator) -> None:
+    """tf.estimator's graphs were on one stack, which this broke (tensorflow issue 20506)."""
+    pairs = zip(halves.predict(points(8, 3)), halves.predict(points(8, 2)), strict=True)
+    assert [(one["x"], other["x"]) for one, other in pairs] == [(x, x) for x in X]
+
+
+def test_predictions_of_an_endless_input_can_be_broken_off(halves: Estimator) -> None:
+    found = list(itertools.islice(halves.predict(points(repeat=True)), 11))
+    assert found[10]["x"] == 3.0
+
+
+def test_training_under_a_prediction_is_refused_instead_of_mixing_models(tmp_path: Path) -> None:
+    trainer = estimator(tmp_path).train(points(), steps=1)
+    predictions = trainer.predict(points(8, 2))
+    next(predictions)
+    trainer.train(points(), steps=1)
+    with pytest.raises(RuntimeError, match="trained or restored while predict was under way: call predict again."):
+        list(predictions)
+
+
+# --- variables ----------------------------------------------------------------------------------------------------
+
+
+def test_variables_are_an_error_before_training(tmp_path: Path) -> None:
+    for call in (Estimator.get_variable_names, lambda trainer: trainer.get_variable_value("weight")):
+        with pytest.raises(ValueError, match=f"get_variable_.*: there is no checkpoint in {tmp_path}."):
+            call(estimator(tmp_path))
+
+
+def test_variables_have_their_names_and_values_after_training(halves: Estimator) -> None:
+    assert halves.get_variable_names() == ["global_step", "weight", "weight/Momentum"]
+    assert halves.get_variable_value("weight") == 1.5
+    assert halves.get_variable_value("global_step") == 1
+    with pytest.raises(KeyError, match="wieght"):
+        halves.get_variable_value("wieght")
+
+
+# --- input functions ----------------------------------------------------------------------------------------------
+
+
+def test_input_fn_gets_what_it_declares_in_each_mode(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def input_fn(mode: str, params: Any, config: Any) -> Any:
+        seen.append((mode, params.start, config.model_dir))
+        return points()()
+
+    trainer = estimator(tmp_path, params={"start": 0.5}).train(input_fn, steps=1)
+    trainer.evaluate(input_fn)
+    list(trainer.predict(input_fn))
+    modes = (ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT)
+    assert seen == [(mode, 0.5, str(tmp_path)) for mode in modes]
+
+
+def test_input_context_is_given_where_it_is_declared(halves: Estimator) -> None:
+    def input_fn(input_context: Any) -> Any:
+        assert input_context.num_input_pipelines == input_context.num_replicas_in_sync == 1
+        return points()()
+
+    assert halves.evaluate(input_fn) == halves.evaluate(points())
+
+
+class Points:
+    """A callable object that gives an input."""
+
+    def __call__(self, params: Any) -> Any:
+        return points()()
+
+
+@pytest.mark.parametrize(
+    "input_fn",
+    [functools.partial(lambda n, mode: points(n)(), 8), Points(), Points().__call__, Input(Points(), params={})],
+    ids=["partial", "object", "method", "Input"],
+)
+def test_input_fn_may_be_any_callable(input_fn: Any, halves: Estimator) -> None:
+    assert halves.evaluate(input_fn)["mae"] == pytest.approx(np.mean(X / 2))
+
+
+def test_tensors_are_one_batch(halves: Estimator) -> None:
+    assert halves.evaluate(lambda: (tf.constant(X), tf.constant(2 * X)))["mae"] == pytest.approx(np.mean(X / 2))
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_tuples_of_another_length_than_two_are_refused(kind: Any, halves: Estimator) -> None:
+    with pytest.raises(ValueError, match="3"):
+        halves.evaluate(lambda: kind([tf.constant(X), tf.constant(X), tf.constant(X)]))
+
+
+def test_labels_may_be_missing(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        assert labels is None
+        weight = v1.get_variable("weight", [], initializer=v1.zeros_initializer())
+        loss = tf.reduce_mean(tf.square(features - weight))
+        train_op = v1.train.GradientDescentOptimizer(0.1).minimize(loss, v1.train.get_global_step())
+        return EstimatorSpec(mode, predictions=features - weight, loss=loss, train_op=train_op)
+
+    def input_fn() -> Any:
+        return tf.data.Dataset.from_tensor_slices(X).batch(4)
+
+    trainer = estimator(tmp_path, model_fn).train(input_fn)
+    assert trainer.evaluate(input_fn)["global_step"] == 2
+    assert len(list(trainer.predict(input_fn))) == 8
+
+
+def test_labels_that_model_fn_does_not_take_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="takes no 'labels'"):
+        estimator(tmp_path, lambda features, mode: None).train(points())
+
+
+def test_features_and_labels_may_be_nested(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        y = None if labels is None else labels["y"]
+        return line(features["deep"][0], y, mode, params)
+
+    def input_fn() -> Any:
+        return points()().map(lambda x, y: ({"deep": (x, y)}, {"y": y}))
+
+    trainer = estimator(tmp_path, model_fn).train(input_fn)
+    assert trainer.evaluate(input_fn)["global_step"] == 4
+    assert [one["x"] for one in trainer.predict(input_fn)] == X.tolist()
+
+
+# --- what classic model_fns do ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_lookup_tables_that_model_fn_makes_are_filled(devices: int, tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        entries = tf.lookup.KeyValueTensorInitializer(["half", "one"], [0.5, 1.0])
+        table = tf.lookup.StaticHashTable(entries, default_value=0.0)
+        return line(features * table.lookup(tf.constant("half")), labels, mode, params)
+
+    strategy = mirrored() if devices == 2 else None
+    trainer = estimator(tmp_path, model_fn, train_distribute=strategy).train(points(8, 4), steps=1)
+    assert trainer.evaluate(points())["global_step"] == 1
+    assert [one["x"] for one in trainer.predict(points())] == (X / 2).tolist()
+
+
+def test_what_happens_is_noted_in_the_journal(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    config = RunConfig(log_step_count_steps=2, steps_per_loop=1, save_checkpoints_asynchronously=False)
+    trainer = Estimator(line, tmp_path / "run", config, journal=journal)
+    trainer.train(points()).evaluate(points(), name="test")
+    lines, _ = read_journal(tmp_path / "journal")
+    speeds = ["train/examples_per_sec", "train/loss", "train/steps_per_sec"]
+    evaluated = ["eval_test/loss", "eval_test/mae"]
+    noted = [(line["step"], sorted(line["metrics"])) for line in lines if "metrics" in line]
+    assert noted == [(1, speeds), (2, speeds), (4, speeds), (4, evaluated)]
+    events = [(line["event"], line.get("name", line.get("step"))) for line in lines if "event" in line]
+    assert events == [
+        ("phase", "build"), ("phase", "trace"), ("phase", "build"),
+        ("phase", "save"), ("first_step", 1), ("phase", "save"), ("checkpoint", 4), ("phase", "train"),
+        ("phase", "trace"), ("evaluated", "test"), ("phase", "evaluate"),
+    ]  # fmt: skip
+    assert all(line["secs"] >= 0 for line in lines if line.get("event") == "phase")
+
+
+def test_a_resumed_run_notes_that_it_restored(tmp_path: Path) -> None:
+    Estimator(line, tmp_path / "run").train(points(repeat=True), steps=2)
+    journal = Journal(tmp_path / "journal")
+    Estimator(line, tmp_path / "run", journal=journal).train(points(repeat=True), steps=2)
+    lines, _ = read_journal(tmp_path / "journal")
+    assert [one["step"] for one in lines if one.get("event") == "first_step"] == [3]
+    assert journal.phases["restore"] > 0 and set(journal.phases) == {"build", "trace", "restore", "train", "save"}
+
+
+def test_phases_are_noted_when_they_fail(tmp_path: Path) -> None:
+    def broken(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        raise ValueError("no")
+
+    journal = Journal(tmp_path / "journal")
+    with pytest.raises(ValueError, match="no"):
+        Estimator(broken, tmp_path / "run", journal=journal).train(points())
+    assert "trace" in journal.phases
+
+
+def test_saves_are_said_with_their_size_but_for_that_of_step_0(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="runner"):
+        Estimator(line, tmp_path, RunConfig(save_checkpoints_steps=2)).train(points(repeat=True), steps=4)
+    said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("Saved ")]
+    assert [re.sub(r"[\d.]+ (k?B|s)\b", r"_ \1", text) for text in said] == [
+        "Saved model.ckpt-2: _ kB in _ s; training waited for _ s of it", "Saved model.ckpt-4: _ kB in _ s",
+    ]  # fmt: skip
+
+
+def test_event_files_can_be_left_out(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        spec = line(features, labels, mode, params)
+        tf.summary.scalar("v2", spec.predictions[0])
+        v1.summary.scalar("v1", spec.predictions[0])
+        return spec
+
+    config = RunConfig(tensorboard=False, save_summary_steps=1)
+    trainer = Estimator(model_fn, tmp_path, config).train(points(), steps=3)
+    metrics = trainer.evaluate(points())
+    assert metrics["global_step"] == 3
+    assert not list(tmp_path.rglob("events.out*")) and not (tmp_path / "eval").exists()
+    with_them = Estimator(model_fn, tmp_path / "with").train(points(), steps=3)
+    assert with_them.get_variable_value("weight") == trainer.get_variable_value("weight")
+
+
+def test_only_training_makes_an_event_file_in_model_dir(tmp_path: Path) -> None:
+    Estimator(line, tmp_path, RunConfig(tensorboard=False)).train(points(), steps=1)
+    reader = Estimator(line, tmp_path)
+    list(reader.predict(points()))
+    reader.evaluate(points())
+    assert not list(tmp_path.glob("events.out*")) and list((tmp_path / "eval").glob("events.out*"))
+
+
+def test_the_earlier_name_of_the_collectives_answers_with_a_warning(tmp_path: Path) -> None:
+    estimator = Estimator(line, tmp_path)
+    with pytest.warns(DeprecationWarning, match=r"agreement is now called Estimator\.collectives"):
+        assert estimator.agreement is estimator.collectives

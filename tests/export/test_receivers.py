@@ -1,0 +1,163 @@
+"""What an exported model is fed and gives: receivers, outputs, and the signatures that are made of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from runner import (
+    ClassificationOutput,
+    EstimatorSpec,
+    PredictOutput,
+    RegressionOutput,
+    ServingInputReceiver,
+    SupervisedInputReceiver,
+    TensorServingInputReceiver,
+    build_parsing_serving_input_receiver_fn,
+    build_raw_serving_input_receiver_fn,
+    build_raw_supervised_input_receiver_fn,
+)
+from runner.export.outputs import EvalOutput, TrainOutput, outputs_of, signatures_of
+from runner.export.receivers import receiver_fn_of_spec
+
+v1 = tf.compat.v1
+
+
+@pytest.fixture(autouse=True)
+def in_a_graph() -> Iterator[None]:
+    with tf.Graph().as_default():
+        yield
+
+
+def floats(name: str = "x") -> tf.Tensor:
+    return v1.placeholder(tf.float32, [None], name)
+
+
+def strings(name: str = "s") -> tf.Tensor:
+    return v1.placeholder(tf.string, [None], name)
+
+
+def wrong(value: Any) -> Any:
+    return value
+
+
+def names(signature: Any) -> tuple[dict[str, str], dict[str, str], str]:
+    inputs, outputs = (
+        {key: info.name for key, info in sorted(part.items())} for part in (signature.inputs, signature.outputs)
+    )
+    return inputs, outputs, signature.method_name
+
+
+def test_predictions_have_the_signature_that_serving_predicts_with() -> None:
+    signature = PredictOutput({"a": floats(), ("b", "c"): floats("y")}).as_signature_def({"in": floats("in")})
+    assert names(signature) == ({"in": "in:0"}, {"a": "x:0", "b/c": "y:0"}, "tensorflow/serving/predict")
+    assert dict(PredictOutput(floats("z")).outputs).keys() == {"output"}
+
+
+def test_classifications_and_regressions_take_serialised_examples() -> None:
+    request = {"examples": strings()}
+    both = ClassificationOutput(floats("scores"), strings("classes")).as_signature_def(request)
+    assert names(both) == (
+        {"inputs": "s:0"}, {"classes": "classes:0", "scores": "scores:0"}, "tensorflow/serving/classify",
+    )  # fmt: skip
+    assert set(ClassificationOutput(scores=floats()).as_signature_def(request).outputs) == {"scores"}
+    value = RegressionOutput(floats("value")).as_signature_def(request)
+    assert names(value) == ({"inputs": "s:0"}, {"outputs": "value:0"}, "tensorflow/serving/regress")
+    with pytest.raises(ValueError, match=r"a classification has one input, a string tensor .* this model has x"):
+        ClassificationOutput(scores=floats()).as_signature_def({"x": floats()})
+
+
+def test_supervised_outputs_prefix_what_they_hold() -> None:
+    pair = (floats("v"), floats("u"))
+    signature = EvalOutput(floats("l"), {"p": floats("p")}, {"m": pair}).as_signature_def({"in": floats("in")})
+    assert set(signature.outputs) == {"loss", "predictions/p", "metrics/m/value", "metrics/m/update_op"}
+    assert signature.method_name == "tensorflow/supervised/eval"
+    trained = TrainOutput(floats("l2"), floats("p2")).as_signature_def({"in": floats("in2")})
+    assert set(trained.outputs) == {"loss", "predictions"}
+    assert trained.method_name == "tensorflow/supervised/training"
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda: ClassificationOutput(), "give scores, classes or both"),
+        (lambda: ClassificationOutput(scores=strings()), "a tensor of floats"),
+        (lambda: ClassificationOutput(classes=floats()), "tf.as_string"),
+        (lambda: RegressionOutput(strings()), "a tensor of floats"),
+        (lambda: PredictOutput({1: floats()}), "Names of outputs are strings"),
+        (lambda: PredictOutput({"a": 1}), r"PredictOutput\(outputs\)\['a'\] is a int"),
+        (lambda: ServingInputReceiver(None, floats()), "features=None"),
+        (lambda: ServingInputReceiver({"a": 1}, floats()), r"features\['a'\] is a int"),
+        (lambda: ServingInputReceiver({2.5: floats()}, floats()), "has the key 2.5"),
+        (lambda: ServingInputReceiver(floats(), None), "receiver_tensors=None"),
+        (
+            lambda: ServingInputReceiver(floats(), floats(), wrong([floats()])),
+            "receiver_tensors_alternatives is a list",
+        ),
+        (lambda: TensorServingInputReceiver({"a": floats()}, floats()), "must be one tensor"),
+        (lambda: build_raw_supervised_input_receiver_fn({"a": floats()}, {"a": floats()}), "'a': the name of a fea"),
+        (lambda: receiver_fn_of_spec((floats(), floats()))(), "parts have no names"),
+    ],
+)
+def test_mistakes_are_named(build: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        build()
+
+
+def test_receivers_name_what_has_no_name() -> None:
+    receiver = ServingInputReceiver(floats(), floats("r"), {"other": strings()})
+    assert set(receiver.features) == {"feature"} and set(receiver.receiver_tensors) == {"input"}
+    assert set(receiver.receiver_tensors_alternatives["other"]) == {"input"}
+    assert set(ServingInputReceiver({1: floats("i")}, {"a": floats("j")}).features) == {1}
+    assert tf.is_tensor(TensorServingInputReceiver(floats("t"), floats("u")).features)
+    assert tf.is_tensor(SupervisedInputReceiver(floats("f"), floats("l"), floats("q")).labels)
+
+
+def test_receivers_are_tuples_as_they_were() -> None:
+    features, receivers, alternatives = ServingInputReceiver({"a": floats()}, {"b": floats("b")})
+    assert (set(features), set(receivers), alternatives) == ({"a"}, {"b"}, {})
+    receiver = TensorServingInputReceiver(floats("t"), floats("u"))._replace(features=features)
+    assert receiver.features is features and set(receiver.receiver_tensors) == {"input"}
+
+
+def test_built_receivers_ask_for_any_number_of_examples() -> None:
+    parsing = build_parsing_serving_input_receiver_fn({"x": tf.io.FixedLenFeature([3], tf.float32)})()
+    (name,) = parsing.receiver_tensors
+    assert name == "examples" and parsing.receiver_tensors[name].dtype == tf.string
+    assert parsing.features["x"].shape.as_list() == [None, 3]
+    specs = {"d": tf.TensorSpec([8, 2]), "s": tf.SparseTensorSpec([8, 5], tf.int64), 7: tf.TensorSpec([8])}
+    raw = build_raw_serving_input_receiver_fn(specs)()
+    assert raw.features["d"].shape.as_list() == [None, 2]
+    assert raw.features["s"].shape.as_list() == [None, 5]
+    assert set(raw.receiver_tensors) == {"d", "s", "7"} and set(raw.features) == {"d", "s", 7}
+    assert build_raw_serving_input_receiver_fn(specs, 4)().features["d"].shape.as_list() == [4, 2]
+    supervised = build_raw_supervised_input_receiver_fn(tf.TensorSpec([8, 2]), {"y": tf.TensorSpec([8])})()
+    assert set(supervised.receiver_tensors) == {"feature", "y"} and set(supervised.labels) == {"y"}
+    assert receiver_fn_of_spec(tf.TensorSpec([8, 2]))().features.shape.as_list() == [None, 2]
+
+
+def test_the_only_output_is_the_default_and_of_several_one_must_be() -> None:
+    spec = EstimatorSpec("infer", predictions=floats("p"))
+    assert set(outputs_of(spec)) == {"serving_default"}
+    one = spec._replace(export_outputs={"mine": PredictOutput(floats("a"))})
+    assert set(outputs_of(one)) == {"serving_default", "mine"}
+    two = spec._replace(export_outputs={name: PredictOutput(floats(name)) for name in ("b", "c")})
+    with pytest.raises(ValueError, match="has 'b', 'c'. Of several, one must be the default"):
+        outputs_of(two)
+    with pytest.raises(ValueError, match=r"export_outputs\['d'\] is a"):
+        outputs_of(spec._replace(export_outputs={"d": floats("d")}))
+
+
+def test_an_output_that_the_inputs_cannot_have_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    outputs = {"serving_default": RegressionOutput(floats("v")), "predict": PredictOutput(floats("p"))}
+    caplog.set_level("INFO")
+    found = signatures_of(outputs, {"x": floats()}, {"ex": {"input": strings()}}, PredictOutput(floats("q")))
+    assert set(found) == {"serving_default", "predict", "ex:serving_default", "ex:predict"}
+    assert found["serving_default"].method_name == "tensorflow/serving/predict"
+    assert found["ex:serving_default"].method_name == "tensorflow/serving/regress"
+    assert "Signature 'serving_default' is left out: a regression has one input" in caplog.text
+    with pytest.raises(ValueError, match="no signature can be exported: 'a': a regression has one input"):
+        signatures_of({"a": RegressionOutput(floats("w"))}, {"x": floats("x2")}, {})

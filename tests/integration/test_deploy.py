@@ -1,0 +1,270 @@
+"""The files of deploy/: their own commands, in the environment that Kubernetes and Slurm set, make one cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from tests.support.hosts import two_hosts
+
+pytestmark = pytest.mark.alone
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+SCRIPT = DEPLOY / "slurm" / "multi_worker.sbatch"
+
+SRUN = """
+import json, os, subprocess, sys
+options = [word for word in sys.argv[1:] if word.startswith("--")]
+command = [word for word in sys.argv[1:] if not word.startswith("--")]
+tasks = json.loads(os.environ["FAKE_TASKS"])
+prefixes = json.loads(os.environ["FAKE_PREFIXES"]) or [[]] * len(tasks)
+running = []
+for rank, (task, prefix) in enumerate(zip(tasks, prefixes)):
+    out, err = open(f"{rank}.out", "w"), open(f"{rank}.err", "w")
+    running.append(subprocess.Popen(prefix + command, env={**os.environ, **task}, stdout=out, stderr=err))
+json.dump(options, open("srun.json", "w"))
+sys.exit(max(task.wait() for task in running))
+"""
+"""Starts the command that it gets once for each task, as srun does, with the variables that srun sets."""
+
+
+class Task(NamedTuple):
+    """What a process of the platform sees of itself, and what it said."""
+
+    name: str
+    output: str
+
+    @property
+    def tf_config(self) -> dict[str, Any]:
+        return dict(json.loads(self.output.splitlines()[-1].removeprefix("TF_CONFIG of this task: ")))
+
+    @property
+    def role(self) -> str:
+        task = self.tf_config["task"]
+        return f"{task['type']}:{task['index']}"
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text()))
+
+
+def entrypoint() -> list[str]:
+    """The command of the image, without its init process."""
+    (line,) = re.findall(r"^ENTRYPOINT (.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    words = json.loads(line)
+    assert words[:2] == ["tini", "--"] and words[2] == "python"
+    return [sys.executable, *words[3:]]
+
+
+def pods(name: str) -> dict[str, tuple[list[str], dict[str, str]]]:
+    """Host name of each pod that a manifest makes -> its arguments, and what Kubernetes sets in its environment."""
+    found = {}
+    for owner in documents(name):
+        if owner["kind"] == "Service":
+            continue
+        (container,) = owner["spec"]["template"]["spec"]["containers"]
+        is_job = owner["kind"] == "Job"
+        for index in range(owner["spec"]["completions" if is_job else "replicas"]):
+            hostname = f"{owner['metadata']['name']}-{index}"
+            env = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "HOSTNAME": hostname}
+            found[hostname] = (container["args"], {**env, **({"JOB_COMPLETION_INDEX": str(index)} if is_job else {})})
+    return found
+
+
+def ask_pods(name: str, tmp_path: Path) -> list[Task]:
+    def ask(pod: tuple[str, tuple[list[str], dict[str, str]]]) -> Task:
+        hostname, (arguments, env) = pod
+        command = [*entrypoint(), *arguments, "command=cluster_info"]
+        given = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+        result = subprocess.run(command, cwd=tmp_path, env=given, capture_output=True, text=True, timeout=150)
+        assert result.returncode == 0, result.stderr
+        return Task(hostname, result.stdout)
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(ask, pods(name).items()))
+
+
+def assert_that_all_agree(tasks: Sequence[Task]) -> dict[str, list[str]]:
+    """The one cluster that all of them see."""
+    (cluster,) = {json.dumps(task.tf_config["cluster"]) for task in tasks}
+    return dict(json.loads(cluster))
+
+
+def test_the_pods_of_the_indexed_job_are_one_cluster(tmp_path: Path) -> None:
+    tasks = ask_pods("multi_worker.yaml", tmp_path)
+    assert assert_that_all_agree(tasks) == {
+        "chief": ["digits-0.digits:2222"],
+        "worker": [f"digits-{index}.digits:2222" for index in (1, 2, 3)],
+    }
+    assert [task.role for task in tasks] == ["chief:0", "worker:0", "worker:1", "worker:2"]
+
+
+def test_the_pods_of_the_parameter_server_run_are_one_cluster(tmp_path: Path) -> None:
+    tasks = ask_pods("parameter_server.yaml", tmp_path)
+    assert assert_that_all_agree(tasks) == {
+        "chief": ["digits-chief-0.digits:2222"],
+        "worker": [f"digits-worker-{index}.digits:2222" for index in range(4)],
+        "ps": [f"digits-ps-{index}.digits:2222" for index in range(2)],
+    }
+    roles = {task.name: task.role for task in tasks}
+    assert roles == {task.name: ":".join(task.name.split("-")[1:]) for task in tasks}
+    assert len(roles) == 8 and "digits-evaluator-0" in roles
+
+
+@pytest.mark.parametrize("name", ["multi_worker.yaml", "parameter_server.yaml"])
+def test_a_manifest_gives_every_pod_the_same_arguments_and_its_name(name: str) -> None:
+    service, *owners = documents(name)
+    assert (service["kind"], service["spec"]["clusterIP"]) == ("Service", "None")
+    arguments = {tuple(words) for words, _ in pods(name).values()}
+    assert len(arguments) == 1
+    settings = dict(word.split("=") for word in next(iter(arguments)))
+    for owner in owners:
+        spec = owner["spec"]
+        pod = spec["template"]["spec"]
+        # A pod has a name in the network when it names the Service and the Service selects it.
+        assert service["metadata"]["name"] == (
+            spec["serviceName"] if owner["kind"] == "StatefulSet" else pod["subdomain"]
+        )
+        labels = {"job-name": owner["metadata"]["name"], **spec["template"].get("metadata", {}).get("labels", {})}
+        assert service["spec"]["selector"].items() <= labels.items()
+        assert pod["terminationGracePeriodSeconds"] > 60  # what a supervisor gives its task
+        (mount,) = pod["containers"][0]["volumeMounts"]
+        assert settings["model_dir"].startswith(f"{mount['mountPath']}/")
+        if owner["kind"] == "Job":
+            assert spec["completions"] == spec["parallelism"] and spec["completionMode"] == "Indexed"
+            by_code = {
+                rule["onExitCodes"]["values"][0]: rule["action"]
+                for rule in spec["podFailurePolicy"]["rules"]
+                if "onExitCodes" in rule
+            }
+            assert by_code == {2: "FailJob", 3: "Ignore"}
+            assert pod["restartPolicy"] == "Never"  # Kubernetes takes a podFailurePolicy with no other
+
+
+def slurm_tasks(nodes: Sequence[str], nodelist: str, per_node: int) -> list[dict[str, str]]:
+    """What srun sets for each task."""
+    count = len(nodes) * per_node
+    return [
+        {
+            "SLURM_PROCID": str(rank),
+            "SLURM_LOCALID": str(rank % per_node),
+            "SLURM_NODEID": str(rank // per_node),
+            "SLURM_STEP_ID": "0",
+            "SLURM_STEP_NUM_TASKS": str(count),
+            "SLURM_STEP_NODELIST": nodelist,
+            "SLURM_STEP_TASKS_PER_NODE": f"{per_node}(x{len(nodes)})" if len(nodes) > 1 else str(per_node),
+        }
+        for rank in range(count)
+    ]
+
+
+def run_script(
+    tmp_path: Path,
+    tasks: Sequence[dict[str, str]],
+    *words: str,
+    prefixes: Sequence[Sequence[str]] = (),
+    timeout: int = 60,
+) -> int:
+    """Runs the batch script as Slurm does, with `words` behind it. Its exit code.
+
+    Args:
+      prefixes: what goes before the command of each task, to run it elsewhere.
+    """
+    programs = tmp_path / "bin"
+    programs.mkdir(exist_ok=True)
+    (tmp_path / "srun.py").write_text(SRUN)
+    for name, line in {
+        "srun": f'exec "{sys.executable}" "{tmp_path}/srun.py" "$@"',
+        "python": f'exec "{sys.executable}" "$@"',
+        "scontrol": f'echo "$@" >> "{tmp_path}/scontrol.txt"',
+    }.items():
+        (programs / name).write_text(f"#!/bin/sh\n{line}\n")
+        (programs / name).chmod(0o755)
+    env = {
+        **os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "digits", "SLURM_NTASKS": str(len(tasks)), "SLURM_PROCID": "0",
+        "FAKE_TASKS": json.dumps(tasks), "FAKE_PREFIXES": json.dumps(prefixes),
+    }  # fmt: skip
+    command = ["bash", str(SCRIPT), *words]
+    return subprocess.run(command, cwd=tmp_path, env=env, timeout=timeout, check=False).returncode
+
+
+def directives() -> dict[str, str]:
+    """The #SBATCH lines of the script."""
+    return dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", SCRIPT.read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("words", "roles"),
+    [
+        ([], ["chief:0", "worker:0", "worker:1", "worker:2"]),
+        (["strategy=parameter_server", "cluster.num_ps=1"], ["chief:0", "ps:0", "worker:0", "worker:1"]),
+    ],
+)
+def test_the_tasks_of_the_batch_script_are_one_cluster(words: list[str], roles: list[str], tmp_path: Path) -> None:
+    set_by_script = directives()
+    assert (set_by_script["nodes"], set_by_script["ntasks-per-node"]) == ("2", "2")
+    tasks = slurm_tasks(["node07", "node08"], "node[07-08]", per_node=2)
+    assert run_script(tmp_path, tasks, *words, "command=cluster_info") == 0
+    asked = [Task(str(rank), (tmp_path / f"{rank}.out").read_text()) for rank in range(4)]
+    cluster = assert_that_all_agree(asked)
+    assert [task.role for task in asked] == roles
+    addresses = [cluster[role.partition(":")[0]][int(role.partition(":")[2])] for role in roles]
+    assert [address.partition(":")[0] for address in addresses] == ["node07", "node07", "node08", "node08"]
+    assert len(set(addresses)) == 4
+    assert "--distribution=block" in json.loads((tmp_path / "srun.json").read_text())
+    assert not (tmp_path / "scontrol.txt").exists()
+
+
+@pytest.mark.parametrize(("code", "requeued"), [(0, False), (1, False), (2, False), (3, True)])
+def test_the_batch_script_queues_itself_again_after_3_alone(code: int, requeued: bool, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "runner.py").write_text(f"raise SystemExit({code})")  # before the real one on the path of `python -m`
+    assert run_script(tmp_path, [{}]) == code
+    assert (tmp_path / "scontrol.txt").exists() is requeued
+    if requeued:
+        assert (tmp_path / "scontrol.txt").read_text() == "requeue 4711\n"
+    assert int(directives()["signal"].removeprefix("TERM@")) > 60  # what a supervisor gives its task
+
+
+def test_hosts_of_these_tests_reach_each_other_by_their_addresses() -> None:
+    """So that the test below tests what it says."""
+    listen = "import socket; s = socket.create_server(('{}', 0)); print(s.getsockname()[1], flush=True); s.accept()"
+    connect = "import socket; socket.create_connection(('{}', {}), 20)"
+    with two_hosts() as hosts:
+        first, last = hosts[0], hosts[-1]
+        command = [*last.prefix, sys.executable, "-c", listen.format(last.address)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            port = int(server.stdout.readline())
+            subprocess.run([*first.prefix, sys.executable, "-c", connect.format(last.address, port)], check=True)
+            assert server.wait(20) == 0
+    assert len(hosts) == 1 or hosts[0].address != hosts[1].address
+
+
+def test_the_batch_script_trains_with_two_tasks(tmp_path: Path) -> None:
+    """On two hosts, or on one where network namespaces are not allowed: TensorFlow listens on all its addresses."""
+    with two_hosts() as hosts:
+        nodelist = ",".join(host.address for host in hosts)
+        tasks = slurm_tasks([host.address for host in hosts], nodelist, per_node=2 // len(hosts))
+        prefixes = [host.prefix for host in hosts] * (2 // len(hosts))
+        words = ["train.max_steps=20", "tracking=none"]
+        code = run_script(tmp_path, tasks, *words, prefixes=prefixes, timeout=280)
+    said = [(tmp_path / f"{rank}.err").read_text() for rank in range(2)]
+    assert code == 0, said
+    model_dir = tmp_path / "outputs" / "digits"
+    summary = json.loads((model_dir / "summary.json").read_text())
+    assert (summary["status"], summary["global_step"], summary["num_replicas"]) == ("finished", 20, 2)
+    assert {path.name for path in model_dir.glob("events.*.jsonl")} == {"events.chief-0.jsonl", "events.worker-0.jsonl"}
+    assert len(list(model_dir.glob("model.ckpt-20.index"))) == 1

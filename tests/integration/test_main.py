@@ -1,0 +1,213 @@
+"""`python -m runner`, for real: the main job, every experiment, interruptions, the user's mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from runner.tracking.journal import journal_path, read_journal
+from tests.support.tiers import slow_but
+
+ROOT = Path(__file__).parents[2]
+EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
+REPLICAS: Mapping[str, list[str]] = {
+    "default": [],
+    "one_device": [],
+    "mirrored": ["strategy.virtual_devices=2"],
+    "central_storage": ["strategy.virtual_devices=2"],
+}
+"""Strategy -> what makes two replicas of it on this machine, if anything."""
+ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "runner", *arguments]
+    return subprocess.run(command, cwd=cwd, env=ENV, capture_output=True, text=True, timeout=240)
+
+
+def summary_in(model_dir: Path) -> dict[str, Any]:
+    return json.loads((model_dir / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("strategy", slow_but(REPLICAS, "default", "mirrored"))
+def test_the_main_job_reaches_its_accuracy_under_every_strategy(strategy: str, tmp_path: Path) -> None:
+    result = run(f"strategy={strategy}", *REPLICAS[strategy], "tracking=none", "model_dir=run", cwd=tmp_path)
+    replicas = 2 if REPLICAS[strategy] else 1
+    assert result.returncode == 0, result.stderr
+    summary = summary_in(tmp_path / "run")
+    assert summary["status"] == "finished"
+    assert summary["global_step"] == 1000
+    assert summary["metrics"]["eval/accuracy"] >= 0.97
+    assert summary["strategy"] == strategy
+    assert summary["num_replicas"] == replicas
+    assert summary["steps_per_sec"] > 0
+    assert "step 1000/1000  loss " in result.stderr and " steps/s  " in result.stderr and " examples/s" in result.stderr
+    assert f"{replicas} replica" in result.stdout
+    assert "oneDNN" not in result.stderr and "WARNING" not in result.stderr  # none of TensorFlow's start-up noise
+
+
+def test_a_run_is_in_mlflow_with_its_params_and_metrics(tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    result = run("train.max_steps=20", "train.log_steps=10", "model.params.network=mlp", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    (model_dir,) = (tmp_path / "outputs").iterdir()
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    recorded = client.get_run(summary_in(model_dir)["mlflow_run_id"])
+    assert recorded.info.status == "FINISHED"
+    assert recorded.info.run_name == model_dir.name
+    assert recorded.data.params["model.params.network"] == "mlp"
+    assert recorded.data.params["train.max_steps"] == "20"
+    assert recorded.data.tags["command"] == "runner train.max_steps=20 train.log_steps=10 model.params.network=mlp"
+    assert {"eval/accuracy", "eval/loss", "train/loss", "train/steps_per_sec"} <= set(recorded.data.metrics)
+    steps = [metric.step for metric in client.get_metric_history(recorded.info.run_id, "train/loss")]
+    assert steps == [1, 10, 20]
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_takes_two_steps(experiment: str, tmp_path: Path) -> None:
+    result = run(f"experiment={experiment}", "train.max_steps=2", "tracking=none", "model_dir=run", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert summary_in(tmp_path / "run")["global_step"] == 2
+
+
+def test_train_then_evaluate_are_the_two_halves(tmp_path: Path) -> None:
+    small = ["model.params.network=mlp", "tracking=none", "model_dir=run", "train.max_steps=30"]
+    trained = run("command=train", *small, cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    assert summary_in(tmp_path / "run")["metrics"] == {}
+    evaluated = run("command=evaluate", *small, cwd=tmp_path)
+    assert evaluated.returncode == 0, evaluated.stderr
+    summary = summary_in(tmp_path / "run")
+    assert summary["global_step"] == 30
+    assert set(summary["metrics"]) == {"eval/accuracy", "eval/loss"}
+
+
+def test_evaluating_what_was_never_trained_says_so(tmp_path: Path) -> None:
+    result = run("command=evaluate", "tracking=none", "model_dir=run", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr == "runner: model_dir=run: there is no such folder.\n"
+    (tmp_path / "run").mkdir()
+    result = run("command=evaluate", "tracking=none", "model_dir=run", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "there is no checkpoint in " in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def start_long_run(tmp_path: Path, **overrides: str) -> subprocess.Popen[str]:
+    """A run that would take minutes, once it has taken steps."""
+    command = [sys.executable, "-m", "runner", "model_dir=run", "model.params.network=mlp", "train.max_steps=1000000"]
+    process = subprocess.Popen(
+        [*command, "tracking=none"], cwd=tmp_path, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not any(line.get("step", 0) >= 100 for line in read_journal(journal_path(tmp_path / "run"))[0]):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return process
+
+
+def test_sigterm_saves_and_the_next_run_goes_on(tmp_path: Path) -> None:
+    process = start_long_run(tmp_path)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=150)
+    assert process.returncode == 3, said
+    interrupted = summary_in(tmp_path / "run")
+    step = interrupted["global_step"]
+    assert interrupted["status"] == "interrupted" and step >= 100
+    assert Path(interrupted["checkpoint"] + ".index").exists()
+
+    resumed = run(
+        "model_dir=run", "model.params.network=mlp", f"train.max_steps={step + 5}", "tracking=none", cwd=tmp_path
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert summary_in(tmp_path / "run")["global_step"] == step + 5
+    first_after = [line["step"] for line in read_journal(journal_path(tmp_path / "run"))[0] if "step" in line]
+    assert step + 1 in first_after  # went on, did not begin anew
+
+
+def task_of(process: subprocess.Popen[str]) -> psutil.Process:
+    (task,) = psutil.Process(process.pid).children()
+    return task
+
+
+def test_a_task_that_is_killed_is_reported(tmp_path: Path) -> None:
+    process = start_long_run(tmp_path)
+    task_of(process).kill()
+    said, _ = process.communicate(timeout=150)
+    assert process.returncode == 1
+    assert "error: the task was killed by SIGKILL" in said
+    assert summary_in(tmp_path / "run")["status"] == "failed"
+
+
+def test_the_task_does_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    process = start_long_run(tmp_path)
+    task = task_of(process)
+    process.kill()
+    process.communicate(timeout=150)
+    psutil.wait_procs([task], timeout=150)
+    assert not task.is_running() or task.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "message", "where"),
+    [
+        ("raise ValueError('width must be even')", 2, "runner: ValueError: width must be even", "in model_fn: raise"),
+        ("return features['imgae']", 2, "KeyError: 'imgae'", "in model_fn: return features['imgae']"),
+        ("return None", 2, "model_fns.mine.model_fn", None),
+        ("raise RuntimeError('out of luck')", 1, "RuntimeError: out of luck", "in model_fn: raise"),
+    ],
+    ids=["ValueError", "KeyError", "returns None", "RuntimeError"],
+)
+def test_an_error_in_model_fn_is_named_with_its_line(
+    body: str, code: int, message: str, where: str | None, tmp_path: Path
+) -> None:
+    mine = tmp_path / "model_fns" / "mine.py"
+    mine.parent.mkdir()
+    mine.write_text(f"def model_fn(features, labels, mode):\n    {body}\n")
+    result = run("model=custom", "model.fn=model_fns.mine", "tracking=none", "model_dir=run", cwd=tmp_path)
+    assert result.returncode == code, result.stderr
+    assert message in result.stderr
+    assert ("Traceback" in result.stderr) == (code == 1)
+    if where:
+        assert f"  in {mine}, line 2, {where}" in result.stderr
+    assert summary_in(tmp_path / "run")["status"] == "failed"
+
+
+def test_inline_a_debugger_reaches_model_fn(tmp_path: Path) -> None:
+    mine = tmp_path / "model_fns" / "mine.py"
+    mine.parent.mkdir()
+    mine.write_text(
+        "import os\nfrom model_fns import digits\n\n"
+        "def model_fn(features, labels, mode, params):\n"
+        "    if mode == 'train':\n        breakpoint()\n"
+        "    return digits.model_fn(features, labels, mode, params)\n"
+    )
+    command = [sys.executable, "-m", "runner", "run.inline=true", "model.fn=model_fns.mine", "model.params.network=mlp"]
+    result = subprocess.run(
+        [*command, "train.max_steps=2", "tracking=none", "model_dir=run"],
+        cwd=tmp_path, env=ENV, input="p 'batch', features['image'].shape\np os.getppid()\nc\n",
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "('batch', TensorShape([None, 8, 8, 1]))" in result.stdout
+    assert f"(Pdb) {os.getpid()}\n" in result.stdout  # the command's own process, not a child of it
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["global_step"]) == ("finished", 2)
+
+
+def test_inline_is_refused_in_a_sweep(tmp_path: Path) -> None:
+    result = run("-m", "run.inline=true", "train.max_steps=1,2", "tracking=none", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "runner: run.inline=true with --multirun: TensorFlow is configured once a process." in result.stderr

@@ -1,0 +1,295 @@
+"""Several workers, each a process: the numbers of one, no example lost or seen twice, nobody waits for ever."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from runner import Estimator, EvalSpec, RunConfig, TrainSpec, train_and_evaluate
+from tests.support.checkpoints import list_checkpoints
+from tests.support.gang import DIES_AT, Gang, write_lines
+from tests.support.models import STYLES, eval_input, train_input
+from tests.support.sparse_models import classic_embedding, embedding
+from tests.support.weighted_models import model_of, of_two, weighted_input
+
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]  # the first waits for two gangs
+
+TWO = (
+    "native", "classic", "uneven", "without_data", "nothing_at_all", "own_resumed", "unknown_length", "in_turn",
+    "stopped_by_one", "slow_worker", "slow_evaluation", "undisturbed", "stopped_early", "not_finite", "sparse",
+    "weighted_losses", "accumulated", "half_precision", "one_file", "metrics_of_files", "pairs", "undying", "dying",
+)  # fmt: skip
+THREE = ("native", "classic", "uneven", "without_data", "own_resumed", "files", "read_on")
+
+
+IDS = [0, 1, 2, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 16, 17, 20, 21, 22, 23]
+"""What the files of write_lines hold."""
+
+
+def has_strace() -> bool:
+    if shutil.which("strace") is None:
+        return False
+    command = ["strace", "-f", "--seccomp-bpf", "-o", "/dev/null", "true"]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gangs")
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> Iterator[Gang]:
+    """Two workers; the last case kills the second of them."""
+    write_lines(folder / "two")
+    gang = Gang(2, folder / "two", TWO)
+    codes = gang.wait()
+    assert codes[1] == -9 and codes[0] not in (0, -9), gang.output(0) + gang.output(1)
+    yield gang
+
+
+@pytest.fixture(scope="module")
+def three(folder: Path, two: Gang) -> Iterator[Gang]:
+    """Three workers, which go on reading what two have begun; what they open is noted."""
+    shutil.copytree(two.folder / "dying", folder / "three" / "dying")
+    write_lines(folder / "three")
+    # By seccomp-bpf other system calls are not held up, which made the gang a quarter slower.
+    trace = ("strace", "-f", "--seccomp-bpf", "-qq", "-e", "trace=openat", "-o", f"{folder}/opened.{{worker}}")
+    yield Gang(3, folder / "three", THREE, prefix=trace if has_strace() else ()).finished()
+
+
+@pytest.fixture(scope="module")
+def again(folder: Path, two: Gang) -> Iterator[Gang]:
+    """Two workers, after one of the first two was killed."""
+    shutil.copytree(two.folder / "dying", folder / "again" / "dying")
+    yield Gang(2, folder / "again", ["resumed"]).finished()
+
+
+def alone(folder: Path, style: str, strategy: Any = None, **settings: Any) -> dict[str, Any]:
+    """As tests.support.worker_cases.trained, in this process."""
+    estimator = Estimator(STYLES[style], folder, RunConfig(train_distribute=strategy, **settings))
+    spec = TrainSpec(train_input(12, dtype="float64"), max_steps=20)
+    result = train_and_evaluate(estimator, spec, EvalSpec(eval_input(8, dtype="float64")))
+    variables = {name: estimator.get_variable_value(name) for name in estimator.get_variable_names()}
+    return {**variables, **{f"eval/{name}": value for name, value in result.metrics[""].items()}}
+
+
+def assert_equal(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-10) -> None:
+    for name, value in expected.items():
+        # Metrics of v1 and the learning rate of Keras are float32 by themselves.
+        loose = 1e-6 if name in ("eval/mae",) else tolerance
+        np.testing.assert_allclose(found[name], value, rtol=loose, atol=loose, err_msg=name)
+
+
+@pytest.mark.parametrize("style", ["native", "classic"])
+def test_one_process_two_replicas_two_workers_and_three_come_to_the_same(
+    style: str, two: Gang, three: Gang, tmp_path: Path
+) -> None:
+    expected = alone(tmp_path / "alone", style)
+    mirrored = alone(tmp_path / "mirrored", style, tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]))
+    assert_equal(mirrored, expected)
+    for gang in (two, three):
+        for found in gang.results(style):
+            assert_equal(found, expected)
+            assert int(found["examples"]) == 200  # four epochs: batches of 12, the last of 2
+            assert len(found["losses"]) == 20
+
+
+@pytest.mark.parametrize("style", ["native", "classic"])
+def test_a_checkpoint_of_two_workers_is_read_by_one_process(style: str, two: Gang, tmp_path: Path) -> None:
+    shutil.copytree(two.folder / style, tmp_path / "copy")
+    config = RunConfig(tf_random_seed=1)
+    estimator = Estimator(STYLES[style], tmp_path / "copy", config)
+    metrics = estimator.evaluate(eval_input(8, dtype="float64"))
+    assert metrics["loss"] == pytest.approx(float(two.results(style)[0]["eval/loss"]), rel=1e-10)
+
+
+@pytest.mark.parametrize("style", ["classic", "keras_model"])
+def test_every_strategy_of_evaluation_beside_two_workers_gives_the_numbers_of_one_device(
+    style: str, two: Gang, tmp_path: Path
+) -> None:
+    keras.config.set_floatx("float64")
+    estimator = Estimator(STYLES[style], tmp_path, RunConfig(tensorboard=False))
+    estimator.train(train_input(12, dtype="float64"), steps=6)
+    metrics = estimator.evaluate(eval_input(8, dtype="float64"))
+    keras.config.set_floatx("float32")
+    for found in two.results("pairs"):
+        for name in estimator.get_variable_names():
+            expected = estimator.get_variable_value(name)
+            np.testing.assert_allclose(found[f"{style}/{name}"], expected, rtol=1e-10, atol=1e-10, err_msg=name)
+        for kind in ("same", "default", "one_device", "mirrored", "central_storage"):
+            for name, value in metrics.items():
+                tolerance = 1e-6 if (style, name) == ("classic", "mae") else 1e-10  # v1 metrics are float32
+                assert float(found[f"{style}/{kind}/{name}"]) == pytest.approx(value, rel=tolerance), (kind, name)
+
+
+def test_no_example_of_uneven_workers_is_lost_or_seen_twice(two: Gang, three: Gang) -> None:
+    for found in two.results("uneven"):  # 7 and 2 examples, in batches of 2
+        assert found["ids"].tolist()[:-1] == [[0, 1, 7, 8], [2, 3], [4, 5], [6]]
+        assert str(found["reason"]) == "the training input ended"
+    for found in three.results("uneven"):  # 7, 2 and 5
+        assert found["ids"].tolist()[:-1] == [[0, 1, 7, 8, 9, 10], [2, 3, 11, 12], [4, 5, 13], [6]]
+
+
+def test_a_worker_without_data_waits_for_nobody(two: Gang, three: Gang) -> None:
+    for found in two.results("without_data"):
+        assert found["ids"].tolist()[:-1] == [[0, 1], [2, 3], [4]]
+    for found in three.results("without_data"):
+        assert found["ids"].tolist()[:-1] == [[0, 1, 5, 6], [2, 3, 7], [4]]
+
+
+def test_workers_that_all_have_no_data_end_at_once(two: Gang) -> None:
+    assert [int(found["step"]) for found in two.results("nothing_at_all")] == [0, 0]
+    assert "the training input is empty" in two.output(0)
+
+
+def test_input_of_each_workers_own_goes_on_at_the_next_example(two: Gang, three: Gang) -> None:
+    for gang, count in ((two, 17), (three, 25)):
+        for found in gang.results("own_resumed"):
+            whole = found["whole"].tolist()[:-1]
+            assert found["pieces"].tolist()[:-1] == whole
+            assert sorted(id for step in whole for id in step) == list(range(count))
+    saved = {file.name for file in (two.folder / "own_resumed" / "pieces").glob("model.ckpt-4.input-*.index")}
+    assert saved == {"model.ckpt-4.input-0.index", "model.ckpt-4.input-1.index"}
+    assert not list((two.folder / "own_resumed" / "pieces").glob(".model*"))
+
+
+def test_data_of_unknown_length_ends_for_all(two: Gang) -> None:
+    for found in two.results("unknown_length"):
+        assert found["ids"].tolist()[:-1] == [[1, 2, 4, 5], [7, 8, 10, 11], [13, 14, 16, 17], [19]]
+
+
+def test_batches_of_the_functions_own_are_taken_in_turn(two: Gang) -> None:
+    for found in two.results("in_turn"):
+        assert found["ids"].tolist()[:-1] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
+
+
+def test_a_stop_that_one_worker_asks_for_stops_all(two: Gang) -> None:
+    chief, worker = two.results("stopped_by_one")
+    assert (int(chief["step"]), str(chief["reason"])) == (12, "worker 1 asked to stop")
+    assert (int(worker["step"]), str(worker["reason"])) == (12, "enough")
+
+
+def test_the_chiefs_clock_decides_where_a_worker_is_slow(two: Gang) -> None:
+    chief, worker = two.results("slow_worker")
+    assert chief["saved"].tolist() == worker["saved"].tolist()
+    assert chief["saved"][-1] == 600 and len(chief["saved"]) > 2  # by the clock, between the first and the last
+    undisturbed = two.results("undisturbed")[0]
+    for name, value in undisturbed.items():
+        np.testing.assert_array_equal(worker[name], value, err_msg=name)
+
+
+def test_early_stopping_ends_all_workers(two: Gang) -> None:
+    chief, worker = two.results("stopped_early")
+    assert int(chief["step"]) == int(worker["step"]) == 4
+    assert str(chief["reason"]) == str(worker["reason"])
+    assert str(chief["reason"]).startswith("eval/loss has not improved by 0 for 1 evaluation; best ")
+
+
+@pytest.mark.parametrize("style", ["native", "classic"])
+def test_a_loss_that_is_not_finite_on_one_worker_ends_all_and_names_its_step(style: str, two: Gang) -> None:
+    for found in two.results("not_finite"):
+        assert str(found[style]).startswith("the loss became nan at step 3. ")
+
+
+@pytest.mark.parametrize("model_fn", [embedding, classic_embedding])
+def test_sparse_gradients_of_uneven_batches_are_added_up(model_fn: Any, two: Gang, tmp_path: Path) -> None:
+    estimator = Estimator(model_fn, tmp_path, RunConfig())
+    estimator.train(train_input(8, dtype="float64"), max_steps=20)
+    for found in two.results("sparse"):
+        np.testing.assert_allclose(
+            found[model_fn.__name__], estimator.get_variable_value("table"), rtol=1e-10, atol=1e-10
+        )
+
+
+def test_sums_and_weighted_means_are_those_of_the_global_batch(two: Gang, tmp_path: Path) -> None:
+    estimator = Estimator(model_of(of_two), tmp_path, RunConfig()).train(weighted_input())
+    for found in two.results("weighted_losses"):
+        np.testing.assert_allclose(found["kernel"], estimator.get_variable_value("kernel"), rtol=1e-6)
+
+
+def test_one_worker_may_ask_for_a_loss_that_no_other_needs(two: Gang) -> None:
+    assert [len(found["asked"]) for found in two.results("weighted_losses")] == [4, 0]
+
+
+def test_gradients_are_accumulated_over_workers(two: Gang, tmp_path: Path) -> None:
+    expected = alone(tmp_path, "native")
+    for found in two.results("accumulated"):
+        assert_equal(found, expected)
+
+
+def test_an_overflow_on_one_worker_leaves_the_update_out_on_all(two: Gang) -> None:
+    chief, worker = two.results("half_precision")
+    assert float(chief["loss_scale/dynamic_scale"]) < 2**15
+    for name in chief:
+        np.testing.assert_array_equal(chief[name], worker[name], err_msg=name)
+
+
+def test_metrics_count_each_example_once_wherever_it_is_read(two: Gang) -> None:
+    for worker, found in enumerate(two.results("metrics_of_files")):
+        for kind in ("all", "chief"):
+            for name in ("loss", "each", "kept", "pair"):
+                assert float(found[f"{kind}/{name}"]) == pytest.approx(np.mean(IDS), rel=1e-6), (worker, kind, name)
+    assert two.results("metrics_of_files")[1]["predicted"].tolist() == IDS
+
+
+def test_fewer_files_than_workers_are_read_by_all_and_it_is_said(two: Gang) -> None:
+    for found in two.results("one_file"):
+        steps = found["ids"].tolist()[:-1]
+        assert [len(step) for step in steps] == [6, 1]
+        assert sorted(id for step in steps for id in step) == list(range(7))
+    assert "shard=files: it reads 1 file and there are 2 workers. Every worker reads all of the data" in two.output(0)
+
+
+def test_each_worker_opens_its_own_files_only(three: Gang, folder: Path) -> None:
+    if not has_strace():
+        pytest.skip("there is no strace")
+    opened = [
+        set(re.findall(r"three/lines/(\d)\.txt\", O_RDONLY", (folder / f"opened.{worker}").read_text()))
+        for worker in range(3)
+    ]
+    assert opened == [{"0", "3"}, {"1", "4"}, {"2"}]
+
+
+def test_files_that_are_divided_give_each_example_once_an_epoch(three: Gang) -> None:
+    for found in three.results("files"):
+        seen = [id for step in found["ids"].tolist()[:-1] for id in step]
+        assert sorted(seen) == sorted(IDS * 2)
+        assert float(found["loss"]) == pytest.approx(np.mean([2.0**id for id in IDS]))
+
+
+def test_the_others_learn_that_a_worker_was_killed(two: Gang) -> None:
+    assert "runner.distribute.errors.PeerLost: a worker of the cluster was lost" in two.output(0)
+    saved = {info.step for info in list_checkpoints(two.folder / "dying" / "native")}
+    assert max(saved) == DIES_AT // 4 * 4
+
+
+def test_a_run_that_was_killed_ends_as_the_undisturbed_one_bit_by_bit(two: Gang, again: Gang) -> None:
+    for found in again.results("resumed"):
+        for name, value in two.results("undying")[0].items():
+            np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_three_workers_go_on_where_two_have_stopped(two: Gang, three: Gang) -> None:
+    steps = [json.loads((three.folder / "dying" / f"step-{step}.json").read_text()) for step in range(1, 13)]
+    for epoch in range(3):
+        seen = [id for step in steps[4 * epoch : 4 * epoch + 4] for id in step]
+        assert sorted(seen) == list(range(24))
+    assert not (two.folder / "dying" / "step-8.json").exists()  # the first two got as far as step 7
+
+
+def test_workers_evaluate_in_loops_of_their_own_length(two: Gang) -> None:
+    """One worker takes 0.16 s for each batch, and so shorter loops."""
+    for result in two.results("slow_evaluation"):
+        np.testing.assert_array_equal(result["first"], result["second"])
+        np.testing.assert_array_equal(result["first"], two.results("slow_evaluation")[0]["first"])

@@ -1,0 +1,174 @@
+"""Every optimizer family comes to the numbers of one device on every strategy, sparse gradients included.
+
+`pytest -s tests/integration/test_optimizers.py` prints the largest difference for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from runner import Estimator, EstimatorSpec, Input, RunConfig
+from tests.support.models import data, strategies
+from tests.support.tiers import slow_but
+
+tf_keras = pytest.importorskip("tf_keras", reason="the extra 'classic' brings it")
+v1 = tf.compat.v1
+pytestmark = pytest.mark.long
+
+STRATEGIES = strategies()
+
+NATIVE: dict[str, Callable[[], Any]] = {
+    "keras-sgd": lambda: keras.optimizers.SGD(0.1),
+    "keras-momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.5),
+    "keras-adam": lambda: keras.optimizers.Adam(0.01),
+    # Clips inside the optimizer: it must see the global gradient.
+    "keras-adamw-clipnorm": lambda: keras.optimizers.AdamW(0.01, clipnorm=0.1),
+    "keras-ema": lambda: keras.optimizers.SGD(0.1, use_ema=True),
+    "v1-sgd": lambda: v1.train.GradientDescentOptimizer(0.1),
+    "v1-momentum": lambda: v1.train.MomentumOptimizer(0.1, 0.5),
+    "v1-adam": lambda: v1.train.AdamOptimizer(0.01),
+    "tf_keras-sgd": lambda: tf_keras.optimizers.SGD(0.1),
+    "tf_keras-momentum": lambda: tf_keras.optimizers.SGD(0.1, momentum=0.5),
+    "tf_keras-adam": lambda: tf_keras.optimizers.Adam(0.01),
+    "tf_keras-legacy-sgd": lambda: tf_keras.optimizers.legacy.SGD(0.1),
+}
+CLASSIC: dict[str, Callable[[], Any]] = {
+    "v1-sgd": lambda: v1.train.GradientDescentOptimizer(0.1),
+    "v1-momentum": lambda: v1.train.MomentumOptimizer(0.1, 0.5),
+    "v1-adam": lambda: v1.train.AdamOptimizer(0.01),
+    "v1-ftrl": lambda: v1.train.FtrlOptimizer(0.1),
+}
+REPLICATED = ("one_device", "mirrored", "central_storage")
+BATCHES = {"even": 24, "uneven": 21, "one-left": 19}
+"""Examples in an epoch; in batches of 6 the last has 6, 3 or 1: two replicas get 3 + 3, 2 + 1 or 1 + 0."""
+
+
+def buckets(features: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.abs(features[:, 0]) * 3, tf.int32) % 7
+
+
+def native(optimizer: Callable[[], Any]) -> Callable[..., EstimatorSpec]:
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        embedded = keras.layers.Embedding(7, 3, dtype="float64")(buckets(features))
+        predictions = keras.layers.Dense(1, dtype="float64")(tf.concat([embedded, features], 1))
+        return EstimatorSpec(mode, predictions, tf.square(predictions - labels)[:, 0], optimizer=optimizer())
+
+    return model_fn
+
+
+def classic(optimizer: Callable[[], Any]) -> Callable[..., EstimatorSpec]:
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        table = v1.get_variable("table", [7, 3], tf.float64)
+        embedded = tf.nn.embedding_lookup(table, buckets(features))
+        predictions = tf.concat([embedded, features], 1) @ v1.get_variable("kernel", [7, 1], tf.float64)
+        loss = tf.reduce_mean(tf.square(predictions - labels))
+        train_op = optimizer().minimize(loss, v1.train.get_global_step())
+        return EstimatorSpec(mode, predictions, loss, train_op)
+
+    return model_fn
+
+
+CASES = {
+    **{f"native-{name}": native(optimizer) for name, optimizer in NATIVE.items()},
+    **{f"classic-{name}": classic(optimizer) for name, optimizer in CLASSIC.items()},
+}
+
+
+def shuffled(num_examples: int) -> Input:
+    """Three epochs in batches of 6, each with what is left at its end."""
+
+    def input_fn(params: Any) -> tf.data.Dataset:
+        dataset = tf.data.Dataset.from_tensor_slices(data(num_examples, "float64")).shuffle(30, seed=5)
+        return dataset.batch(params["batch_size"]).repeat(3)
+
+    return Input(input_fn, params={}, batch_size=6)
+
+
+def trained(model_fn: Callable[..., Any], strategy: str, model_dir: Path) -> dict[str, dict[str, np.ndarray]]:
+    """The variables after training on each of BATCHES, one after the other."""
+    trainer = Estimator(model_fn, model_dir, RunConfig(train_distribute=STRATEGIES[strategy], tf_random_seed=5))
+    found = {}
+    for kind, num_examples in BATCHES.items():
+        trainer.train(shuffled(num_examples))
+        found[kind] = {name: trainer.get_variable_value(name) for name in trainer.get_variable_names()}
+    return found
+
+
+@pytest.fixture(scope="module")
+def measured() -> Iterator[dict[tuple[str, str], dict[str, float]]]:
+    """(case, strategy) -> kind of batches -> the largest difference; printed at the end."""
+    table: dict[tuple[str, str], dict[str, float]] = {}
+    yield table
+    print("\n\nmax |a - b| / max |b| over all variables, against one device without a strategy, float64")
+    print(f"{'optimizer':30} {'strategy':16} " + " ".join(f"{kind:>9}" for kind in BATCHES))
+    for (case, strategy), found in table.items():
+        print(f"{case:30} {strategy:16} " + " ".join(f"{found[kind]:9.1e}" for kind in BATCHES))
+
+
+def difference(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.max(np.abs(found - expected)) / max(np.max(np.abs(expected)), 1e-30))
+
+
+QUICK = (
+    "native-keras-adam", "native-keras-adamw-clipnorm", "native-v1-momentum", "native-tf_keras-adam", "classic-v1-adam",
+)  # fmt: skip
+"""One of each family, and what needs the global gradient."""
+
+
+@pytest.mark.parametrize("case", slow_but(CASES, *QUICK))
+def test_every_strategy_equals_one_device(case: str, measured: Any, tmp_path: Path) -> None:
+    expected = trained(CASES[case], "default", tmp_path / "default")
+    assert expected["one-left"]["global_step"] == 12 + 12 + 12
+    for strategy in REPLICATED:
+        if strategy == "one_device" and not case.endswith("-adam"):
+            continue  # the same graph: one of each family will do
+        if case == "native-tf_keras-legacy-sgd" and strategy == "central_storage":
+            continue  # tf_keras itself refuses: see below
+        found = trained(CASES[case], strategy, tmp_path / strategy)
+        measured[case, strategy] = {
+            kind: max(difference(value, expected[kind][name]) for name, value in found[kind].items())
+            for kind in BATCHES
+        }
+        assert list(found["even"]) == list(expected["even"])
+        assert max(measured[case, strategy].values()) <= 1e-10, (strategy, measured[case, strategy])
+
+
+def test_what_tf_keras_cannot_do_is_refused_with_its_reason(tmp_path: Path) -> None:
+    with pytest.raises(
+        NotImplementedError, match="not supported for ParameterServerStrategy and CentralStorageStrategy"
+    ):
+        trained(CASES["native-tf_keras-legacy-sgd"], "central_storage", tmp_path)
+
+
+def test_something_that_is_no_optimizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="it is a Keras 3, tf_keras or tf.compat.v1.train optimizer"):
+        trained(native(lambda: "adam"), "default", tmp_path)
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "central_storage"])
+def test_two_optimizers_may_share_a_step(strategy: str, tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        weight, bias = (v1.get_variable(name, [], tf.float64, v1.zeros_initializer()) for name in ("weight", "bias"))
+        loss = tf.reduce_mean(tf.square(features * weight + bias - labels))
+        counted = v1.train.GradientDescentOptimizer(0.01).minimize(loss, v1.train.get_global_step(), var_list=[weight])
+        train_op = tf.group(counted, v1.train.AdamOptimizer(0.1).minimize(loss, var_list=[bias]))
+        return EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    def input_fn() -> tf.data.Dataset:
+        x = np.arange(7.0)
+        return tf.data.Dataset.from_tensor_slices((x, 2 * x + 1)).batch(4)
+
+    found = []
+    for name in ("default", strategy):
+        trainer = Estimator(model_fn, tmp_path / name, RunConfig(train_distribute=STRATEGIES[name]))
+        trainer.train(Input(input_fn, batch_size=4), max_epochs=1)
+        found.append([trainer.get_variable_value(one) for one in ("weight", "bias", "global_step")])
+    assert found[0][2] == 2
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-10)

@@ -1,0 +1,218 @@
+"""Training with parameter servers: two workers and two servers, and one coordinator that runs every case."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runner.checkpoint import reader
+from runner.config import parsing, schema
+from runner.task import main
+from runner.tracking.journal import journal_path, read_journal
+from tests.config.test_config import composed
+from tests.support.models import STYLES
+
+pytestmark = pytest.mark.alone
+
+ROOT = Path(__file__).parents[2]
+
+
+class Cases:
+    """What came out of each case."""
+
+    def __init__(self, folder: Path, log: str) -> None:
+        self._folder, self._log = folder, log
+
+    def __getitem__(self, name: str) -> Any:
+        file = self._folder / f"{name}.json"
+        assert file.exists(), f"{name} was not run:\n{self._log[-3000:]}"
+        case = json.loads(file.read_text())
+        assert "error" not in case, case["error"]
+        return case["found"]
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
+    folder = tmp_path_factory.mktemp("cases")
+    command = [sys.executable, "-m", "tests.support.parameter_server_cases", str(folder)]
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
+    return Cases(folder, ran.stderr)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_one_update_after_the_other_is_training_in_one_process(style: str, cases: Cases) -> None:
+    found = cases[f"same_{style}"]
+    assert found["difference"] and max(found["difference"].values()) <= 1e-5, found["difference"]
+    served, alone = found["metrics"]
+    assert served == pytest.approx(alone, rel=1e-6)
+    served_predictions, alone_predictions = found["predictions"]
+    np.testing.assert_allclose(served_predictions, alone_predictions, rtol=1e-5)
+
+
+@pytest.mark.parametrize("source", ["known", "unknown", "python"])
+def test_each_example_is_trained_on_once_an_epoch(source: str, cases: Cases) -> None:
+    """403 examples in batches of 8, the last of 3: 51 updates an epoch, by two workers that take what comes."""
+    assert cases["epochs"][source] == [[[2.0, 403]], 102]
+
+
+def test_a_run_that_goes_on_begins_at_the_next_batch(cases: Cases) -> None:
+    assert cases["epochs"]["before"] == [[[0.0, 243], [1.0, 160]], 20]
+    assert cases["epochs"]["resumed"] == [[[1.0, 403]], 51]
+
+
+def test_workers_with_data_of_their_own_come_to_their_ends_one_by_one(cases: Cases) -> None:
+    """200 examples for one worker and 100 for the other: 25 and 13 updates."""
+    assert cases["own_parts"] == [[[1.0, 300]], 38]
+
+
+def test_no_update_is_lost_to_the_counters_and_it_learns(cases: Cases) -> None:
+    found = cases["counters"]
+    assert found["global_step"] == found["iterations"] == 600
+    assert found["examples"] == 85 * 50 + 40  # 85 epochs of 7 batches, and 5 full ones
+    assert found["after"] < 0.1 * found["before"]
+
+
+@pytest.mark.parametrize("option", ["gradient_accumulation", "clip_global_norm", "warmup_steps", "ema_decay"])
+def test_options_of_an_update_do_what_they_do_in_one_process(option: str, cases: Cases) -> None:
+    difference = cases["options"][option]
+    assert difference and max(difference.values()) <= 1e-5, difference
+
+
+def test_summaries_of_a_step_that_a_worker_took_are_written(cases: Cases) -> None:
+    assert {"new", "old", "loss"} <= set(cases["options"]["summaries"])
+
+
+def test_what_workers_at_their_own_pace_cannot_do_is_refused(cases: Cases) -> None:
+    found = cases["options"]
+    assert found["nan"].startswith("train.nan=rollback does not work with strategy=parameter_server: ")
+    assert found["precision"].startswith("train.precision=mixed_float16 does not work with strategy=parameter_server: ")
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam", "v1_adagrad", "v1_adam"])
+def test_a_divided_embedding_trains_as_a_whole_one(optimizer: str, cases: Cases) -> None:
+    """It begins with the checkpoint of a whole one, and its own names the same variables."""
+    difference = cases["divided"][optimizer]
+    assert len(difference) >= 3 and max(difference.values()) <= 2e-5, difference
+
+
+def test_the_checkpoint_of_a_divided_variable_is_one_of_a_whole_one(cases: Cases) -> None:
+    found = cases["divided"]
+    assert found["shapes"]["table/embeddings"] == [50, 3]
+    assert found["shapes"]["sgd/table_embeddings_momentum"] == [50, 3]
+    assert found["shapes"]["table/embeddings/ExponentialMovingAverage"] == [50, 3]
+    served, read_alone, whole = found["metrics"]
+    assert served == pytest.approx(read_alone, rel=1e-6) and served == pytest.approx(whole, rel=1e-5)
+    assert found["on"] == 20  # a single process trained on from it
+
+
+def test_an_embedding_may_be_larger_than_the_memory_of_the_coordinator(cases: Cases) -> None:
+    """Made, trained, saved, verified, restored and evaluated where an array of its size cannot be allocated."""
+    found = cases["large"]
+    assert found["held"] == 0
+    assert found["steps"][1] == 20 and np.isfinite(found["loss"])
+
+
+@pytest.mark.parametrize("source", ["known", "unknown", "python", "steps", "dropout", "hook"])
+def test_workers_evaluate_to_the_numbers_of_a_single_process(source: str, cases: Cases) -> None:
+    """19 batches, the last of 6 examples; metrics of v1 are float32 by themselves."""
+    one, many = cases["evaluation"][source]
+    assert many.keys() == {"loss", "each", "noise", "keras", "pair", "auc", "global_step"}
+    assert_equal(many, one)
+
+
+def assert_equal(found: Mapping[str, float], expected: Mapping[str, float]) -> None:
+    """The parts of workers come in any order, which shows in what is float32."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, rel=1e-6 if name in ("pair", "auc") else 1e-10), name
+
+
+def test_each_evaluation_is_asked_of_the_workers_and_begins_with_nothing(cases: Cases) -> None:
+    found = cases["evaluation"]
+    assert found["known requests"] >= 4
+    assert found["python requests"] == 19  # batch by batch, from the coordinator
+    for again in found["again"]:
+        assert_equal(again, found["known"][1])
+
+
+def test_what_workers_cannot_evaluate_the_coordinator_does_and_says_why(cases: Cases) -> None:
+    here = cases["evaluation"]["here"]
+    assert (here["requests"], here["batches"]) == (0, 19)
+    drawn = "a Keras layer draws random numbers (seed_generator/seed_generator_state)"
+    reasons = [drawn, "a session hook looks at each batch"]
+    assert [line for line in here["said"] if "alone" in line] == [
+        f"The coordinator evaluates alone: {reason}." for reason in reasons
+    ]
+
+
+def test_an_evaluation_that_loses_a_worker_counts_each_example_once(cases: Cases) -> None:
+    found = cases["evaluation_lost"]
+    assert found["metrics"]["n"] == 2000
+    assert found["metrics"]["x"] == pytest.approx(999.5, rel=1e-10)
+    assert LOST in found["said"] and not [line for line in found["said"] if "Error" in line]
+
+
+LOST = "worker:1 was lost. What it was asked for is asked of another one, or of it again."
+
+
+@pytest.mark.parametrize("style", ["classic", "keras_model"])
+def test_every_strategy_of_evaluation_beside_servers_gives_the_numbers_of_one_device(style: str, cases: Cases) -> None:
+    found = cases["pairs"][style]
+    assert found["step"] == 100 and found["expected"]["loss"] < 1  # it began at 14
+    assert set(found["metrics"]) == {"same", "default", "one_device", "mirrored", "central_storage"}
+    for kind, metrics in found["metrics"].items():
+        assert metrics == pytest.approx(found["expected"], rel=1e-5, abs=1e-6), kind
+
+
+def test_training_goes_on_without_a_worker_that_was_killed(cases: Cases) -> None:
+    """Every example is seen, those of the lost range perhaps twice: another worker may have been asked for them."""
+    found = cases["worker_lost"]
+    times = {int(times): examples for times, examples in found["seen"]}
+    assert 0 not in times and sum(times.values()) == 2000
+    assert found["global_step"] >= 500
+    assert set(times) <= {1, 2}
+    assert found["later"] >= 100
+
+
+def test_steps_that_were_taken_twice_after_a_loss_are_counted_and_said(cases: Cases) -> None:
+    found = cases["worker_lost"]
+    twice = found["global_step"] - 500
+    said = [line for line in found["said"] if "asked for once more." in line]
+    assert len(said) == 1 and f"It had taken {twice} of them: their examples were trained on twice." in said[0]
+    seen_twice = {int(times): examples for times, examples in found["seen"]}.get(2, 0)
+    assert seen_twice in (4 * twice, 4 * (twice + 1))  # one may have been killed between its update and the count
+    assert LOST in found["said"] and not [line for line in found["said"] if "Error" in line]
+
+
+def test_a_parameter_server_that_was_killed_is_a_lost_peer(cases: Cases) -> None:
+    expected = "a parameter server was lost (ps:1), and with it the variables that it held"
+    assert cases["server_lost"]["error"] == expected
+
+
+def test_the_command_gives_the_variables_of_a_single_process_with_one_worker(tmp_path: Path) -> None:
+    small = ["train.max_steps=40", "tracking=none", "checkpoint.keep_max=null"]
+    served_by = ["strategy=parameter_server", "cluster.num_workers=1", "cluster.num_ps=1"]
+    command = [sys.executable, "-m", "runner", *served_by, *small, f"model_dir={tmp_path / 'served'}"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    (tmp_path / "alone").mkdir()
+    file = tmp_path / "alone.yaml"
+    schema.save(parsing.parse(composed([*small, f"model_dir={tmp_path / 'alone'}"])), file)
+    assert main.main([str(file)], inline=True) == 0
+    served, alone = (reader.Reader(str(tmp_path / name / "model.ckpt-40")) for name in ("served", "alone"))
+    assert served.names() == alone.names()
+    for name in alone.names():
+        a, b = served.get(name), alone.get(name)
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * float(np.abs(b).max(initial=0)), err_msg=name)
+    (result,) = (line for line in read_journal(journal_path(tmp_path / "alone"))[0] if line.get("event") == "result")
+    summary = json.loads((tmp_path / "served" / "summary.json").read_text())
+    assert summary["metrics"] == pytest.approx(result["metrics"], rel=1e-4)

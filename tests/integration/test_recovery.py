@@ -1,0 +1,134 @@
+"""`python -m runner strategy=multi_worker`, with real tasks that are killed, frozen and preempted on the way.
+
+One run meets it all, and comes to the bits of an undisturbed one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from runner.checkpoint.layout import latest_checkpoint
+from runner.checkpoint.reader import Reader
+from runner.tracking.journal import journal_path, read_journal
+from tests.launch.test_gang import wait_until
+from tests.support.jobs import SMALL
+
+pytestmark = pytest.mark.alone
+
+ROOT = Path(__file__).parents[2]
+MAX_STEPS, SAVE_STEPS = 2400, 200
+RUN = [
+    *(setting for setting in SMALL if not setting.startswith("train.max_steps")), f"train.max_steps={MAX_STEPS}",
+    f"checkpoint.save_steps={SAVE_STEPS}", "train.steps_per_loop=20", "eval.start_delay_secs=1000", "model_dir=run",
+    "strategy=multi_worker",
+]  # fmt: skip
+
+
+def start(folder: Path, *changes: str) -> subprocess.Popen[str]:
+    folder.mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, "-m", "runner", *RUN, *changes], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def noted(folder: Path, event: str, role: str = "chief") -> list[dict[str, Any]]:
+    return [line for line in read_journal(journal_path(folder / "run", role))[0] if line.get("event") == event]
+
+
+def task(process: subprocess.Popen[str], role: str) -> psutil.Process:
+    """The task of that role which `process` has started last."""
+    found = []
+    for child in psutil.Process(process.pid).children():
+        place = json.loads(child.environ().get("TF_CONFIG", "{}")).get("task", {})
+        found += [child] if place.get("type") == role else []
+    return found[-1]
+
+
+def disturb(process: subprocess.Popen[str], folder: Path, role: str, number: signal.Signals, rng: Any) -> None:
+    """Sends a signal to a task, somewhere after the next checkpoint that the run saves."""
+    trained = len(noted(folder, "first_step"))
+    wait_until(lambda: len(noted(folder, "first_step")) > trained, 60)
+    saved = len(noted(folder, "checkpoint"))
+    wait_until(lambda: len(noted(folder, "checkpoint")) > saved, 30)
+    time.sleep(rng.uniform(0, 0.1))
+    task(process, role).send_signal(number)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path, list[int], str]]:
+    """Folders of an undisturbed and of a disturbed run, the exit codes of the second, and what it said."""
+    undisturbed, disturbed = (tmp_path_factory.mktemp(name) for name in ("undisturbed", "disturbed"))
+    alone = start(undisturbed)
+    assert (alone.communicate(timeout=240)[1], alone.returncode)[1] == 0
+    rng = random.Random()
+    process = start(disturbed)
+    disturb(process, disturbed, "worker", signal.SIGKILL, rng)
+    disturb(process, disturbed, "chief", signal.SIGKILL, rng)
+    disturb(process, disturbed, "worker", signal.SIGSTOP, rng)
+    disturb(process, disturbed, "worker", signal.SIGTERM, rng)
+    said = process.communicate(timeout=240)[1]
+    again = start(disturbed, "input.eval.fn=tests.support.jobs.endless")
+    wait_until(lambda: any(line["step"] == MAX_STEPS for line in noted(disturbed, "checkpoint")), 120)
+    task(again, "worker").send_signal(signal.SIGTERM)  # of the evaluation, which has no other end
+    said += again.communicate(timeout=240)[1]
+    (disturbed / "run" / "summary.json").rename(disturbed / "given_up.json")
+    last = start(disturbed)
+    said += last.communicate(timeout=240)[1]
+    yield undisturbed, disturbed, [process.returncode, again.returncode, last.returncode], said
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    path = latest_checkpoint(folder / "run")
+    assert path is not None and path.endswith(f"-{MAX_STEPS}")
+    reader = Reader(path)
+    return {
+        name: hashlib.sha256(value.tobytes()).hexdigest() for name, value in reader.get_many(reader.names()).items()
+    }
+
+
+def test_a_run_that_lost_tasks_comes_to_the_bits_of_an_undisturbed_one(runs: Any) -> None:
+    undisturbed, disturbed, codes, _ = runs
+    assert codes == [3, 3, 0]  # SIGTERM to one task: all saved, resumable; and once more in the last evaluation
+    assert hashes(disturbed) == hashes(undisturbed)
+    assert json.loads((disturbed / "run" / "summary.json").read_text())["status"] == "finished"
+
+
+def test_an_evaluation_is_given_up_by_all_when_one_task_is_preempted_and_made_by_the_next_start(runs: Any) -> None:
+    _, disturbed, _, _ = runs
+    given_up = json.loads((disturbed / "given_up.json").read_text())
+    assert (given_up["status"], given_up["interrupted_by"], given_up["metrics"]) == ("interrupted", "worker:0", {})
+    assert given_up["global_step"] == MAX_STEPS
+    last = json.loads((disturbed / "run" / "summary.json").read_text())
+    assert last["global_step"] == MAX_STEPS and last["metrics"].keys() == {"eval/loss", "eval/mae"}
+
+
+def test_the_reason_of_each_restart_is_said_and_noted(runs: Any) -> None:
+    _, disturbed, _, said = runs
+    restarts = noted(disturbed, "restart", "supervisor")
+    assert [line["task"] for line in restarts] == ["worker:0", "chief", "worker:0"]
+    by_kill = "was killed by SIGKILL (by the system for lack of memory, or by hand)"
+    assert [line["reason"] for line in restarts[:2]] == [f"worker:0 {by_kill}", f"chief {by_kill}"]
+    assert restarts[2]["reason"].startswith("worker:0 froze: no sign of life for")
+    for line in restarts:
+        assert f"runner: {line['reason']}; all start again from step {line['step']} (restart 1 of 3)" in said
+
+
+def test_all_save_the_same_step_when_one_task_is_preempted(runs: Any) -> None:
+    _, disturbed, _, said = runs
+    (step,) = {line["step"] for line in noted(disturbed, "checkpoint") if line["step"] % SAVE_STEPS}
+    assert step % 20 == 0  # at the end of a loop
+    assert f"Saved model.ckpt-{step}" in said

@@ -1,0 +1,156 @@
+"""Every allowed pair of strategies of training and evaluation gives the numbers of one device; others are refused.
+
+Pairs in several processes: tests/integration/test_multi_process.py and tests/integration/test_parameter_server.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from runner import Estimator, RunConfig
+from runner.config.schema import ConfigError
+from runner.hooks.hook import Hook, Run
+from runner.tracking.journal import Journal, read_journal
+from runner.types import StepResult
+from tests.config.test_config import parsed
+from tests.support.models import STYLES, eval_input, strategies, train_input
+from tests.support.tiers import slow_but
+
+pytestmark = pytest.mark.long
+
+STRATEGIES = strategies()
+MODELS = ("classic", "keras_model")
+EVALUATIONS: dict[str, Any] = {**STRATEGIES, "default": "default", "same": None}
+STEPS = 6
+"""Of batches of 12 examples: an epoch of 50 ends with one of 2, which is its fifth."""
+
+
+class Losses(Hook):
+    """The loss of each step, and the examples of each loop."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.examples: list[int] = []
+
+    def after_step(self, run: Run, result: StepResult) -> None:
+        self.losses += [float(loss) for loss in result.losses]
+        self.examples.append(result.examples)
+
+
+class Trained:
+    """A model after its steps with one strategy."""
+
+    def __init__(self, model: str, strategy: str, folder: Path) -> None:
+        self.folder, seen = folder, Losses()
+        config = RunConfig(train_distribute=STRATEGIES[strategy], steps_per_loop=1, tensorboard=False)
+        estimator = Estimator(STYLES[model], folder, config)
+        estimator.train(train_input(12, dtype="float64"), hooks=[seen], steps=STEPS)
+        self.losses, self.examples = seen.losses, seen.examples
+        self.variables = {name: estimator.get_variable_value(name) for name in estimator.get_variable_names()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def float64() -> Iterator[None]:
+    """The loss of a compiled keras.Model has Keras's default dtype, whatever its parts have."""
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx("float32")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Trained]:
+    """Returns the trained model of a model and a strategy; each is trained once, when it is first asked for."""
+    folder = tmp_path_factory.mktemp("trained")
+    return functools.cache(lambda model, strategy: Trained(model, strategy, folder / model / strategy))
+
+
+PAIRS = slow_but(
+    itertools.product(MODELS, STRATEGIES), *(("classic", name) for name in STRATEGIES), ("keras_model", "default"),
+    ("keras_model", "mirrored"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "strategy"), PAIRS)
+def test_counts_losses_and_gradients_are_those_of_one_device(model: str, strategy: str, trained: Any) -> None:
+    """Momentum is in the checkpoint: the weighted sum of all gradients, which are equal if it is."""
+    found, expected = trained(model, strategy), trained(model, "default")
+    assert found.examples == [12, 12, 12, 12, 2, 12]
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-10)
+    assert list(found.variables) == list(expected.variables)
+    assert any("omentum" in name for name in found.variables)
+    for name, value in expected.variables.items():
+        np.testing.assert_allclose(found.variables[name], value, rtol=1e-10, atol=1e-10, err_msg=name)
+
+
+def evaluated(model: str, train: str, evaluation: str, folder: Path, journal: Path) -> tuple[dict[str, Any], int]:
+    """The metrics of 22 examples in batches of 8, and how many examples were counted."""
+    config = RunConfig(
+        train_distribute=STRATEGIES[train], eval_distribute=EVALUATIONS[evaluation], tensorboard=False
+    )  # fmt: skip
+    estimator = Estimator(STYLES[model], folder, config, journal=Journal(journal))
+    metrics = estimator.evaluate(eval_input(8, dtype="float64"))
+    (event,) = [one for one in read_journal(journal)[0] if one.get("event") == "evaluated"]
+    return metrics, event["examples"]
+
+
+@pytest.mark.parametrize(("model", "train"), PAIRS)
+def test_metrics_of_every_pair_are_those_of_one_device(model: str, train: str, trained: Any, tmp_path: Path) -> None:
+    """Of these 22 examples tf.estimator counted 20 or 22 under two replicas (tensorflow issue 25284)."""
+    one = trained(model, "default")
+    expected, _ = evaluated(model, "default", "same", one.folder, tmp_path / "expected")
+    assert expected["global_step"] == STEPS
+    for evaluation in EVALUATIONS:
+        if train == evaluation or (train == "default" and evaluation == "same"):
+            continue  # the same again
+        found, examples = evaluated(model, train, evaluation, trained(model, train).folder, tmp_path / evaluation)
+        assert examples == 22
+        assert set(found) == set(expected)
+        for name, value in expected.items():
+            tolerance = 1e-6 if (model, name) == ("classic", "mae") else 1e-10  # v1 metrics are float32
+            assert found[name] == pytest.approx(value, rel=tolerance), (evaluation, name)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+JOINED = ("multi_worker", "parameter_server", "tpu")
+
+
+@pytest.mark.parametrize(("train", "evaluation"), [*itertools.product((*STRATEGIES, *JOINED), JOINED)])
+def test_evaluation_under_another_strategy_of_several_processes_is_refused(train: str, evaluation: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parsed(f"strategy={train}", f"eval_strategy.name={evaluation}")
+    message = str(caught.value)
+    assert message.startswith(
+        f"eval_strategy={evaluation} with strategy={train}: processes and TPUs are joined for one "
+    )
+    if train == evaluation:
+        assert message.endswith("; leave eval_strategy at same, which is that of training.")
+    else:
+        assert f"evaluate in a run of its own, command=evaluate strategy={evaluation} model_dir=..., or " in message
+
+
+@pytest.mark.parametrize(("train", "evaluation"), [*itertools.product((*STRATEGIES, *JOINED), (*STRATEGIES, None))])
+def test_every_pair_that_is_promised_is_a_config(train: str, evaluation: str | None) -> None:
+    config = parsed(f"strategy={train}", f"eval_strategy={evaluation or 'same'}")
+    assert (config.strategy.name, config.eval_strategy.name) == (train, evaluation)
+
+
+def test_an_estimator_refuses_a_second_strategy_of_several_processes(tmp_path: Path) -> None:
+    others = tf.distribute.MultiWorkerMirroredStrategy.__new__(tf.distribute.MultiWorkerMirroredStrategy)
+    with mock.patch("runner.distribute.collectives.WorkerCollectives") as together:
+        together.return_value.num_workers = 2
+        with pytest.raises(
+            ValueError, match="eval_distribute=CollectiveAllReduceStrategy.*: processes are joined for one"
+        ):
+            Estimator(STYLES["classic"], tmp_path, RunConfig(eval_distribute=others))
+        Estimator(STYLES["classic"], tmp_path, RunConfig(train_distribute=others, eval_distribute=others))

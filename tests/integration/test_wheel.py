@@ -1,0 +1,226 @@
+"""The wheel, installed where nothing of the repository is in sight."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PARTS = ("pyproject.toml", "README.md", "LICENSE", "runner", "conf", "model_fns", "input_fns")
+ENV = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+
+pytestmark = pytest.mark.slow
+
+
+def call(*command: str | Path, cwd: Path) -> str:
+    result = subprocess.run(list(map(str, command)), cwd=cwd, env=ENV, capture_output=True, text=True, timeout=500)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy: a build leaves directories behind in its source."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+    for part in PARTS:
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / part, source / part)
+    call(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", out, source, cwd=source)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin directory of a fresh environment with the wheel in it; its dependencies are those of this one."""
+    home = tmp_path_factory.mktemp("venv")
+    venv.create(home, with_pip=False)
+    python = home / "bin" / "python"
+    (site_packages,) = home.glob("lib/python*/site-packages")
+    # A directory that a .pth adds is searched, but its own .pth files (an editable install of ours) are not read.
+    (site_packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
+    call(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel, cwd=home)
+    return home / "bin"
+
+
+def test_the_wheel_holds_config_and_examples_and_nothing_else(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert tops == {"runner", "model_fns", "input_fns"}
+    assert {"runner/py.typed", "runner/conf/__init__.py", "runner/conf/runner.yaml"} <= names
+    shipped = {f"runner/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")}
+    assert {name for name in shipped if "/local/" not in name} <= names
+    assert not {"model_fns/__init__.py", "input_fns/__init__.py"} & names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_questions_are_answered_from_the_installed_config(installed: Path, tmp_path: Path) -> None:
+    assert "pkg://runner.conf" in call(installed / "runner", "--info", "searchpath", cwd=tmp_path)
+    assert "fn: model_fns.digits" in call(installed / "runner", "--cfg", "job", cwd=tmp_path)
+    where = call(installed / "python", "-c", "import runner; print(runner.__file__)", cwd=tmp_path)
+    assert where.startswith(str(installed.parent))
+
+
+def test_the_console_script_trains_in_an_empty_directory(installed: Path, tmp_path: Path) -> None:
+    call(installed / "runner", "train.max_steps=2", "model.params.network=mlp", cwd=tmp_path)
+    (summary,) = tmp_path.glob("outputs/*/summary.json")
+    assert json.loads(summary.read_text())["global_step"] == 2
+    assert (tmp_path / "mlflow.db").exists()
+
+
+MODEL = """
+import keras
+from runner import EstimatorSpec
+from model_fns.digits import NUM_CLASSES  # the shipped ones are beside mine
+
+def model_fn(features, labels, mode):
+    prediction = keras.layers.Dense(1)(features["x"])[:, 0]
+    return EstimatorSpec(mode, loss=(prediction - labels) ** 2, optimizer=keras.optimizers.SGD(0.1))
+"""
+INPUT = """
+import numpy as np, tensorflow as tf
+
+def input_fn(mode, params):
+    x = np.linspace(-1, 1, 20, dtype="float32")[:, None]
+    return tf.data.Dataset.from_tensor_slices(({"x": x}, x[:, 0])).batch(params.batch_size)
+"""
+
+
+def test_a_users_own_model_is_found_beside_the_shipped_ones(installed: Path, tmp_path: Path) -> None:
+    for path, text in (
+        ("model_fns/mine.py", MODEL),
+        ("input_fns/mine.py", INPUT),
+        ("runner.py", "raise SystemExit(9)"),
+    ):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    own = ["model=custom", "model.fn=model_fns.mine", "input=custom", "input.train.fn=input_fns.mine"]
+    own += ["input.eval.fn=input_fns.mine", "input.train.batch_size=5", "input.eval.batch_size=5", "tracking=none"]
+    call(installed / "runner", *own, "model_dir=run", cwd=tmp_path)  # a runner.py of the user is not in the way
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["global_step"] == 4
+
+
+MINE = """
+# @package _global_
+defaults:
+  - override /model: custom
+  - override /input: custom
+model:
+  fn: model_fns.mine
+  params: {learning_rate: 0.1}
+input:
+  train: {fn: input_fns.mine, batch_size: 5}
+  eval: {fn: input_fns.mine, batch_size: 5}
+  predict: {fn: input_fns.mine, batch_size: 5}
+train:
+  max_steps: 8
+"""
+MY_MODEL = """
+import keras
+from runner import EstimatorSpec
+
+def model_fn(features, labels, mode, params):
+    prediction = keras.layers.Dense(1)(features["x"])[:, 0]
+    if mode == "infer":
+        return EstimatorSpec(mode, predictions={"y": prediction, "x": features["x"]})
+    loss = (prediction - labels) ** 2
+    optimizer = keras.optimizers.SGD(params.learning_rate)
+    return EstimatorSpec(mode, loss=loss, optimizer=optimizer, eval_metric_ops={"error": abs(prediction - labels)})
+"""
+MY_INPUT = """
+import numpy as np, tensorflow as tf
+
+def input_fn(mode, params):
+    x = np.linspace(-1, 1, 22, dtype="float32")[:, None]
+    examples = {"x": x} if mode == "infer" else ({"x": x}, x[:, 0])
+    data = tf.data.Dataset.from_tensor_slices(examples).batch(params.batch_size)
+    return data.repeat() if mode == "train" else data
+"""
+
+
+@pytest.fixture(scope="module")
+def project(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's own directory with nothing but three files in it, and a run of its experiment."""
+    home = tmp_path_factory.mktemp("project")
+    for path, text in (
+        ("model_fns/mine.py", MY_MODEL),
+        ("input_fns/mine.py", MY_INPUT),
+        ("conf/experiment/mine.yaml", MINE),
+    ):
+        (home / path).parent.mkdir(parents=True)
+        (home / path).write_text(text)
+    call(installed / "python", "-m", "runner", "experiment=mine", "model_dir=outputs/mine", cwd=home)
+    return home
+
+
+def summary_of(model_dir: Path) -> dict[str, Any]:
+    return json.loads((model_dir / "summary.json").read_text())
+
+
+def test_a_users_experiment_trains_and_is_evaluated(project: Path) -> None:
+    summary = summary_of(project / "outputs" / "mine")
+    assert (summary["status"], summary["global_step"]) == ("finished", 8)
+    assert set(summary["metrics"]) == {"eval/loss", "eval/error"}
+    assert summary["mlflow_run_id"]
+
+
+def test_a_users_run_is_evaluated_with_its_own_config(project: Path, installed: Path) -> None:
+    trained = summary_of(project / "outputs" / "mine")
+    call(installed / "python", "-m", "runner", "command=evaluate", "model_dir=outputs/mine", cwd=project)
+    assert summary_of(project / "outputs" / "mine")["metrics"] == trained["metrics"]  # bit for bit: the same checkpoint
+
+
+def test_a_users_run_predicts(project: Path, installed: Path) -> None:
+    call(installed / "python", "-m", "runner", "command=predict", "model_dir=outputs/mine", cwd=project)
+    lines = (project / "outputs" / "mine" / "predictions.jsonl").read_text().splitlines()
+    predictions = [json.loads(line) for line in lines]
+    assert len(predictions) == 22
+    assert [p["x"][0] for p in predictions] == pytest.approx([-1 + 2 * i / 21 for i in range(22)])
+    call(
+        installed / "runner", "command=predict", "model_dir=outputs/mine", "predict.output=y.npz", "predict.keys=[y]",
+        cwd=project,
+    )  # fmt: skip
+    arrays = np.load(project / "y.npz")
+    assert arrays.files == ["y"]
+    assert arrays["y"] == pytest.approx([p["y"] for p in predictions], rel=1e-6)
+
+
+def test_a_users_run_is_inspected(project: Path, installed: Path) -> None:
+    said = call(installed / "python", "-m", "runner", "command=inspect", "model_dir=outputs/mine", cwd=project)
+    assert "dense/kernel" in said and "global_step" in said
+    assert f"{summary_of(project / 'outputs' / 'mine')['metrics']['eval/error']:.4g}" in said
+
+
+def test_a_user_sweeps_over_the_experiment(project: Path, installed: Path) -> None:
+    from mlflow import MlflowClient
+
+    sweep = ["-m", "experiment=mine", "model.params.learning_rate=0.1,0.5"]
+    said = call(installed / "python", "-m", "runner", *sweep, cwd=project)
+    assert "2 jobs, best first by eval/loss (min)" in said
+    client = MlflowClient(tracking_uri=f"sqlite:///{project / 'mlflow.db'}")
+    runs = client.search_runs([client.get_experiment_by_name("runner").experiment_id])
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    names = {run.info.run_name for run in runs if "mlflow.parentRunId" in run.data.tags}
+    assert names == {"learning_rate=0.1", "learning_rate=0.5"}
+    again = call(installed / "python", "-m", "runner", *sweep, cwd=project)  # takes a second: both are finished
+    assert again.splitlines()[-3:] == said.splitlines()[-3:]
+
+
+def test_a_users_experiment_is_rehearsed_without_a_trace(project: Path, installed: Path, tmp_path: Path) -> None:
+    before = sorted(path for path in project.rglob("*") if "__pycache__" not in path.parts)
+    said = call(installed / "python", "-m", "runner", "experiment=mine", "command=dry_run", cwd=project)
+    assert "dense/kernel" in said
+    assert sorted(path for path in project.rglob("*") if "__pycache__" not in path.parts) == before

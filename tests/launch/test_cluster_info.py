@@ -1,0 +1,90 @@
+"""command=cluster_info says what a run would be part of, without TensorFlow, functions or a model_dir."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TF_CONFIG = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}})
+
+
+def cluster_info(tmp_path: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "runner", "command=cluster_info", *words]
+    given = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    return subprocess.run(command, cwd=tmp_path, env=given, capture_output=True, text=True, timeout=150)
+
+
+def facts(output: str) -> dict[str, str]:
+    lines = output.partition("\n\n")[0].splitlines()
+    return {line[:11].strip(): line[13:] for line in lines[1:]}
+
+
+def rows(output: str) -> list[list[str]]:
+    return [line.split(maxsplit=3) for line in output.split("\n\n")[1].splitlines()[2:]]
+
+
+def test_it_says_who_this_process_is_and_leaves_nothing(tmp_path: Path) -> None:
+    result = cluster_info(tmp_path, "strategy=multi_worker", "model_dir=nowhere", "model=custom", TF_CONFIG=TF_CONFIG)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert facts(result.stdout) == {
+        "strategy": "multi_worker",
+        "source": "tf_config (cluster.resolver=auto)",
+        "because": "TF_CONFIG says that this is worker 1 of 2 worker. There is no chief in it: worker 0 is the chief, "
+        "and the workers after it count from 0.",
+        "this is": "worker:0",
+        "starts here": "one task; whoever set TF_CONFIG starts the others",
+        "evaluator": "none: those that train evaluate",
+    }
+    assert rows(result.stdout) == [["chief", "0", "a:1"], ["worker", "0", "b:1", "this process"]]
+    last = result.stdout.splitlines()[-1]
+    assert json.loads(last.removeprefix("TF_CONFIG of this task: ")) == {
+        "cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0},
+    }  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "starts", "tasks"),
+    [
+        (["strategy=mirrored"], "a single process", "one task", ["chief 0 -"]),
+        (
+            ["strategy=parameter_server", "cluster.evaluator=true"], "the process that starts all tasks",
+            "chief, worker:0, worker:1, ps:0, evaluator",
+            [
+                "chief 0 127.0.0.1:<free port>", "worker 0 127.0.0.1:<free port>", "worker 1 127.0.0.1:<free port>",
+                "ps 0 127.0.0.1:<free port>", "evaluator 0 -",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_without_a_cluster_around_it_says_what_the_run_would_start(
+    words: list[str], place: str, starts: str, tasks: list[str], tmp_path: Path
+) -> None:
+    result = cluster_info(tmp_path, *words, TF_CONFIG="")
+    assert result.returncode == 0, result.stderr
+    known = facts(result.stdout)
+    assert (known["source"], known["this is"], known["starts here"]) == ("local (cluster.resolver=auto)", place, starts)
+    assert [" ".join(row) for row in rows(result.stdout)] == tasks
+
+
+def test_a_wrong_environment_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
+    result = cluster_info(tmp_path, "strategy=multi_worker", TF_CONFIG='{"cluster": {"worker": ["a"]}}')
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == (
+        'runner: TF_CONFIG: cluster.worker[0]="a" is no address. Write host:port, as node1:2222.\n'
+    )
+
+
+def test_a_run_in_an_environment_that_its_strategy_cannot_use_is_refused_too(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "runner", "strategy=mirrored", "model_dir=run"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CONFIG": TF_CONFIG}
+    result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=150)
+    assert result.returncode == 2
+    assert "TF_CONFIG names several processes (2 worker), and strategy=mirrored trains in one." in result.stderr
+    assert not (tmp_path / "run").exists()

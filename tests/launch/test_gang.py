@@ -1,0 +1,404 @@
+"""Gangs of small scripts in the place of TensorFlow tasks: who is started, stopped and started again, and what is said.
+
+Processes and supervisors are real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from runner.config import schema
+from runner.config.schema import ClusterConfig, Config, StrategyConfig, TrackingConfig
+from runner.distribute.cluster import ALONE, Cluster
+from runner.launch import gang, restarts, supervisor, task_group
+from runner.launch.gang import GangResult, Task
+from runner.launch.restarts import Restarts, pause_secs
+from runner.tracking.exit_codes import rank_of
+from runner.tracking.journal import journal_path, read_journal
+from runner.tracking.run_record import RunRecord
+from tests.launch.test_supervisor import config_of, summary_in
+from tests.support.processes import is_gone, wait_until
+
+pytestmark = pytest.mark.alone
+
+ROOT = Path(__file__).parents[2]
+TASK = Path(__file__).parents[1] / "support" / "gang_task.py"
+JOIN = "journal.event('joined')\n"
+FINISH = JOIN + "finish(global_step=7, checkpoint='c', metrics={'eval/accuracy': 0.5})\n"
+PREEMPTED = JOIN + "on_sigterm(3); wait_for('chief.pid')\njournal.event('asked_to_stop'); os.kill(os.getpid(), 15)\n"
+UNTIL_ASKED = JOIN + "on_sigterm(3); started(); time.sleep(60)\n"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs a supervisor; each task does what is given for its name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(task_group, "task_argv", lambda file: [sys.executable, str(TASK), str(file)])
+    monkeypatch.setattr(restarts, "pause_secs", lambda number: 0.0)
+
+    def run_gang(codes: Mapping[str, str], strategy: str = "multi_worker", **settings: Any) -> int:
+        return supervisor.run(prepared(tmp_path, codes, strategy, **settings), env())
+
+    return run_gang
+
+
+def env() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def prepared(folder: Path, codes: Mapping[str, str], strategy: str, **settings: Any) -> Config:
+    """The config of a run in `folder/run` whose tasks do `codes`."""
+    for name, code in codes.items():
+        (folder / f"{name}.py").write_text(code)
+    tracking = TrackingConfig(backend=settings.pop("backend", "none"), uri=f"sqlite:///{folder}/mlflow.db")
+    cluster = ClusterConfig(**settings)
+    return config_of(folder / "run", strategy=StrategyConfig(strategy), cluster=cluster, tracking=tracking)
+
+
+def noted(folder: Path, role: str = "chief", index: int = 0) -> list[dict[str, Any]]:
+    return read_journal(journal_path(folder / "run", role, index))[0]
+
+
+def started(folder: Path, *names: str, generation: int = 1) -> list[int]:
+    """The process ids of the tasks of a generation, as soon as all run."""
+    files = [folder / f"{name}.pid" for name in names]
+
+    def found() -> list[dict[str, int]]:
+        return [json.loads(file.read_text()) for file in files if file.exists()]
+
+    wait_until(lambda: [each["generation"] for each in found()] == [generation] * len(names))
+    return [each["pid"] for each in found()]
+
+
+# --- one start ------------------------------------------------------------------------------------------------------
+
+
+def test_the_chief_tells_what_the_summary_says_and_all_must_finish(
+    run: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    says = "print('hello from', place.name, file=sys.stderr)\n"
+    assert run({"chief": says + FINISH, "worker:0": says + JOIN, "worker:1": says + JOIN}, num_workers=3) == 0
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["global_step"], summary["restarts"]) == ("finished", 7, 0)
+    said = capfd.readouterr().err.splitlines()
+    expected = ["hello from chief", "[worker:0] hello from worker:0", "[worker:1] hello from worker:1"]
+    assert sorted(said) == sorted(expected)
+
+
+def test_servers_are_ended_when_the_chief_has_finished(run: Callable[..., int], tmp_path: Path) -> None:
+    serves = JOIN + "started(); time.sleep(60)\n"
+    waits = "wait_for('worker:0.pid'); wait_for('ps:0.pid')\n"
+    codes = {"chief": waits + FINISH, "worker:0": serves, "ps:0": serves}
+    assert run(codes, "parameter_server", num_workers=1) == 0
+    for pid in started(tmp_path, "worker:0", "ps:0"):
+        assert is_gone(pid)
+
+
+def test_the_error_of_a_worker_ends_the_run_and_is_what_a_person_reads(
+    run: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    loses = JOIN + "wait_for('failed'); sys.exit(75)\n"
+    fails = JOIN + "(folder / 'failed').touch(); fail('width must be even', 2)\n"
+    assert run({"chief": loses, "worker:0": fails}) == 2
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["error"]) == ("failed", "worker:0: ValueError: width must be even")
+    assert summary["restarts"] == 0
+    assert capfd.readouterr().err.splitlines() == ["[worker:0] runner: ValueError: width must be even"]
+
+
+def test_a_mistake_that_all_tasks_find_is_said_once(
+    run: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(dict.fromkeys(["chief", "worker:0", "worker:1"], "fail('no such file', 2)"), num_workers=3) == 2
+    assert capfd.readouterr().err.splitlines() == ["runner: ValueError: no such file"]
+    assert summary_in(tmp_path / "run")["error"].endswith("ValueError: no such file")
+
+
+def test_tasks_that_do_not_find_the_others_in_time_are_named(
+    run: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    hangs = "started(); time.sleep(60)\n"
+    codes = {"chief": UNTIL_ASKED, "worker:0": hangs, "worker:1": UNTIL_ASKED}
+    assert run(codes, num_workers=3, start_timeout_secs=8) == 1
+    error = summary_in(tmp_path / "run")["error"]
+    assert error == "worker:0 did not find the others within cluster.start_timeout_secs=8"
+    for pid in started(tmp_path, "chief", "worker:0", "worker:1"):
+        assert is_gone(pid)
+
+
+# --- stops ----------------------------------------------------------------------------------------------------------
+
+SUPERVISE = """
+import os, sys
+from pathlib import Path
+from runner.config import parsing, schema
+from runner.launch import gang, supervisor, task_group
+task_group.task_argv = lambda file: [sys.executable, {task!r}, str(file)]
+gang.SETTLE_SECS = 1.0
+try:
+    sys.exit(supervisor.run(parsing.load(Path("config.yaml")), dict(os.environ)))
+except schema.ConfigError as error:
+    print(f"runner: {{error}}", file=sys.stderr)
+    sys.exit(2)
+"""
+
+
+def supervised(folder: Path, codes: Mapping[str, str], strategy: str, **settings: Any) -> subprocess.Popen[str]:
+    """A supervisor in a process of its own."""
+    schema.save(prepared(folder, codes, strategy, **settings), folder / "config.yaml")
+    return subprocess.Popen(
+        [sys.executable, "-c", SUPERVISE.format(task=str(TASK))], cwd=folder, env=env(), stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_ctrl_c_asks_all_to_save_and_exits_with_3(tmp_path: Path) -> None:
+    saves = JOIN + "save(5)\n" + UNTIL_ASKED
+    process = supervised(tmp_path, {"chief": saves, "worker:0": UNTIL_ASKED}, "multi_worker")
+    pids = started(tmp_path, "chief", "worker:0")
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=150)[1]
+    assert process.returncode == 3
+    assert said.splitlines()[-1] == "Stopping: the task saves a checkpoint. Once more to stop at once."
+    assert (tmp_path / "chief.asked").exists() and (tmp_path / "worker:0.asked").exists()
+    assert summary_in(tmp_path / "run")["status"] == "interrupted"
+    assert all(is_gone(pid) for pid in pids)
+
+
+def test_a_second_ctrl_c_ends_all_at_once(tmp_path: Path) -> None:
+    ignores = JOIN + "signal.signal(signal.SIGTERM, lambda *_: (folder / f'{place.name}.asked').touch())\n"
+    ignores += "started()\nwhile True: time.sleep(60)\n"
+    process = supervised(tmp_path, {"chief": ignores, "worker:0": ignores}, "multi_worker")
+    pids = started(tmp_path, "chief", "worker:0")
+    process.send_signal(signal.SIGINT)
+    wait_until(lambda: (tmp_path / "chief.asked").exists() and (tmp_path / "worker:0.asked").exists())
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=150)
+    assert process.returncode == 1
+    assert all(is_gone(pid) for pid in pids)
+    assert summary_in(tmp_path / "run")["restarts"] == 0
+
+
+def test_servers_go_on_until_the_coordinator_has_saved(tmp_path: Path) -> None:
+    serves = JOIN + "on_sigterm(0); started(); time.sleep(60)\n"
+    codes = {"chief": JOIN + "save(5)\n" + UNTIL_ASKED, "worker:0": serves, "ps:0": serves}
+    process = supervised(tmp_path, codes, "parameter_server", num_workers=1)
+    started(tmp_path, "chief", "worker:0", "ps:0")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=150)
+    assert process.returncode == 3
+    assert (tmp_path / "chief.asked").exists()
+    assert not (tmp_path / "worker:0.asked").exists() and not (tmp_path / "ps:0.asked").exists()
+
+
+def test_one_task_that_is_preempted_stops_all(run: Callable[..., int], tmp_path: Path) -> None:
+    assert run({"chief": JOIN + "save(5)\n" + UNTIL_ASKED, "worker:0": PREEMPTED}) == 3
+    assert (tmp_path / "chief.asked").exists()
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["interrupted_by"]) == ("interrupted", "worker:0")
+
+
+def test_a_server_that_is_preempted_has_the_coordinator_save(run: Callable[..., int], tmp_path: Path) -> None:
+    serves = JOIN + "started(); time.sleep(60)\n"
+    asks = JOIN + "wait_for('chief.pid'); heart.ask_to_stop(); time.sleep(60)\n"
+    codes = {"chief": JOIN + "save(5)\n" + UNTIL_ASKED, "worker:0": serves, "ps:0": asks}
+    assert run(codes, "parameter_server", num_workers=1) == 3
+    assert (tmp_path / "chief.asked").exists()
+    assert summary_in(tmp_path / "run")["interrupted_by"] == "ps:0"
+
+
+def test_no_task_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    """Each stops itself when its lifeline ends, as `runner.task` does."""
+    serves = JOIN + "started(); time.sleep(60)\n"
+    codes = {"chief": UNTIL_ASKED, "worker:0": serves, "ps:0": serves, "evaluator": UNTIL_ASKED}
+    process = supervised(tmp_path, codes, "parameter_server", num_workers=1, evaluator=True)
+    pids = started(tmp_path, *codes)
+    process.kill()
+    process.wait()
+    wait_until(lambda: all(is_gone(pid) for pid in pids))
+
+
+def test_an_evaluator_that_fails_after_training_fails_the_run_which_keeps_its_checkpoint(
+    run: Callable[..., int], tmp_path: Path
+) -> None:
+    evaluates = "wait_for('run/training_ended.json')\nfail('no such file', 2)\n"
+    ends = "(model_dir / 'training_ended.json').touch()\nfinish(global_step=7, checkpoint='c')\n"
+    assert run({"chief": ends, "evaluator": evaluates}, "default", evaluator=True) == 2
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["global_step"], summary["checkpoint"]) == ("failed", 7, "c")
+    assert summary["error"] == "evaluator: ValueError: no such file"
+
+
+# --- losses ---------------------------------------------------------------------------------------------------------
+
+CHIEF = """
+journal.event('joined')
+if generation < {last}:
+    save({step})
+    started()
+    wait_for(f'lost{{generation}}')
+    sys.exit(75)
+finish(global_step=9, checkpoint='c')
+"""
+LOST = """
+journal.event('joined')
+if generation < {last}:
+    wait_for('run/model.ckpt-{step}.index')
+    (folder / f'lost{{generation}}').touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_gang_that_lost_a_task_starts_again_from_the_last_checkpoint(
+    run: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    codes = {"chief": CHIEF.format(last=2, step=40), "worker:0": LOST.format(last=2, step=40)}
+    assert run(codes, backend="mlflow") == 0
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["global_step"], summary["restarts"]) == ("finished", 9, 1)
+    assert RunRecord.read(tmp_path / "run").generation == 2
+    why = "worker:0 was killed by SIGKILL (by the system for lack of memory, or by hand)"
+    assert f"runner: {why}; all start again from step 40 (restart 1 of 3)" in capfd.readouterr().err.splitlines()
+    (restart, metric) = noted(tmp_path, "supervisor")
+    assert (restart["event"], restart["task"], restart["reason"], restart["step"]) == ("restart", "worker:0", why, 40)
+    assert (metric["step"], metric["metrics"]) == (40, {"run/restarts": 1.0})
+    tracked = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(summary["mlflow_run_id"])
+    assert tracked.data.tags["restarts"] == "1"
+    assert tracked.data.tags["last_restart"] == f"{why}; all start again from step 40 (restart 1 of 3)"
+    assert tracked.data.metrics["run/restarts"] == 1.0
+
+
+def test_a_peer_of_a_killed_task_that_notices_nothing_holds_up_nobody(
+    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gang, "SETTLE_SECS", 1000.0)  # that is for reasons which are not known yet
+    waits = JOIN + "if generation == 1: started(); time.sleep(1000)\n" + FINISH
+    killed = JOIN + "if generation == 1: wait_for('chief.pid'); os.kill(os.getpid(), signal.SIGKILL)\n"
+    assert run({"chief": waits, "worker:0": killed}) == 0
+    assert summary_in(tmp_path / "run")["restarts"] == 1
+
+
+def test_losses_without_a_newer_checkpoint_are_counted_and_end_the_run(
+    run: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    codes = {"chief": CHIEF.format(last=99, step=40), "worker:0": LOST.format(last=99, step=40)}
+    assert run(codes, max_restarts=2) == 1
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["restarts"]) == ("failed", 2)
+    assert summary["error"].startswith("worker:0 was killed by SIGKILL")
+    assert "cluster.max_restarts=2 are used up without a new checkpoint" in capfd.readouterr().err
+
+
+def test_a_worker_beside_parameter_servers_is_started_again_alone(run: Callable[..., int], tmp_path: Path) -> None:
+    dies_once = JOIN + (
+        "if not (folder / 'died').exists():\n"
+        "    wait_for('chief.pid'); (folder / 'died').touch(); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "(folder / 'back').write_text(os.environ['TF_CONFIG']); time.sleep(60)\n"
+    )
+    serves = JOIN + "(folder / 'ps').write_text(os.environ['TF_CONFIG']); time.sleep(60)\n"
+    codes = {"chief": JOIN + "started(); wait_for('back')\n" + FINISH, "worker:0": dies_once, "ps:0": serves}
+    assert run(codes, "parameter_server", num_workers=1) == 0
+    assert summary_in(tmp_path / "run")["restarts"] == 1
+    assert RunRecord.read(tmp_path / "run").generation == 1
+    back, ps = (json.loads((tmp_path / name).read_text())["cluster"] for name in ("back", "ps"))
+    assert back == ps  # where the coordinator looks for it
+
+
+def test_a_lost_parameter_server_starts_all_again(run: Callable[..., int], tmp_path: Path) -> None:
+    serves = JOIN + "time.sleep(60)\n"
+    lost = JOIN + "if generation == 1: wait_for('chief.pid'); (folder / 'lost1').touch(); os.kill(os.getpid(), 9)\n"
+    codes = {"chief": CHIEF.format(last=2, step=3), "worker:0": serves, "ps:0": lost + serves}
+    assert run(codes, "parameter_server", num_workers=1) == 0
+    assert RunRecord.read(tmp_path / "run").generation == 2
+
+
+def test_a_frozen_task_is_found_and_named(
+    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The others notice nothing, as beside parameter servers."""
+    monkeypatch.setattr(gang, "SILENCE_SECS", 6.0)  # a process takes a second to its first sign on a busy machine
+    monkeypatch.setattr(gang, "SETTLE_SECS", 0.5)
+    freezes = JOIN + "if generation == 1: started(); os.kill(os.getpid(), signal.SIGSTOP); time.sleep(60)\n"
+    waits = JOIN + "if generation == 1: time.sleep(60)\n"
+    assert run({"chief": waits + FINISH, "worker:0": freezes}) == 0
+    assert re.search(r"runner: worker:0 froze: no sign of life for \d+ s; all start again", capfd.readouterr().err)
+    assert is_gone(started(tmp_path, "worker:0")[0])
+
+
+def test_a_frozen_task_is_the_reason_when_the_others_lost_it(
+    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gang, "SETTLE_SECS", 1.0)
+    freezes = JOIN + "if generation == 1: started(); os.kill(os.getpid(), signal.SIGSTOP); time.sleep(60)\n"
+    loses = JOIN + "if generation == 1: wait_for('worker:0.pid'); sys.exit(75)\n"
+    assert run({"chief": loses + FINISH, "worker:0": freezes}) == 0
+    assert noted(tmp_path, "supervisor")[0]["reason"].startswith("worker:0 froze: no sign of life for")
+
+
+def test_an_error_is_the_reason_though_another_task_is_silent(
+    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It may import TensorFlow: nothing is started again for a mistake in the config."""
+    monkeypatch.setattr(gang, "SETTLE_SECS", 1.0)
+    silent = JOIN + "started(); os.kill(os.getpid(), signal.SIGSTOP)\n"
+    assert run({"chief": silent, "worker:0": JOIN + "wait_for('chief.pid'); sys.exit(2)\n"}) == 2
+    assert "froze" not in capfd.readouterr().err
+    assert RunRecord.read(tmp_path / "run").generation == 1
+
+
+def test_a_single_process_is_started_again_where_that_is_asked_for(run: Callable[..., int], tmp_path: Path) -> None:
+    dies_once = "if generation == 1: save(3); os.kill(os.getpid(), signal.SIGKILL)\n"
+    assert run({"chief": dies_once + FINISH}, "default", max_restarts=1) == 0
+    assert noted(tmp_path, "supervisor")[0]["reason"].startswith("the task was killed by SIGKILL")
+
+
+# --- the policy -----------------------------------------------------------------------------------------------------
+
+
+def loss(name: str = "worker") -> GangResult:
+    return GangResult(-signal.SIGKILL, Task(Cluster(name, 0, {"chief": ("a:1",)}), (), {}), f"{name}:0 was killed")
+
+
+def test_restarts_are_given_back_by_a_newer_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = iter([None, None, 10, 10, 10, 10])
+    monkeypatch.setattr(restarts, "latest_step", lambda model_dir: next(steps))
+    said: list[str] = []
+    policy = Restarts(tmp_path, 2, [], said.append, wait=lambda secs: None)
+    monkeypatch.setattr(restarts, "pause_secs", lambda number: 0.0)
+    assert [policy.allow(loss()) for _ in range(5)] == [True, True, True, True, False]
+    assert policy.total == 4
+    assert said[1] == "runner: worker:0 was killed; all start again from its beginning (restart 2 of 2)"
+    assert said[2] == "runner: worker:0 was killed; all start again from step 10 (restart 1 of 2)"
+
+
+def test_nothing_is_started_again_after_a_stop(tmp_path: Path) -> None:
+    assert not Restarts(tmp_path, 3, [signal.SIGTERM]).allow(loss())
+
+
+def test_the_pauses_before_restarts_grow() -> None:
+    assert [pause_secs(number) for number in range(1, 9)] == [0, 1, 2, 4, 8, 16, 30, 30]
+
+
+def test_a_cluster_is_started_again_three_times_unless_told_otherwise() -> None:
+    assert Config().max_restarts == 0
+    assert Config(strategy=StrategyConfig("multi_worker")).max_restarts == 3
+    assert Config(strategy=StrategyConfig("multi_worker"), cluster=ClusterConfig(max_restarts=0)).max_restarts == 0
+
+
+def test_which_end_is_a_loss_and_which_of_two_is_the_reason() -> None:
+    def ending(code: int) -> GangResult:
+        return GangResult(code, Task(ALONE, (), {}))
+
+    assert [code for code in (-9, -6, -11, 75, 1, 2, 3, -15, -2) if ending(code).is_loss] == [-9, -6, -11, 75]
+    assert sorted([75, -6, 3, 1, -9], key=rank_of) == [-9, 1, 3, -6, 75]

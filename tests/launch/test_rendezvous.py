@@ -1,0 +1,371 @@
+"""A cluster that something else started: each task under a supervisor of its own, which meet in model_dir.
+
+The tasks are small scripts in the place of TensorFlow's; processes and supervisors are real.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.config import schema
+from runner.distribute.cluster import Cluster
+from runner.launch.gang import Task
+from runner.launch.rendezvous import FollowerRendezvous, LeaderRendezvous
+from runner.launch.worker_supervisor import differences_to_chief
+from runner.tracking.exit_codes import FAILED, INTERRUPTED, PEER_LOST, USER_ERROR
+from runner.tracking.run_record import RunRecord
+from tests.launch.test_gang import (
+    CHIEF,
+    FINISH,
+    JOIN,
+    LOST,
+    PREEMPTED,
+    SUPERVISE,
+    TASK,
+    UNTIL_ASKED,
+    env,
+    is_gone,
+    prepared,
+    started,
+    summary_in,
+    wait_until,
+)
+
+pytestmark = pytest.mark.alone
+
+WORKERS = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}
+SERVERS = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]}
+
+
+class Terminals:
+    """Supervisors of one cluster, each started as by hand with TF_CONFIG."""
+
+    def __init__(self, folder: Path, tasks: Mapping[str, Sequence[str]] = WORKERS, **settings: Any) -> None:
+        self._folder, self._tasks = folder, tasks
+        self._strategy = "parameter_server" if "ps" in tasks else "multi_worker"
+        self._settings = settings
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+
+    def start(self, codes: Mapping[str, str], **settings: Any) -> None:
+        for name, code in codes.items():
+            config = prepared(self._folder, {name: code}, self._strategy, **{**self._settings, **settings})
+            file = self._folder / f"{name}.yaml"
+            schema.save(config, file)
+            role, _, index = name.partition(":")
+            place = json.dumps({"cluster": self._tasks, "task": {"type": role, "index": int(index or 0)}})
+            script = SUPERVISE.format(task=str(TASK)).replace("config.yaml", file.name)
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-c", script], cwd=self._folder, env={**env(), "TF_CONFIG": place},
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )  # fmt: skip
+
+    def end(self) -> tuple[dict[str, int], dict[str, str]]:
+        """The exit codes, and what was said."""
+        said = {name: process.communicate(timeout=150) for name, process in self.processes.items()}
+        codes = {name: process.returncode for name, process in self.processes.items()}
+        return codes, {name: err + out for name, (out, err) in said.items()}
+
+
+def test_two_terminals_make_one_run(tmp_path: Path) -> None:
+    terminals = Terminals(tmp_path)
+    codes = {"worker:0": JOIN, "chief": FINISH}
+    terminals.start(codes)
+    ended, said = terminals.end()
+    assert ended == {"chief": 0, "worker:0": 0}
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["global_step"], summary["restarts"]) == ("finished", 7, 0)
+    assert said["worker:0"].splitlines() == [
+        "This is worker:0. The run is the chief's; what comes of it is in run.",
+        "worker:0: the run has finished; see summary.json in run.",
+    ]
+    terminals.start(codes)  # what the first run left in the folder says nothing to the second
+    assert terminals.end()[0] == {"chief": 0, "worker:0": 0}
+    assert RunRecord.read(tmp_path / "run").generation == 2
+
+
+def test_a_task_that_is_killed_has_all_start_again_in_the_next_generation(tmp_path: Path) -> None:
+    terminals = Terminals(tmp_path)
+    terminals.start({"chief": CHIEF.format(last=2, step=40), "worker:0": LOST.format(last=2, step=40)})
+    ended, said = terminals.end()
+    assert ended == {"chief": 0, "worker:0": 0}
+    assert "worker:0 was killed by SIGKILL (by the system for lack of memory, or by hand); all start" in said["chief"]
+    assert "runner: worker:0 was killed by SIGKILL" in said["worker:0"]
+    assert summary_in(tmp_path / "run")["restarts"] == 1
+    assert json.loads((tmp_path / "run" / "generation.json").read_text())["generation"] == 2
+
+
+def test_a_supervisor_that_is_killed_is_waited_for(tmp_path: Path) -> None:
+    """With its task: the platform starts another process for the same task."""
+    waits = JOIN + "if generation == 1: save(3); started(); wait_for('lost1'); sys.exit(75)\n"
+    worker = JOIN + "started(); time.sleep(60 if generation == 1 else 0)\n"
+    terminals = Terminals(tmp_path)
+    terminals.start({"chief": waits + FINISH, "worker:0": worker})
+    started(tmp_path, "chief")
+    (pid,) = started(tmp_path, "worker:0")
+    first = terminals.processes["worker:0"]
+    first.kill()
+    first.communicate()
+    wait_until(lambda: is_gone(pid))
+    (tmp_path / "lost1").touch()  # the chief's task notices
+    terminals.start({"worker:0": worker})
+    ended, said = terminals.end()
+    assert ended == {"chief": 0, "worker:0": 0}
+    assert "all start again from step 3 (restart 1 of 3)" in said["chief"]
+    assert RunRecord.read(tmp_path / "run").generation == 2
+
+
+def test_a_chief_that_is_killed_is_waited_for(tmp_path: Path) -> None:
+    waits = JOIN + "if generation == 1: save(3); started(); time.sleep(60)\n"
+    worker = JOIN + "started()\nif generation == 1: wait_for('lost1'); sys.exit(75)\n"
+    terminals = Terminals(tmp_path)
+    terminals.start({"chief": waits + FINISH, "worker:0": worker})
+    (pid,) = started(tmp_path, "chief")
+    started(tmp_path, "worker:0")
+    first = terminals.processes["chief"]
+    first.kill()
+    first.communicate()
+    wait_until(lambda: is_gone(pid))
+    (tmp_path / "lost1").touch()
+    terminals.start({"chief": waits + FINISH})
+    assert terminals.end()[0] == {"chief": 0, "worker:0": 0}
+    assert summary_in(tmp_path / "run")["status"] == "finished"
+
+
+def test_the_error_of_one_ends_all_and_is_in_the_summary(tmp_path: Path) -> None:
+    terminals = Terminals(tmp_path)
+    fails = JOIN + "wait_for('chief.pid'); fail('width must be even', 2)"
+    terminals.start({"chief": JOIN + "started(); time.sleep(60)", "worker:0": fails})
+    ended, said = terminals.end()
+    assert ended == {"chief": 2, "worker:0": 2}
+    assert summary_in(tmp_path / "run")["error"] == "worker:0: ValueError: width must be even"
+    assert "runner: ValueError: width must be even" in said["worker:0"]
+
+
+def test_another_config_than_the_chiefs_is_refused_with_the_keys_that_differ(tmp_path: Path) -> None:
+    terminals = Terminals(tmp_path)
+    terminals.start({"chief": JOIN + "time.sleep(60)"})
+    terminals.start({"worker:0": JOIN}, max_restarts=7)
+    ended, said = terminals.end()
+    assert ended == {"chief": 2, "worker:0": 2}
+    assert "cluster.max_restarts=7 here, None there" in said["worker:0"].splitlines()[-1]
+    assert "worker:0: another config than the chief's: cluster.max_restarts=7" in summary_in(tmp_path / "run")["error"]
+
+
+def test_who_does_not_come_is_named(tmp_path: Path) -> None:
+    terminals = Terminals(tmp_path, start_timeout_secs=1)
+    terminals.start({"chief": JOIN})
+    ended, _ = terminals.end()
+    assert ended == {"chief": 1}
+    assert summary_in(tmp_path / "run")["error"] == "worker:0 (127.0.0.1:2) did not come within 1 s"
+    terminals = Terminals(tmp_path, start_timeout_secs=1)
+    terminals.start({"worker:0": JOIN})
+    ended, said = terminals.end()
+    assert ended == {"worker:0": 1}
+    assert "the chief's supervisor (127.0.0.1:1) did not come within 1 s." in said["worker:0"]
+
+
+def test_sigterm_to_one_supervisor_stops_all(tmp_path: Path) -> None:
+    terminals = Terminals(tmp_path)
+    terminals.start({"chief": "save(5)\n" + UNTIL_ASKED, "worker:0": UNTIL_ASKED})
+    started(tmp_path, "chief", "worker:0")
+    terminals.processes["worker:0"].send_signal(signal.SIGTERM)
+    assert terminals.end()[0] == {"chief": 3, "worker:0": 3}
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["interrupted_by"]) == ("interrupted", "worker:0")
+
+
+def test_a_worker_that_is_preempted_interrupts_the_run_of_the_chief(tmp_path: Path) -> None:
+    """Its task was asked, and not its supervisor; the chief's task ends as one that saved with the others."""
+    terminals = Terminals(tmp_path)
+    terminals.start({"chief": "save(5)\n" + UNTIL_ASKED, "worker:0": PREEMPTED})
+    ended, said = terminals.end()
+    assert ended == {"chief": 3, "worker:0": 3}
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["global_step"], summary["interrupted_by"]) == ("interrupted", 5, "worker:0")
+    assert "asked to stop: worker:0" in said["chief"].splitlines()
+
+
+def test_servers_end_with_the_run_and_one_that_is_preempted_has_it_saved(tmp_path: Path) -> None:
+    serves = JOIN + "started(); time.sleep(60)\n"
+    terminals = Terminals(tmp_path, SERVERS)
+    terminals.start({"chief": "save(5)\n" + UNTIL_ASKED, "worker:0": serves, "ps:0": serves})
+    pids = started(tmp_path, "chief", "worker:0", "ps:0")
+    terminals.processes["ps:0"].send_signal(signal.SIGTERM)
+    assert terminals.end()[0] == {"chief": 3, "worker:0": 3, "ps:0": 3}
+    assert (tmp_path / "chief.asked").exists()
+    assert summary_in(tmp_path / "run")["interrupted_by"] == "ps:0"
+    assert all(is_gone(pid) for pid in pids)
+
+
+def test_a_worker_beside_parameter_servers_is_started_again_by_its_own_supervisor(tmp_path: Path) -> None:
+    dies_once = JOIN + "if not (folder / 'died').exists(): (folder / 'died').touch(); os.kill(os.getpid(), 9)\n"
+    terminals = Terminals(tmp_path, SERVERS)
+    terminals.start({
+        "chief": JOIN + "wait_for('back')\n" + FINISH, "ps:0": JOIN + "time.sleep(60)\n",
+        "worker:0": dies_once + "(folder / 'back').touch(); time.sleep(60)\n",
+    })  # fmt: skip
+    ended, said = terminals.end()
+    assert ended == {"chief": 0, "worker:0": 0, "ps:0": 0}
+    assert "it alone is started again (restart 1 of 3)" in said["worker:0"]
+    assert RunRecord.read(tmp_path / "run").generation == 1
+
+
+def test_the_metrics_of_an_evaluator_are_waited_for(tmp_path: Path) -> None:
+    evaluates = "wait_for('run/training_ended.json')\nfinish(metrics={'eval/accuracy': 0.75})\n"
+    terminals = Terminals(tmp_path, {"chief": ["127.0.0.1:1"]}, evaluator=True)
+    waits = JOIN + "wait_for('run/peers/evaluator.json')\n"
+    terminals.start({"chief": waits + "finish(global_step=7, checkpoint='c')\n", "evaluator": evaluates})
+    assert terminals.end()[0] == {"chief": 0, "evaluator": 0}
+    assert summary_in(tmp_path / "run")["metrics"] == {"eval/accuracy": 0.75}
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "error"),
+    [
+        ("os.kill(os.getpid(), 9)", 1, "evaluator was killed by SIGKILL (by the system for lack of memory, or by "
+         "hand). Training has finished, and its last checkpoint was not evaluated"),
+        ("fail('no such file', 2)", 2, "evaluator: ValueError: no such file"),
+    ],
+)  # fmt: skip
+def test_a_last_evaluation_that_is_missing_is_said_and_costs_no_checkpoint(
+    end: str, code: int, error: str, tmp_path: Path
+) -> None:
+    """As where one supervisor has all tasks; see tests/launch/test_gang.py."""
+    terminals = Terminals(tmp_path, {"chief": ["127.0.0.1:1"]}, evaluator=True, max_restarts=0)
+    waits = JOIN + "wait_for('run/peers/evaluator.json')\n"
+    evaluates = f"wait_for('run/training_ended.json')\n{end}\n"
+    terminals.start({"chief": waits + "finish(global_step=7, checkpoint='c')\n", "evaluator": evaluates})
+    ended, _ = terminals.end()
+    assert ended == {"chief": code, "evaluator": code}
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["global_step"], summary["checkpoint"]) == ("failed", 7, "c")
+    assert summary["error"] == error
+
+
+# --- the files ------------------------------------------------------------------------------------------------------
+
+
+def chief_and_worker(folder: Path) -> tuple[LeaderRendezvous, FollowerRendezvous]:
+    worker = Cluster("worker", 0, WORKERS)
+    return LeaderRendezvous(folder, Cluster("chief", 0, WORKERS), 5, settle_secs=0), FollowerRendezvous(
+        folder, worker, 5
+    )
+
+
+def chief_and_evaluator(folder: Path, clock: Callable[[], float]) -> tuple[LeaderRendezvous, FollowerRendezvous]:
+    """The chief has told the evaluator to start, and has finished."""
+    place = Cluster("chief", 0, {"chief": ["127.0.0.1:1"]})
+    leader = LeaderRendezvous(folder, place, 5, has_evaluator=True, clock=clock)
+    evaluator = FollowerRendezvous(folder, Cluster("evaluator", 0, place.tasks), 5)
+    leader._say(generation=1, phase="go")
+    evaluator._answered = leader._call
+    evaluator.tell("ready")
+    return leader, evaluator
+
+
+def test_an_evaluator_is_waited_for_while_it_gives_signs_of_life(tmp_path: Path) -> None:
+    def clock() -> float:
+        """A second later at each look; the evaluator beats at each, and is done after 20."""
+        secs[0] += 1
+        if secs[0] > 1:
+            evaluator.tell("ready" if secs[0] < 20 else "done")
+        return secs[0]
+
+    secs = [0.0]
+    leader, evaluator = chief_and_evaluator(tmp_path, clock)
+    assert leader.wait_for_evaluator([]) is None
+    assert secs[0] >= 20
+
+
+def test_an_evaluator_whose_supervisor_is_gone_is_not_waited_for_without_an_end(tmp_path: Path) -> None:
+    seconds = itertools.count()
+    leader, _ = chief_and_evaluator(tmp_path, lambda: next(seconds))
+    found = leader.wait_for_evaluator([])
+    assert found is not None and found.code == FAILED
+    assert found.reason == (
+        "evaluator gave no sign of life for 5 s. Training has finished, and its last checkpoint was not evaluated"
+    )
+
+
+def test_the_evaluators_supervisor_repeats_what_it_said(tmp_path: Path) -> None:
+    seconds = itertools.count()
+    tasks = {"chief": ["127.0.0.1:1"]}
+    evaluator = FollowerRendezvous(tmp_path, Cluster("evaluator", 0, tasks), 60, clock=lambda: next(seconds))
+    evaluator.tell("ready")
+    beats = []
+    for _ in range(20):
+        evaluator.look(Task(Cluster("evaluator", 0, tasks), (), {}))
+        beats.append(json.loads((tmp_path / "peers" / "evaluator.json").read_text())["beat"])
+    assert len(set(beats)) >= 5
+
+
+def test_nobody_starts_for_a_chief_that_is_gone(tmp_path: Path) -> None:
+    """What it left says go, to processes that are gone as well."""
+    gone, first = chief_and_worker(tmp_path)
+    first.tell("ready")
+    gone._say(generation=4, phase="go", nonces={"worker:0": "of another process"})
+    _, worker = chief_and_worker(tmp_path)
+    with pytest.raises(TimeoutError, match="did not come within 0.3 s"):
+        FollowerRendezvous(tmp_path, Cluster("worker", 0, WORKERS), 0.3).wait_for_go([])
+    assert worker.code is None
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [("ready", None), ("lost", PEER_LOST), ("failed", USER_ERROR), ("stopping", INTERRUPTED), ("stopped", INTERRUPTED)],
+)
+def test_what_a_peer_says_reaches_the_chief(state: str, code: int | None, tmp_path: Path) -> None:
+    leader, follower = chief_and_worker(tmp_path)
+    leader._say(generation=1, phase="gather")
+    follower._answered = leader._call
+    follower.tell("ready")
+    assert leader.gather(1, []) is None
+    follower.tell(state, "worker:0 fell over", USER_ERROR if state == "failed" else 0)
+    found = leader.look()
+    assert (found and found.code) == code
+
+
+def test_a_peer_that_failed_before_all_were_there_is_not_waited_for(tmp_path: Path) -> None:
+    leader, follower = chief_and_worker(tmp_path)
+    follower._answered = type(leader._call)(leader._call.run, 1)
+    follower.tell("failed", "no such file", FAILED)
+    found = leader.gather(1, [])
+    assert found is not None and (found.code, found.reason) == (FAILED, "worker:0: no such file")
+
+
+def test_the_end_of_the_run_ends_a_task(tmp_path: Path) -> None:
+    leader, follower = chief_and_worker(tmp_path)
+    follower._followed = leader._call
+    leader.end(3)
+    found = follower.look(Task(Cluster("worker", 0, WORKERS), (), {}))
+    assert found is not None and follower.code == 3
+
+
+def test_differences_name_neither_paths_nor_secrets_nor_what_is_only_shown() -> None:
+    theirs = {"model_dir": "/a", "run": {"progress": "off", "seed": 1}, "model": {"params": {"api_key": "x", "w": 1}}}
+    ours = {"model_dir": "/b", "run": {"progress": "rich", "seed": 1}, "model": {"params": {"api_key": "y", "w": 2}}}
+    assert differences_to_chief(theirs, ours) == ["model.params.w=2 here, 1 there"]
+
+
+def test_a_cluster_without_model_dir_is_refused(tmp_path: Path) -> None:
+    place = json.dumps({"cluster": WORKERS, "task": {"type": "worker", "index": 0}})
+    for arguments, message in (
+        (["strategy=multi_worker"], "model_dir is not set, and this process is worker:0 of a cluster (TF_CONFIG says"),
+        (["-m", "strategy=multi_worker", "run.seed=1,2"], "--multirun in a cluster (TF_CONFIG says"),
+    ):
+        refused = subprocess.run(
+            [sys.executable, "-m", "runner", *arguments], cwd=tmp_path, capture_output=True, text=True,
+            env={**os.environ, "PYTHONPATH": env()["PYTHONPATH"], "TF_CONFIG": place},
+        )  # fmt: skip
+        assert refused.returncode == 2
+        assert message in refused.stderr

@@ -1,0 +1,172 @@
+"""The status of a run in MLflow, however it ended; a small script in the place of the task, real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+from mlflow import MlflowClient
+
+ROOT = Path(__file__).parents[2]
+ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
+APP = """
+import sys
+from runner.launch import app, supervisor, task_group
+task_group.task_argv = lambda file: [sys.executable, "task.py", str(file)]
+sys.exit(app.run_command_line())
+"""
+TASK = """
+import os, signal, sys, time
+from pathlib import Path
+from runner.tracking.journal import Journal, journal_path
+from runner.system.child_process import end_with_parent
+end_with_parent(os.environ)
+from runner.tracking.run_lock import only_task_in
+model_dir = Path(sys.argv[1]).parent
+held = only_task_in(model_dir)
+held.__enter__()
+journal = Journal(journal_path(model_dir))
+journal.event("built", num_replicas=1)
+journal.event("first_step", step=1)
+def save(*a):
+    while (model_dir / "slow").exists():
+        time.sleep(0.02)
+    journal.event("result", global_step=3, metrics={}, checkpoint="c")
+    sys.exit(3)
+signal.signal(signal.SIGTERM, save)
+end = (model_dir / "how").read_text()
+if end == "error":
+    journal.event("error", error="ValueError: width must be even")
+    sys.exit(2)
+if end == "finish":
+    journal.event("result", global_step=7, metrics={"eval/loss": 0.5}, checkpoint="c")
+    sys.exit(0)
+(model_dir / "ready").touch()
+time.sleep(60)
+"""
+
+
+def start(where: Path, name: str, how: str) -> subprocess.Popen[str]:
+    (where / name).mkdir(exist_ok=True)
+    (where / name / "how").write_text(how)
+    (where / "task.py").write_text(TASK)
+    return subprocess.Popen(
+        [sys.executable, "-c", APP, f"model_dir={name}"], cwd=where, env=ENV,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def start_and_wait(where: Path, name: str) -> subprocess.Popen[str]:
+    """A run whose task has begun to work, and whose MLflow run is open."""
+    process = start(where, name, "work")
+    deadline = time.monotonic() + 120
+    while not (where / name / "ready").exists() or name not in statuses(where):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return process
+
+
+def statuses(where: Path) -> Mapping[str, str]:
+    """Name -> status of the runs in MLflow."""
+    if not (where / "mlflow.db").exists() or (where / "mlflow.db").stat().st_size == 0:
+        return {}
+    client = MlflowClient(tracking_uri=f"sqlite:///{where / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("runner")
+    runs = client.search_runs([experiment.experiment_id]) if experiment is not None else []
+    return {run.info.run_name: run.info.status for run in runs}
+
+
+def summary_status(where: Path, name: str) -> str:
+    return json.loads((where / name / "summary.json").read_text())["status"]
+
+
+@pytest.fixture(scope="module")
+def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One directory, so one database, for all: it is made once."""
+    where = tmp_path_factory.mktemp("status")
+    assert start(where, "first", "finish").wait(60) == 0
+    return where
+
+
+def test_a_run_that_finishes_is_finished(where: Path) -> None:
+    assert statuses(where)["first"] == "FINISHED"
+    assert summary_status(where, "first") == "finished"
+
+
+def test_a_run_whose_model_fn_raises_has_failed(where: Path) -> None:
+    assert start(where, "error", "error").wait(60) == 2
+    assert statuses(where)["error"] == "FAILED"
+    assert summary_status(where, "error") == "failed"
+
+
+def test_a_run_that_is_stopped_by_sigterm_was_killed(where: Path) -> None:
+    process = start_and_wait(where, "sigterm")
+    assert statuses(where)["sigterm"] == "RUNNING"
+    assert summary_status(where, "sigterm") == "running"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 3
+    assert statuses(where)["sigterm"] == "KILLED"
+    assert summary_status(where, "sigterm") == "interrupted"
+
+
+def test_a_run_whose_task_is_killed_has_failed(where: Path) -> None:
+    process = start_and_wait(where, "task")
+    (task,) = psutil.Process(process.pid).children()
+    task.kill()
+    assert process.wait(60) == 1
+    assert statuses(where)["task"] == "FAILED"
+    assert summary_status(where, "task") == "failed"
+
+
+def test_a_run_whose_supervisor_is_killed_is_repaired_when_another_starts(where: Path) -> None:
+    process = start_and_wait(where, "supervisor")
+    (task,) = psutil.Process(process.pid).children()
+    process.kill()
+    process.wait(60)
+    psutil.wait_procs([task], timeout=150)
+    assert statuses(where)["supervisor"] == "RUNNING"  # nobody was left to say otherwise
+    assert start(where, "next", "finish").wait(60) == 0
+    assert statuses(where)["supervisor"] == "KILLED"
+    assert summary_status(where, "supervisor") == "interrupted"
+
+
+def test_a_run_whose_supervisor_was_killed_goes_on_in_its_own_run_when_its_task_has_saved(where: Path) -> None:
+    process = start_and_wait(where, "again")
+    (where / "again" / "slow").touch()
+    process.kill()
+    process.wait(60)
+    second = start(where, "again", "finish")
+    assert second.stderr is not None
+    assert second.stderr.readline().startswith("Waiting for the task of an earlier start, which is still saving in ")
+    (where / "again" / "slow").unlink()
+    assert second.wait(60) == 0
+    assert json.loads((where / "again" / "summary.json").read_text())["global_step"] == 7
+    assert statuses(where)["again"] == "FINISHED"
+    assert summary_status(where, "again") == "finished"
+
+
+def test_a_run_that_goes_on_elsewhere_is_left_alone(where: Path) -> None:
+    process = start_and_wait(where, "alive")
+    assert start(where, "beside", "finish").wait(60) == 0
+    assert statuses(where)["alive"] == "RUNNING"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 3
+
+
+def test_a_second_run_in_the_same_folder_is_refused(where: Path) -> None:
+    process = start_and_wait(where, "alone")
+    second = start(where, "alone", "finish")
+    _, said = second.communicate(timeout=150)
+    assert second.returncode == 2
+    assert "is in use by another run" in said
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 3

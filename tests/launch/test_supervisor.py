@@ -1,0 +1,463 @@
+"""One run under its supervisor, with a small script in the place of the TensorFlow task."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from filelock import FileLock
+
+from runner.config.schema import Config, ConfigError, InputBlock, InputConfig, ModelConfig, TrackingConfig
+from runner.launch import supervisor, task_group
+from runner.tracking import provenance
+from runner.tracking.run_record import RunRecord
+from tests.support.processes import wait_until
+
+pytestmark = pytest.mark.alone
+
+ROOT = Path(__file__).parents[2]
+TASK = """
+import os, sys, time, signal, pathlib
+from pathlib import Path
+from runner.tracking.journal import Journal, journal_path
+model_dir = Path(sys.argv[1]).parent
+journal = Journal(journal_path(model_dir))
+journal.event("built", num_replicas=2)
+"""
+PREDICTS = InputConfig(predict=InputBlock(fn="my.input_fn"))
+RESULT = "journal.event('result', global_step=7, metrics={'eval/accuracy': 0.5}, checkpoint='c', steps_per_sec=3.0)\n"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs a supervisor whose task executes `code` after TASK."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_task(code: str, argv: Sequence[str] = (), task: str = TASK, **settings: Any) -> int:
+        script = tmp_path / "task.py"
+        script.write_text(task + code)
+        monkeypatch.setattr(task_group, "task_argv", lambda file: [sys.executable, str(script), str(file)])
+        return supervisor.run(config_of(tmp_path / "run", **settings), {**os.environ, "PYTHONPATH": str(ROOT)}, argv)
+
+    return run_task
+
+
+def config_of(model_dir: Path, **settings: Any) -> Config:
+    block = InputBlock(fn="my.input_fn")
+    return Config(
+        model_dir=str(model_dir),
+        **{
+            "input": InputConfig(train=block, eval={"": block}),
+            "model": ModelConfig(fn="my.model_fn"),
+            "tracking": TrackingConfig(backend="none"),
+            **settings,
+        },
+    )
+
+
+def summary_in(model_dir: Path) -> dict[str, Any]:
+    return json.loads((model_dir / "summary.json").read_text())
+
+
+def test_a_task_that_finishes_is_summarised(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(RESULT) == 0
+    assert summary_in(tmp_path / "run") == {
+        "command": "train_and_evaluate",
+        "status": "finished",
+        "error": None,
+        "stopped_early": None,
+        "global_step": 7,
+        "metrics": {"eval/accuracy": 0.5},
+        "steps_per_sec": 3.0,
+        "examples": None,
+        "phases": {},
+        "strategy": "default",
+        "num_replicas": 2,
+        "checkpoint": "c",
+        "predictions": None,
+        "exports": [],
+        "restarts": 0,
+        "interrupted_by": None,
+        "repeated_steps": 0,
+        "mlflow_run_id": None,
+    }
+    assert (tmp_path / "run" / "config.yaml").exists()
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "status: finished" and said[-1] == "model_dir: run"
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "status", "error"),
+    [
+        ("raise SystemExit(1)", 1, "failed", "the task exited with 1"),
+        ("journal.event('error', error='ValueError: no'); sys.exit(2)", 2, "failed", "ValueError: no"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 1, "failed", "the task was killed by SIGKILL"),
+        ("journal.event('result', global_step=3, checkpoint='c'); sys.exit(3)", 3, "interrupted", None),
+    ],
+)
+def test_each_end_of_a_task_has_its_code_and_status(
+    code: str, exit_code: int, status: str, error: str | None, run: Callable[..., int], tmp_path: Path
+) -> None:
+    assert run(code) == exit_code
+    summary = summary_in(tmp_path / "run")
+    assert summary["status"] == status
+    assert (summary["error"] or "").startswith(error or "")
+    assert summary["num_replicas"] == 2
+
+
+def test_facts_of_an_earlier_process_are_not_taken_for_this_one(run: Callable[..., int], tmp_path: Path) -> None:
+    assert run(RESULT) == 0
+    assert run("raise SystemExit(1)") == 1
+    assert summary_in(tmp_path / "run")["global_step"] is None
+    assert RunRecord.read(tmp_path / "run").generation == 2
+
+
+def test_two_runs_may_not_share_a_model_dir(run: Callable[..., int], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with FileLock(tmp_path / "run" / ".lock"), pytest.raises(ConfigError, match="is in use by another run"):
+        run(RESULT)
+
+
+def test_what_the_task_leaves_running_is_ended_with_it(run: Callable[..., int], tmp_path: Path) -> None:
+    run("import subprocess; p = subprocess.Popen(['sleep', '60']); Path('pid').write_text(str(p.pid))")
+    pid = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 120
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_an_mlflow_run_has_the_params_metrics_and_status(run: Callable[..., int], tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    tracking = TrackingConfig(backend="mlflow", experiment="e", run_name="mine", tags={"team": "a"})
+    code = "journal.metrics(5, {'train/loss': 0.25})\n(model_dir / 'model_summary.txt').write_text('layers')\n"
+    assert run(code + RESULT, tracking=tracking) == 0
+    run_id = summary_in(tmp_path / "run")["mlflow_run_id"]
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    recorded = client.get_run(run_id)
+    assert recorded.info.status == "FINISHED"
+    assert recorded.info.run_name == "mine"
+    assert recorded.data.params["model.fn"] == "my.model_fn"
+    assert recorded.data.params["input.train.shard"] == "auto"
+    assert recorded.data.metrics == {"train/loss": 0.25}
+    tags = recorded.data.tags
+    assert (tags["team"], tags["status"], tags["num_replicas"], tags["strategy"]) == ("a", "finished", "2", "default")
+    assert tags["version.tensorflow"].startswith("2.21")
+    left = {"config.yaml", "summary.json", "model_summary.txt", "learning_curves.png"}
+    assert {file.path for file in client.list_artifacts(run_id)} == left
+
+    assert run("os.kill(os.getpid(), signal.SIGKILL)", tracking=tracking) == 1
+    assert summary_in(tmp_path / "run")["mlflow_run_id"] == run_id
+    assert client.get_run(run_id).info.status == "FAILED"
+
+
+def test_a_tracking_server_that_is_away_does_not_fail_the_run(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracking = TrackingConfig(backend="mlflow", uri="http://127.0.0.1:9")
+    assert run(RESULT, tracking=tracking) == 0
+    assert summary_in(tmp_path / "run")["status"] == "finished"
+    assert capsys.readouterr().err.count("tracking: ") == 1
+
+
+SUPERVISE = """
+import os, sys
+from pathlib import Path
+sys.path[:0] = [{root!r}, {tests!r}]
+from runner.launch import supervisor, task_group
+from test_supervisor import config_of
+from runner.config.schema import TrackingConfig
+task_group.task_argv = lambda file: [sys.executable, {script!r}, str(file)]
+tracking = TrackingConfig(backend="mlflow" if {uri!r} else "none", uri={uri!r})
+sys.exit(supervisor.run(config_of(Path({model_dir!r}), tracking=tracking), {{**os.environ, "PYTHONPATH": {root!r}}}))
+"""
+
+
+def supervised(tmp_path: Path, code: str, tracking_uri: str | None = None) -> subprocess.Popen[str]:
+    """A supervisor in a process of its own, whose task has made the file `ready`."""
+    script = tmp_path / "task.py"
+    script.write_text(TASK + code)
+    supervise = SUPERVISE.format(
+        root=str(ROOT),
+        tests=str(ROOT / "tests" / "launch"),
+        script=str(script),
+        model_dir=str(tmp_path / "run"),
+        uri=tracking_uri,
+    )
+    process = subprocess.Popen([sys.executable, "-c", supervise], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "ready").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    return process
+
+
+# As the real one, it only notes the signal where it comes: a second one may interrupt the first.
+SAVES = (
+    "asked = []\n"
+    "signal.signal(signal.SIGTERM, lambda *a: asked.append(a)); Path('ready').touch()\n"
+    "while not asked: time.sleep(0.02)\n"
+    "journal.event('result', global_step=3, checkpoint='c'); sys.exit(3)\n"
+)
+# Notes that it was asked, and goes on: a test that asks twice waits for that in between, else two signals may be one.
+IGNORES = "signal.signal(signal.SIGTERM, lambda *_: Path('asked').touch()); Path('ready').touch(); time.sleep(240)"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_lets_the_task_save_and_exits_with_3(number: signal.Signals, tmp_path: Path) -> None:
+    process = supervised(tmp_path, SAVES)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=150)
+    assert process.returncode == 3
+    assert "Stopping: the task saves a checkpoint." in said
+    assert summary_in(tmp_path / "run")["status"] == "interrupted"
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
+    process = supervised(tmp_path, IGNORES)
+    process.send_signal(signal.SIGINT)
+    wait_until((tmp_path / "asked").exists)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=150)
+    assert process.returncode == 1
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["error"]) == ("failed", "stopped before it could save")
+
+
+def test_a_run_that_is_stopped_at_once_can_still_go_on_from_a_checkpoint_it_had(tmp_path: Path) -> None:
+    process = supervised(tmp_path, "journal.event('checkpoint', step=40, path='ckpt-40')\n" + IGNORES)
+    process.send_signal(signal.SIGTERM)
+    wait_until((tmp_path / "asked").exists)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=150)
+    assert process.returncode == 3
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["global_step"], summary["checkpoint"]) == ("interrupted", 40, "ckpt-40")
+
+
+def test_the_task_gets_our_package_and_a_quiet_tensorflow() -> None:
+    env = task_group.task_env({"A": "b", "TF_CONFIG": "{}"})
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT), "RUNNER_GENERATION": "1"}
+    assert env == {"A": "b", **quiet}
+    assert task_group.task_env({"TF_CPP_MIN_LOG_LEVEL": "0"})["TF_CPP_MIN_LOG_LEVEL"] == "0"
+    assert task_group.task_env({"PYTHONPATH": "/x"})["PYTHONPATH"] == f"{ROOT}{os.pathsep}/x"
+
+
+def test_the_tags_name_the_commit_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    assert "mlflow.source.git.commit" not in provenance.tags_of_this_process(tmp_path, [])
+    (tmp_path / "f").write_text("1")
+    subprocess.run([*git, "add", "f"], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "x"], check=True)
+    tags = provenance.tags_of_this_process(tmp_path, ["runner", "a=b c"])
+    assert len(tags["mlflow.source.git.commit"]) == 40
+    assert tags["git.dirty"] == "false"
+    assert tags["command"] == "runner 'a=b c'"
+    (tmp_path / "f").write_text("2")
+    assert provenance.tags_of_this_process(tmp_path, [])["git.dirty"] == "true"
+
+
+def test_secrets_reach_neither_mlflow_nor_the_summary(run: Callable[..., int], tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    params = {"db_password": "hunter22", "url": "https://me:hunter22@host/x", "width": 3}
+    tracking = TrackingConfig(backend="mlflow", tags={"api_key": "hunter22"})
+    argv = ["runner", "model.params.db_password=hunter22", "model.params.width=3"]
+    failing = "journal.event('error', error='no login with hunter22'); sys.exit(2)"
+    assert run(failing, tracking=tracking, model=ModelConfig(fn="my.model_fn", params=params), argv=argv) == 2
+    summary = summary_in(tmp_path / "run")
+    assert summary["error"] == "no login with ***"
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    recorded = client.get_run(summary["mlflow_run_id"])
+    assert recorded.data.params["model.params.db_password"] == "***"
+    assert recorded.data.params["model.params.width"] == "3"
+    assert recorded.data.tags["command"] == "runner 'model.params.db_password=***' model.params.width=3"
+    assert "hunter22" not in str(recorded.to_dictionary())
+    for file in ("config.yaml", "summary.json"):
+        assert "hunter22" not in Path(client.download_artifacts(recorded.info.run_id, file, str(tmp_path))).read_text()
+    kept = tmp_path / "run" / "config.yaml"
+    assert "hunter22" in kept.read_text()  # the task needs it
+    assert kept.stat().st_mode & 0o077 == 0  # and nobody else may read it
+
+
+def test_an_evaluation_leaves_what_training_left(run: Callable[..., int], tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    tracking = TrackingConfig(backend="mlflow")
+    killed = "journal.event('result', global_step=7, metrics={}, checkpoint='c', steps_per_sec=3.0); sys.exit(3)"
+    assert run(killed, tracking=tracking) == 3
+    trained = (tmp_path / "run" / "config.yaml").read_text()
+    evaluated = "journal.metrics(7, {'eval/accuracy': 0.5})\n" + RESULT.replace("steps_per_sec=3.0", "")
+    assert run(evaluated, tracking=tracking, command="evaluate") == 0
+    assert (tmp_path / "run" / "config.yaml").read_text() == trained
+    assert "command: evaluate" in (tmp_path / "run" / "config.evaluate.yaml").read_text()
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["steps_per_sec"]) == ("interrupted", 3.0)
+    assert summary["metrics"] == {"eval/accuracy": 0.5}
+    assert RunRecord.read(tmp_path / "run").generation == 1
+    recorded = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}").get_run(summary["mlflow_run_id"])
+    assert recorded.info.status == "KILLED"  # as training left it
+    assert recorded.data.metrics["eval/accuracy"] == 0.5
+    assert recorded.data.params["command"] == "train_and_evaluate"
+
+
+@pytest.mark.parametrize("command", ["dry_run", "inspect"])
+def test_a_command_that_only_tells_leaves_nothing(command: str, run: Callable[..., int], tmp_path: Path) -> None:
+    said = "print(Path(sys.argv[1]).read_text())"
+    assert run(said, command=command, task="import sys\nfrom pathlib import Path\n") == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"task.py"}
+
+
+def test_what_changed_since_the_last_start_is_said(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(RESULT) == 0
+    assert "Changed" not in capsys.readouterr().err
+    assert run(RESULT, model=ModelConfig(fn="my.model_fn", params={"width": 3, "token": "abcdef"})) == 0
+    said = capsys.readouterr().err
+    assert "Changed since this run was last started: " in said and "model.params.width: None -> 3" in said
+    assert "abcdef" not in said
+
+
+def test_an_interrupted_run_says_how_to_go_on(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("journal.event('result', global_step=3, checkpoint='c'); sys.exit(3)", argv=["runner", "train.max_steps=9"])
+    assert "resume: python -m runner train.max_steps=9 model_dir=run\n" in capsys.readouterr().out
+
+
+@contextlib.contextmanager
+def hangups(handling: signal.Handlers) -> Iterator[None]:
+    """What processes that are started meanwhile inherit: nohup has them ignore SIGHUP, these tests' own included."""
+    before = signal.signal(signal.SIGHUP, handling)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_closed_terminal_lets_the_task_save_though_it_says_so_twice(tmp_path: Path) -> None:
+    slow = SAVES.replace("journal.event(", "time.sleep(0.5); journal.event(")
+    with hangups(signal.SIG_DFL):
+        process = supervised(tmp_path, slow)
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=150)
+    assert process.returncode == 3
+    assert summary_in(tmp_path / "run")["status"] == "interrupted"
+
+
+def test_a_run_under_nohup_outlives_the_terminal(tmp_path: Path) -> None:
+    with hangups(signal.SIG_IGN):
+        process = supervised(
+            tmp_path, "Path('ready').touch()\nwhile not Path('go').exists(): time.sleep(0.02)\n" + RESULT
+        )
+    process.send_signal(signal.SIGHUP)
+    (tmp_path / "go").touch()
+    process.communicate(timeout=150)
+    assert (process.returncode, summary_in(tmp_path / "run")["status"]) == (0, "finished")
+
+
+def test_a_stop_that_comes_while_the_command_is_suspended_is_heeded(tmp_path: Path) -> None:
+    process = supervised(tmp_path, SAVES)
+    for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT):  # Ctrl-Z, kill %1
+        process.send_signal(number)
+    process.communicate(timeout=150)
+    assert process.returncode == 3
+
+
+def test_a_folder_that_is_deleted_under_its_run_is_one_message_and_a_failed_run(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mlflow import MlflowClient
+
+    gone = "import shutil; shutil.rmtree(model_dir)\n" + RESULT
+    assert run(gone, tracking=TrackingConfig(backend="mlflow")) == 1
+    said = capsys.readouterr()
+    assert f"runner: model_dir={tmp_path / 'run'} cannot be written: [Errno 2]" in said.err
+    assert "Traceback" not in said.err
+    assert "status: failed" in said.out
+    (recorded,) = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}").search_runs(["1"])
+    assert recorded.info.status == "FAILED"
+
+
+@pytest.mark.parametrize("command", ["predict", "export"])
+def test_a_reader_that_fails_leaves_what_training_came_to(
+    run: Callable[..., int], tmp_path: Path, command: str
+) -> None:
+    assert run(RESULT) == 0
+    before = summary_in(tmp_path / "run")
+    assert (before["command"], before["status"], before["error"]) == ("train_and_evaluate", "finished", None)
+    assert run("raise SystemExit(1)", command=command, input=PREDICTS) == 1
+    assert summary_in(tmp_path / "run") == before
+    own = json.loads((tmp_path / "run" / f"summary.{command}.json").read_text())
+    assert (own["command"], own["status"]) == (command, "failed")
+    assert (own["global_step"], own["checkpoint"]) == (7, "c")
+    assert RunRecord.read(tmp_path / "run").training == "finished"
+
+
+def test_a_reader_adds_what_it_found_to_the_summary_of_the_run(run: Callable[..., int], tmp_path: Path) -> None:
+    assert run(RESULT + "raise SystemExit(1)") == 1
+    before = summary_in(tmp_path / "run")
+    assert before["status"] == "failed"
+    predicted = 'journal.event("result", global_step=6, predictions="p", examples=3)'
+    assert run(predicted, command="predict", input=PREDICTS) == 0
+    assert summary_in(tmp_path / "run") == {**before, "predictions": "p"}
+
+
+def test_the_summary_of_a_folder_in_which_nothing_was_trained_is_that_of_its_last_reader(
+    run: Callable[..., int], tmp_path: Path
+) -> None:
+    assert run(RESULT, command="predict", input=PREDICTS) == 0
+    assert summary_in(tmp_path / "run")["status"] == "finished"
+    assert run("raise SystemExit(1)", command="predict", input=PREDICTS) == 1
+    assert summary_in(tmp_path / "run")["status"] == "failed"
+
+
+def test_a_run_whose_supervisor_was_killed_is_interrupted_once_it_is_read(
+    run: Callable[..., int], tmp_path: Path
+) -> None:
+    assert run(RESULT) == 0
+    path = tmp_path / "run" / "summary.json"
+    path.write_text(path.read_text().replace('"finished"', '"running"'))
+    assert run(RESULT, command="predict", input=PREDICTS) == 0
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["error"]) == ("interrupted", "the supervisor was killed")
+
+
+def test_ctrl_c_does_not_wait_for_a_server_that_never_answers(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as server:  # takes connections and says nothing
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+        process = supervised(tmp_path, RESULT + "Path('ready').touch()", tracking_uri=uri)
+        journal = tmp_path / "run" / "events.chief-0.jsonl"
+        deadline = time.monotonic() + 120
+        while "result" not in journal.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        wait_until(lambda: not psutil.Process(process.pid).children())
+        time.sleep(3.0)  # the task has ended and the supervisor waits for the server; if not, the test is no test
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=150)
+    assert process.returncode == 0
+    assert "it does not answer" in said
+    assert summary_in(tmp_path / "run")["status"] == "finished"

@@ -1,0 +1,284 @@
+"""Sweeps: identities, parent and children, failures, resume, ranking; a small script in the place of the task."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.config import job_id
+
+ROOT = Path(__file__).parents[2]
+APP = """
+import sys
+from pathlib import Path
+from runner.launch import app, supervisor, task_group
+task_group.task_argv = lambda file: [sys.executable, {script!r}, str(file)]
+sys.exit(app.run_command_line())
+"""
+TASK = """
+import os, sys, time, signal
+from pathlib import Path
+import yaml
+from runner.tracking.journal import Journal, journal_path
+config = yaml.safe_load(Path(sys.argv[1]).read_text())
+model_dir, params = Path(config["model_dir"]), config["model"]["params"]
+rate = params["learning_rate"]
+journal = Journal(journal_path(model_dir))
+journal.event("built", num_replicas=1)
+def finish():
+    metrics = {"eval/loss": 1 - rate, "eval/accuracy": rate}
+    journal.event("result", global_step=7, metrics=metrics, checkpoint="c", steps_per_sec=3.0)
+"""
+
+
+class Outcome:
+    """What a sweep left and said."""
+
+    def __init__(self, cwd: Path, process: subprocess.CompletedProcess[str]) -> None:
+        self.code, self.out, self.err = process.returncode, process.stdout, process.stderr
+        (self.directory,) = (cwd / "outputs" / "sweeps").iterdir()
+        self.record: dict[str, Any] = json.loads((self.directory / "sweep.json").read_text())
+        self.jobs: list[dict[str, Any]] = self.record["jobs"]
+
+    def generations(self) -> dict[str, int]:
+        """How often the task of each job was started, by what varied."""
+        return {
+            job["name"]: json.loads((self.directory / job["folder"] / "run.json").read_text())["generation"]
+            for job in self.jobs
+        }
+
+
+def command(tmp_path: Path, code: str, *arguments: str) -> list[str]:
+    script = tmp_path / "task.py"
+    script.write_text(TASK + code)
+    return [sys.executable, "-c", APP.format(script=str(script)), "-m", *arguments]
+
+
+ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Callable[..., Outcome]:
+    """Runs a sweep over `arguments` whose tasks execute `code` after TASK."""
+
+    def run(code: str, *arguments: str, tracking: str = "none") -> Outcome:
+        called = command(tmp_path, code, f"tracking={tracking}", *arguments)
+        process = subprocess.run(called, cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=240)
+        return Outcome(tmp_path, process)
+
+    return run
+
+
+RATES = "model.params.learning_rate=0.1,0.3,0.2"
+
+
+def test_the_jobs_are_ranked_at_the_end(sweep: Callable[..., Outcome]) -> None:
+    result = sweep("finish()", RATES)
+    assert result.code == 0, result.err
+    assert [job["name"] for job in result.jobs] == ["learning_rate=0.3", "learning_rate=0.2", "learning_rate=0.1"]
+    assert [job["value"] for job in result.jobs] == pytest.approx([0.7, 0.8, 0.9])
+    table = result.out[result.out.index("sweep outputs/sweeps/") :].splitlines()
+    assert table[0].endswith(": 3 jobs, best first by eval/loss (min)")
+    assert table[1].split() == ["rank", "job", "status", "eval/loss", "step", "model_dir"]
+    assert table[2].split()[:5] == ["1", "learning_rate=0.3", "finished", "0.7", "7"]
+    assert (result.directory / table[2].split()[5].rpartition("/")[2] / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode", "best"), [("eval/accuracy", None, "0.3"), ("eval/accuracy", "min", "0.1"), (None, "max", "0.1")]
+)
+def test_the_config_says_what_is_best(metric: str | None, mode: str | None, best: str, sweep: Any) -> None:
+    chosen = [*([f"sweep.metric={metric}"] if metric else []), *([f"sweep.mode={mode}"] if mode else [])]
+    assert sweep("finish()", RATES, *chosen).jobs[0]["name"] == f"learning_rate={best}"
+
+
+def test_a_metric_that_no_job_has_is_named(sweep: Callable[..., Outcome]) -> None:
+    result = sweep("finish()", RATES, "sweep.metric=eval/acuracy")
+    assert "sweep.metric=eval/acuracy: no job has it. There are: eval/accuracy, eval/loss." in result.err
+    assert [job["value"] for job in result.jobs] == [None] * 3
+
+
+def test_the_same_sweep_again_skips_what_is_finished_and_resumes_what_is_broken(sweep: Callable[..., Outcome]) -> None:
+    broken = "sys.exit(1) if rate == 0.3 else finish()"
+    first = sweep(broken, RATES)
+    assert first.code == 1
+    assert [job["status"] for job in first.jobs] == ["finished", "finished", "failed"]
+    assert "learning_rate=0.3: the task exited with 1" in first.out
+    again = sweep("finish()", RATES)
+    assert again.code == 0
+    assert again.directory == first.directory
+    assert again.generations() == {"learning_rate=0.3": 2, "learning_rate=0.2": 1, "learning_rate=0.1": 1}
+    assert again.err.count("is finished already") == 2
+
+
+def test_a_job_whose_config_is_wrong_does_not_end_the_sweep(sweep: Callable[..., Outcome]) -> None:
+    result = sweep("finish()", "train.max_steps=0,5")
+    assert result.code == 2
+    assert [(job["name"], job["status"]) for job in result.jobs] == [
+        ("max_steps=5", "finished"),
+        ("max_steps=0", "failed"),
+    ]
+    assert "max_steps=0: train.max_steps=0 must be at least 1." in result.out
+
+
+def test_mlflow_has_a_parent_with_named_children_and_each_its_status(
+    sweep: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    from mlflow import MlflowClient
+
+    arguments = (RATES, "strategy=default,one_device", "tracking.tags.team=a")
+    sweep("finish() if rate != 0.1 else os.kill(os.getpid(), 9)", *arguments, tracking="mlflow")
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("runner").experiment_id
+    runs = {run.info.run_name: run for run in client.search_runs([experiment])}
+    assert len(runs) == 7
+    parent = next(run for name, run in runs.items() if name.startswith("sweep "))
+    assert parent.info.status == "FAILED"
+    assert parent.data.tags["best"] == "learning_rate=0.3, strategy=default"
+    assert parent.data.metrics["best/eval/accuracy"] == 0.3
+    assert parent.data.tags["command"] == f"runner -m tracking=mlflow {' '.join(arguments)}"
+    assert [file.path for file in client.list_artifacts(parent.info.run_id)] == ["sweep.json"]
+    children = [run for name, run in runs.items() if not name.startswith("sweep ")]
+    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
+    assert {name: run.info.status for name, run in runs.items() if name.endswith("one_device")} == {
+        "learning_rate=0.1, strategy=one_device": "FAILED",
+        "learning_rate=0.2, strategy=one_device": "FINISHED",
+        "learning_rate=0.3, strategy=one_device": "FINISHED",
+    }
+    assert runs["learning_rate=0.2, strategy=default"].data.params["model.params.learning_rate"] == "0.2"
+
+    again = sweep("finish()", *arguments, tracking="mlflow")
+    assert again.record["mlflow_run_id"] == parent.info.run_id
+    assert len(client.search_runs([experiment])) == 7  # the broken ones went on in the runs that they had
+    assert client.get_run(parent.info.run_id).info.status == "FINISHED"
+
+
+def test_jobs_may_run_at_the_same_time_and_say_who_they_are(sweep: Callable[..., Outcome]) -> None:
+    meet = """
+Path(f"{rate}.here").touch()
+deadline = time.monotonic() + 120
+while len(list(Path(".").glob("*.here"))) < 3:
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+print("met", flush=True)
+finish()
+"""
+    result = sweep(meet, RATES, "sweep.parallel=3")
+    assert result.code == 0, result.err
+    for rate in ("0.1", "0.2", "0.3"):
+        assert f"[learning_rate={rate}] met\n" in result.out
+        assert f"[learning_rate={rate}] status: finished\n" in result.out
+    assert len(result.jobs) == 3
+
+
+def test_ctrl_c_saves_the_job_that_runs_and_starts_no_other(sweep: Callable[..., Outcome], tmp_path: Path) -> None:
+    saves = """
+def save(*a):
+    journal.event('result', global_step=3, metrics={}, checkpoint='c'); sys.exit(3)
+signal.signal(signal.SIGTERM, save)
+Path('ready').touch()
+time.sleep(60)
+"""
+    process = subprocess.Popen(
+        command(tmp_path, saves, "tracking=none", RATES),
+        cwd=tmp_path, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "ready").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=150)
+    assert process.returncode == 3, err
+    left = Outcome(tmp_path, subprocess.CompletedProcess([], 3, out, err))
+    assert [(job["name"], job["status"]) for job in left.jobs] == [("learning_rate=0.1", "interrupted")]
+    again = sweep("finish()", RATES)
+    assert again.generations() == {"learning_rate=0.3": 1, "learning_rate=0.2": 1, "learning_rate=0.1": 2}
+
+
+def test_a_sweep_can_be_kept_elsewhere(sweep: Callable[..., Outcome], tmp_path: Path) -> None:
+    called = command(tmp_path, "finish()", "tracking=none", RATES, "sweep.dir=mine")
+    called = [word for word in called if word != "-m"] + ["-m"]  # wherever it stands
+    assert subprocess.run(called, cwd=tmp_path, env=ENV, capture_output=True, timeout=150).returncode == 0
+    assert len(json.loads((tmp_path / "mine" / "sweep.json").read_text())["jobs"]) == 3
+
+
+def test_a_sweep_has_the_same_name_however_it_is_typed_or_shown() -> None:
+    name = job_id.sweep_id(["a=1,2", "b=3"])
+    assert job_id.sweep_id(["b=3", "a=1,2", "sweep.parallel=2", "run.progress=plain"]) == name
+    assert job_id.sweep_id(["a=1,3", "b=3"]) != name
+    assert len(name) == 10
+
+
+def test_a_job_has_the_name_of_what_it_computes_wherever_it_lives() -> None:
+    tree = {"command": "train", "model": {"params": {"a": 1}}, "run": {"seed": 1, "progress": "auto"}, "model_dir": "x"}
+    name = job_id.job_id(tree)
+    assert job_id.job_id({**tree, "model_dir": None, "run": {"seed": 1, "progress": "off"}}) == name
+    assert job_id.job_id({**tree, "run": {"seed": 2, "progress": "auto"}}) != name
+    assert job_id.job_id({**tree, "model": {"params": {"a": 2}}}) != name
+    evaluations = {job_id.job_id({**tree, "model_dir": where}, reads_a_run=True) for where in ("x", "y")}
+    assert len(evaluations) == 2
+
+
+def test_a_job_whose_metric_is_not_a_number_comes_last_and_ends_nothing(sweep: Callable[..., Outcome]) -> None:
+    code = """
+value = float("nan") if rate == 0.3 else float("inf") if rate == 0.2 else rate
+journal.event("result", global_step=7, metrics={"eval/loss": value, "eval/auc": float("nan")}, checkpoint="c")
+"""
+    result = sweep(code, RATES, tracking="mlflow")
+    assert result.code == 0, result.err
+    assert "Traceback" not in result.err
+    assert [job["value"] for job in result.jobs] == [0.1, None, None]
+    assert {job["metrics"]["eval/loss"] for job in result.jobs[1:]} == {"nan", "inf"}
+    assert "eval/loss: nan\n" in result.out
+
+
+def test_a_finished_job_that_was_evaluated_since_is_still_finished(
+    sweep: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    first = sweep("finish()", RATES)
+    best = first.directory / first.jobs[0]["folder"]
+    called = [word for word in command(tmp_path, "sys.exit(1)", "tracking=none", "command=evaluate") if word != "-m"]
+    (best / "checkpoint").touch()
+    assert subprocess.run([*called, f"model_dir={best}"], cwd=tmp_path, env=ENV, capture_output=True).returncode == 1
+    again = sweep("finish()", RATES)
+    assert again.err.count("is finished already") == 3
+    assert again.generations() == {"learning_rate=0.3": 1, "learning_rate=0.2": 1, "learning_rate=0.1": 1}
+
+
+def test_secrets_of_a_sweep_are_its_owners(sweep: Callable[..., Outcome]) -> None:
+    result = sweep("finish()", RATES, "model.params.db_password=hunter22")
+    holding = {
+        path
+        for path in result.directory.rglob("*")
+        if path.is_file() and "hunter22" in path.read_text(errors="replace")
+    }
+    assert {path.name for path in holding} >= {"config.yaml", "multirun.yaml", "overrides.yaml"}
+    for path in holding:
+        assert path.stat().st_mode & 0o077 == 0 or path.parent.stat().st_mode & 0o077 == 0
+
+
+def test_a_sweep_that_a_config_file_describes_names_its_jobs_by_what_varies(
+    sweep: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    (tmp_path / "conf" / "experiment" / "rates.yaml").write_text(
+        "# @package _global_\nhydra:\n  sweeper:\n    params:\n      model.params.learning_rate: 0.1,0.2\n"
+    )
+    result = sweep("finish()", "experiment=rates")
+    assert [job["name"] for job in result.jobs] == ["learning_rate=0.2", "learning_rate=0.1"]
+
+
+def test_a_sweep_in_hydras_own_directory_is_ranked_and_has_its_code(sweep: Callable[..., Outcome]) -> None:
+    result = sweep("sys.exit(1) if rate == 0.3 else finish()", RATES, "hydra.sweep.dir=outputs/sweeps/mine")
+    assert result.code == 1
+    assert "sweep outputs/sweeps/mine: 3 jobs, best first by eval/loss (min)" in result.out

@@ -1,0 +1,144 @@
+"""Moving averages of the weights: their values, who evaluates them, and what a checkpoint holds of them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from runner import Estimator, EvalSpec, RunConfig, TrainSpec, train_and_evaluate
+from tests.support.models import STYLES, eval_input, strategies, train_input
+
+STRATEGIES = strategies()
+AVERAGE = "/ExponentialMovingAverage"
+
+
+def estimator(style: str, model_dir: Path, strategy: str = "default", **config: Any) -> Estimator:
+    config = {"ema_decay": 0.9, "tf_random_seed": 5, "train_distribute": STRATEGIES[strategy], **config}
+    return Estimator(STYLES[style], model_dir, RunConfig(**config))
+
+
+def values_of(trainer: Estimator) -> dict[str, np.ndarray]:
+    return {name: trainer.get_variable_value(name) for name in trainer.get_variable_names()}
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_averages_are_those_of_the_weights_of_each_step(style: str, tmp_path: Path) -> None:
+    trainer = estimator(style, tmp_path, save_checkpoints_steps=1, keep_checkpoint_max=None)
+    trainer.train(train_input(16, dtype="float64"), steps=5)
+    kernels = [name for name in trainer.get_variable_names() if name.endswith("kernel")]
+    assert len(kernels) == 2
+    for name in kernels:
+        average = None
+        for step in range(6):
+            weight = tf.train.load_variable(str(tmp_path / f"model.ckpt-{step}"), name)
+            average = weight if average is None else 0.9 * average + 0.1 * weight
+            found = tf.train.load_variable(str(tmp_path / f"model.ckpt-{step}"), name + AVERAGE)
+            np.testing.assert_allclose(found, average, rtol=1e-12)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("style", STYLES)
+def test_averages_are_equal_on_every_strategy_and_change_nothing_else(style: str, tmp_path: Path) -> None:
+    expected = values_of(estimator(style, tmp_path / "default").train(train_input(6, 19, "float64"), steps=12))
+    without = values_of(
+        estimator(style, tmp_path / "without", ema_decay=None).train(train_input(6, 19, "float64"), steps=12)
+    )
+    assert {name for name in expected if AVERAGE not in name} == set(without)
+    for name, value in without.items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    for strategy in ("mirrored", "central_storage"):
+        found = values_of(
+            estimator(style, tmp_path / strategy, strategy).train(train_input(6, 19, "float64"), steps=12)
+        )
+        assert list(found) == list(expected)
+        for name, value in found.items():
+            np.testing.assert_allclose(value, expected[name], rtol=1e-10, atol=1e-12, err_msg=f"{strategy} {name}")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["default", "mirrored", "central_storage"])
+def test_a_resumed_run_has_the_averages_of_the_undisturbed_one(strategy: str, tmp_path: Path) -> None:
+    expected = values_of(estimator("native", tmp_path / "whole", strategy).train(train_input(16), steps=8))
+    for _ in range(2):
+        found = estimator("native", tmp_path / "halves", strategy).train(train_input(16), steps=4)
+    for name, value in values_of(found).items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+def plain(trainer: Estimator, averages: bool, tmp_path: Path) -> Estimator:
+    """An Estimator without averages whose weights are `trainer`'s, or its averages, in a checkpoint of its own."""
+    values = values_of(trainer)
+    weights = {name: values[name + AVERAGE] if averages and name + AVERAGE in values else value
+               for name, value in values.items() if AVERAGE not in name}  # fmt: skip
+    folder = tmp_path / f"plain-{averages}"
+    folder.mkdir()
+    tf.raw_ops.SaveV2(
+        prefix=str(folder / "model.ckpt-12"),
+        tensor_names=list(weights),
+        shape_and_slices=[""] * len(weights),
+        tensors=list(weights.values()),
+    )
+    (folder / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-12"\n')
+    return estimator("native", folder, ema_decay=None)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["same", "eval_distribute", "another process"])
+@pytest.mark.parametrize("strategy", ["default", "mirrored"])
+def test_evaluation_and_prediction_use_the_averages(
+    strategy: str, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {"eval_distribute": STRATEGIES["one_device"]} if how == "eval_distribute" else {}
+    trainer = estimator("native", tmp_path / "run", strategy, **config).train(train_input(16), steps=12)
+    if how == "another process":
+        trainer = estimator("native", tmp_path / "run", strategy)
+    caplog.set_level(logging.INFO, "runner")
+    found = trainer.evaluate(eval_input(8))
+    assert "Evaluation uses the moving averages of the weights (ema_decay=0.9)." in caplog.text
+    expected = plain(trainer, averages=True, tmp_path=tmp_path)
+    assert found == {name: pytest.approx(value, rel=1e-5) for name, value in expected.evaluate(eval_input(8)).items()}
+    assert found["loss"] != pytest.approx(plain(trainer, False, tmp_path).evaluate(eval_input(8))["loss"], rel=1e-2)
+    predicted = [one["y"] for one in trainer.predict(eval_input(8))]
+    np.testing.assert_allclose(predicted, [one["y"] for one in expected.predict(eval_input(8))], rtol=1e-5)
+
+
+def test_evaluations_between_steps_and_a_prediction_left_alone_do_not_touch_training(tmp_path: Path) -> None:
+    expected = values_of(estimator("native", tmp_path / "alone").train(train_input(16), steps=8))
+    trainer = estimator("native", tmp_path / "evaluated", save_checkpoints_steps=2)
+    same = train_input(16)  # it has no end: a further call goes on with it
+    train_and_evaluate(trainer, TrainSpec(same, max_steps=4), EvalSpec(eval_input(8)))
+    begun = trainer.predict(eval_input(8))
+    first = next(begun)
+    trainer.evaluate(eval_input(8))
+    again = list(trainer.predict(eval_input(8)))
+    np.testing.assert_array_equal(first["y"], again[0]["y"])
+    np.testing.assert_array_equal([one["y"] for one in begun], [one["y"] for one in again[1:]])
+    begun = trainer.predict(eval_input(8))
+    next(begun)
+    trainer.train(same, max_steps=8)
+    for name, value in values_of(trainer).items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-6, err_msg=name)
+
+
+def test_a_checkpoint_without_averages_says_so_when_they_are_to_be_evaluated(tmp_path: Path) -> None:
+    estimator("native", tmp_path, ema_decay=None).train(train_input(16), steps=1)
+    with pytest.raises(ValueError, match=r"train.ema_decay=0.9: .*model.ckpt-1 has no moving averages"):
+        estimator("native", tmp_path).evaluate(eval_input(8))
+
+
+def test_a_run_that_goes_on_with_averages_it_did_not_have_begins_them_at_its_weights(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    estimator("native", tmp_path, ema_decay=None).train(train_input(16), steps=4)
+    before = tf.train.load_variable(str(tmp_path), "dense/kernel")
+    caplog.set_level(logging.INFO, "runner")
+    trainer = estimator("native", tmp_path, precision="mixed_float16").train(train_input(16), steps=1)
+    assert "model.ckpt-4 has no dense/kernel/ExponentialMovingAverage, " in caplog.text
+    values = values_of(trainer)
+    np.testing.assert_allclose(values["dense/kernel" + AVERAGE], 0.9 * before + 0.1 * values["dense/kernel"], rtol=1e-5)
+    assert values["loss_scale/dynamic_scale"] == 2**15 and values["global_step"] == 5

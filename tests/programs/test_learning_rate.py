@@ -1,0 +1,119 @@
+"""The learning rate on several replicas, and on the way to its value."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from runner import Estimator, EstimatorSpec, RunConfig
+from runner.programs.learning_rate import in_words
+from tests.support.models import strategies, train_input
+
+tf_keras = pytest.importorskip("tf_keras", reason="the extra 'classic' brings it")
+v1 = tf.compat.v1
+STRATEGIES = strategies()
+STEPS = 6
+
+
+class Slope(keras.layers.Layer):
+    """One weight."""
+
+    def build(self, shape: Any) -> None:
+        self.weight = self.add_weight(shape=(), initializer="zeros", name="weight", dtype="float64")
+
+    def call(self, features: Any) -> Any:
+        return self.weight + 0 * tf.reduce_sum(features, 1)
+
+
+def rates(optimizer: Callable[[], Any], model_dir: Path, strategy: str = "default", **config: Any) -> list[float]:
+    """The learning rate of each of the first updates: how far a weight with the gradient -1 moves."""
+
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        return EstimatorSpec(mode, loss=-Slope(name="line")(features), optimizer=optimizer())
+
+    run_config = RunConfig(
+        train_distribute=STRATEGIES[strategy], save_checkpoints_steps=1, keep_checkpoint_max=None, **config
+    )
+    trainer = Estimator(model_fn, model_dir, run_config)
+    trainer.train(train_input(4, dtype="float64"), steps=STEPS)
+    weights = [
+        float(tf.train.load_variable(f"{model_dir}/model.ckpt-{step}", "line/weight")) for step in range(STEPS + 1)
+    ]
+    return list(np.diff(weights))
+
+
+FLAT: dict[str, Callable[[], Any]] = {
+    "keras": lambda: keras.optimizers.SGD(0.1),
+    "tf_keras": lambda: tf_keras.optimizers.SGD(0.1),
+    "v1": lambda: v1.train.GradientDescentOptimizer(0.1),
+    "v1-tensor": lambda: v1.train.MomentumOptimizer(tf.constant(0.1, tf.float64), 0.0),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["mirrored", "central_storage"])
+@pytest.mark.parametrize("family", FLAT)
+def test_the_rate_is_multiplied_by_the_replicas_or_their_root(family: str, strategy: str, tmp_path: Path) -> None:
+    for scaling, expected in (("linear", 0.2), ("sqrt", 0.1 * 2**0.5)):
+        found = rates(FLAT[family], tmp_path / scaling, strategy, learning_rate_scaling=scaling)
+        np.testing.assert_allclose(found, [expected] * STEPS, rtol=1e-6)
+
+
+@pytest.mark.parametrize("family", FLAT)
+def test_warm_up_leads_from_the_rate_as_written_to_the_scaled_one(family: str, tmp_path: Path) -> None:
+    found = rates(FLAT[family], tmp_path, "mirrored", learning_rate_scaling="linear", warmup_steps=4)
+    np.testing.assert_allclose(found, [0.1, 0.125, 0.15, 0.175, 0.2, 0.2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("family", FLAT)
+def test_warm_up_alone_leads_from_zero_to_the_rate(family: str, tmp_path: Path) -> None:
+    found = rates(FLAT[family], tmp_path, warmup_steps=4)
+    np.testing.assert_allclose(found, [0.025, 0.05, 0.075, 0.1, 0.1, 0.1], rtol=1e-6)
+
+
+def test_what_a_schedule_says_is_multiplied(tmp_path: Path) -> None:
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.1, 0.2])  # 0.2 from the third update on
+    found = rates(
+        lambda: keras.optimizers.SGD(schedule), tmp_path, "mirrored", learning_rate_scaling="linear", warmup_steps=4
+    )
+    expected = np.array([0.1, 0.1, 0.2, 0.2, 0.2, 0.2]) * [1, 1.25, 1.5, 1.75, 2, 2]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_one_replica_has_nothing_to_scale_which_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "runner")
+    found = rates(FLAT["keras"], tmp_path, learning_rate_scaling="linear", warmup_steps=4)
+    np.testing.assert_allclose(found, [0.1] * STEPS, rtol=1e-6)
+    assert "linear on one replica: the learning rate stays as it is, and train.warmup_steps=4 has no" in caplog.text
+
+
+def test_what_becomes_of_the_rate_is_said() -> None:
+    on_two = RunConfig(train_distribute=STRATEGIES["mirrored"], learning_rate_scaling="sqrt", warmup_steps=100)
+    assert in_words(on_two) == (
+        "train.learning_rate_scaling=sqrt on 2 replicas: the learning rate is multiplied by 1.41421, over the first "
+        "100 steps."
+    )
+    assert in_words(RunConfig(warmup_steps=100)) == "The learning rate rises from zero over the first 100 steps."
+    assert in_words(RunConfig()) is None
+
+
+def test_an_optimizer_without_a_rate_to_scale_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="do not work with SGD: it has no property 'learning_rate'"):
+        rates(lambda: tf_keras.optimizers.legacy.SGD(0.1), tmp_path, warmup_steps=4)
+
+
+def test_a_run_that_resumes_goes_on_with_its_warm_up(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        return EstimatorSpec(mode, loss=-Slope(name="line")(features), optimizer=keras.optimizers.SGD(0.1))
+
+    for _ in range(2):
+        trainer = Estimator(model_fn, tmp_path, RunConfig(warmup_steps=4))
+        trainer.train(train_input(4, dtype="float64"), steps=3)
+    assert trainer.get_variable_value("line/weight") == pytest.approx(0.025 + 0.05 + 0.075 + 3 * 0.1)

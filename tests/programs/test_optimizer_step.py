@@ -1,0 +1,305 @@
+"""Between the gradients and the variables: clipping and accumulation, equal to one device and to the big batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from runner import Estimator, EstimatorSpec, RunConfig
+from runner.config import parsing
+from runner.config.schema import ConfigError
+from runner.programs.optimizer_step import clipped
+from tests.config.test_config import composed
+from tests.support.line import line, points, read_events
+from tests.support.models import data, strategies, train_input
+from tests.support.tiers import slow_but
+
+v1 = tf.compat.v1
+STRATEGIES = strategies()
+SEVERAL = ("mirrored", "central_storage")
+
+
+def model(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    """An embedding (sparse gradients, rows that examples share) and a dense layer. params: `loss`, `optimizer`."""
+    buckets = tf.cast(tf.abs(features[:, 0]) * 3, tf.int32) % 7
+    embedded = keras.layers.Embedding(7, 3, dtype="float64")(buckets)
+    predictions = keras.layers.Dense(1, dtype="float64")(tf.concat([embedded, features], 1))
+    error = tf.square(predictions - labels)[:, 0]
+    mask = tf.cast(labels[:, 0] > 0, error.dtype)
+    losses = {
+        "per example": (error, None),
+        "scalar": (tf.reduce_mean(error), None),
+        "weighted": (error * mask, mask),
+        "weighted scalar": (tf.math.divide_no_nan(tf.reduce_sum(error * mask), tf.reduce_sum(mask)), mask),
+    }
+    loss, weight = losses[params.get("loss", "per example")]
+    optimizers = {
+        "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.5),
+        "sgd, clipped by Keras": lambda: keras.optimizers.SGD(0.1, momentum=0.5, global_clipnorm=0.3),
+        "adam": lambda: keras.optimizers.Adam(0.05),
+        "v1": lambda: v1.train.MomentumOptimizer(0.1, 0.5),
+    }
+    optimizer = optimizers[params.get("optimizer", "sgd")]()
+    return EstimatorSpec(mode, predictions, loss, optimizer=optimizer, loss_weight=weight)
+
+
+def trained(
+    model_dir: Path,
+    strategy: str = "default",
+    *,
+    batch_size: int = 6,
+    examples: int = 19,
+    params: Any = None,
+    **config: Any,
+) -> dict[str, np.ndarray]:
+    """What 12 steps come to. 19 examples in batches of 6: the last of an epoch has one, so that a replica has none."""
+    run_config = RunConfig(train_distribute=STRATEGIES[strategy], tf_random_seed=5, **config)
+    trainer = Estimator(model, model_dir, run_config, params or {})
+    trainer.train(train_input(batch_size, num_examples=examples, dtype="float64"), steps=12)
+    return {name: trainer.get_variable_value(name) for name in trainer.get_variable_names()}
+
+
+def assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], what: str = "") -> None:
+    assert list(found) == list(expected)
+    for name, value in found.items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-10, atol=1e-12, err_msg=f"{what} {name}")
+
+
+# --- clipping -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("optimizer", ["sgd", "v1"])
+def test_the_global_gradient_is_clipped_the_same_on_every_strategy(optimizer: str, tmp_path: Path) -> None:
+    params = {"optimizer": optimizer}
+    expected = trained(tmp_path / "default", params=params, clip_global_norm=0.3)
+    free = trained(tmp_path / "free", params=params)
+    assert not np.allclose(expected["dense/kernel"], free["dense/kernel"]), "nothing was clipped"
+    for strategy in SEVERAL:
+        found = trained(tmp_path / strategy, strategy, params=params, clip_global_norm=0.3)
+        assert_equal(found, expected, strategy)
+
+
+def dense(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    predictions = keras.layers.Dense(1, dtype="float64")(features)
+    optimizer = keras.optimizers.SGD(0.1, global_clipnorm=params["by_keras"])
+    return EstimatorSpec(mode, predictions, tf.square(predictions - labels)[:, 0], optimizer=optimizer)
+
+
+def test_clipping_is_that_of_a_keras_optimizer_with_global_clipnorm(tmp_path: Path) -> None:
+    found = {}
+    for by_keras, by_runner in ((0.3, None), (None, 0.3)):
+        config = RunConfig(tf_random_seed=5, clip_global_norm=by_runner)
+        trainer = Estimator(dense, tmp_path / str(by_keras), config, {"by_keras": by_keras})
+        trainer.train(train_input(6, num_examples=19, dtype="float64"), steps=12)
+        found[by_keras] = {name: trainer.get_variable_value(name) for name in trainer.get_variable_names()}
+    assert_equal(found[None], found[0.3])
+
+
+def test_two_rows_of_a_sparse_gradient_for_one_row_of_the_variable_have_one_norm() -> None:
+    sparse = tf.IndexedSlices(tf.constant([[3.0], [1.0], [0.0]]), tf.constant([2, 2, 0]), tf.constant([5, 1]))
+    (found,) = clipped([sparse], 2.0)
+    np.testing.assert_allclose(tf.convert_to_tensor(found), [[0], [0], [2], [0], [0]])
+    np.testing.assert_allclose(tf.convert_to_tensor(clipped([sparse], 5.0)[0]), [[0], [0], [4], [0], [0]])
+
+
+@pytest.mark.parametrize(
+    ("config", "setting"),
+    [
+        ({"clip_global_norm": 1.0}, "train.clip_global_norm=1: model_fn returned train_op=, which takes its gradients"),
+        ({"gradient_accumulation": 2}, "train.gradient_accumulation=2: model_fn returned train_op="),
+        ({"precision": "mixed_float16"}, "train.precision=mixed_float16: model_fn returned train_op="),
+        ({"learning_rate_scaling": "linear"}, "train.learning_rate_scaling=linear: .* has its learning rate in it"),
+        ({"warmup_steps": 3}, "train.warmup_steps=3: .*or leave train.warmup_steps out"),
+    ],
+)
+def test_what_needs_the_gradients_is_refused_for_a_train_op_before_the_first_step(
+    config: Any, setting: str, tmp_path: Path
+) -> None:
+    trainer = Estimator(line, tmp_path, RunConfig(**config), {})
+    with pytest.raises(ValueError, match=setting):
+        trainer.train(points(), steps=1)
+    assert trainer.latest_checkpoint() is None
+
+
+# --- accumulation -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "loss", slow_but(["per example", "scalar", "weighted", "weighted scalar"], "per example", "weighted")
+)
+def test_parts_of_a_batch_come_to_the_update_of_the_whole_batch(loss: str, tmp_path: Path) -> None:
+    params = {"loss": loss, "optimizer": "adam" if loss == "per example" else "sgd"}
+    # 25 examples in batches of 12: the last of an epoch has one, so that parts and a replica have none.
+    expected = trained(tmp_path / "whole", batch_size=12, examples=25, params=params)
+    for strategy in ("default", *SEVERAL):
+        for parts in (3, 2):
+            found = trained(
+                tmp_path / f"{strategy}-{parts}",
+                strategy,
+                batch_size=12,
+                examples=25,
+                params=params,
+                gradient_accumulation=parts,
+            )
+            assert_equal(found, expected, f"{strategy} {parts}")
+
+
+def test_parts_run_one_after_the_other(tmp_path: Path) -> None:
+    """The backward pass of a part is over before the next part is begun: its memory is free by then."""
+    order: list[str] = []
+
+    def note(what: str, value: tf.Tensor) -> tf.Tensor:
+        def append(x: tf.Tensor) -> tf.Tensor:
+            order.append(what)
+            return x
+
+        noted = tf.py_function(append, [value], value.dtype)
+        noted.set_shape(value.shape)
+        return noted
+
+    @tf.custom_gradient
+    def watched(value: tf.Tensor) -> Any:
+        return note("forward", value), lambda upstream: note("backward", upstream)
+
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        predictions = watched(keras.layers.Dense(1)(features))
+        assert features.shape[0] in (None, 2)
+        return EstimatorSpec(mode, predictions, tf.square(predictions - labels)[:, 0], optimizer=keras.optimizers.SGD())
+
+    Estimator(model_fn, tmp_path, RunConfig(gradient_accumulation=4)).train(train_input(8, num_examples=16), steps=2)
+    assert order == ["forward", "backward"] * 8
+
+
+def test_the_step_that_a_part_reads_is_the_one_before_the_update(tmp_path: Path) -> None:
+    """Its random operations go by it."""
+    seen: list[int] = []
+
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        step = v1.train.get_global_step().read_value()
+
+        class Look(tf.compat.v1.train.SessionRunHook):
+            def before_run(self, context: Any) -> Any:
+                return v1.train.SessionRunArgs(step)
+
+            def after_run(self, context: Any, values: Any) -> None:
+                seen.append(int(values.results))
+
+        predictions = tf.nn.dropout(keras.layers.Dense(1)(features), 0.1)
+        loss = tf.square(predictions - labels)[:, 0]
+        return EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(0.01), training_hooks=[Look()])
+
+    config = RunConfig(tf_random_seed=5, gradient_accumulation=3)
+    Estimator(model_fn, tmp_path, config).train(train_input(6, num_examples=19), steps=12)
+    assert seen == list(range(12))
+
+
+def test_steps_are_updates_and_hooks_and_summaries_see_the_last_part(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        predictions = keras.layers.Dense(1)(features)
+        size = tf.shape(features)[0]
+        tf.summary.scalar("rows", size)
+
+        class Look(tf.compat.v1.train.SessionRunHook):
+            def before_run(self, context: Any) -> Any:
+                return v1.train.SessionRunArgs(size)
+
+            def after_run(self, context: Any, values: Any) -> None:
+                seen.append(int(values.results))
+
+        optimizer = keras.optimizers.SGD()
+        loss = tf.square(predictions - labels)[:, 0]
+        return EstimatorSpec(mode, predictions, loss, optimizer=optimizer, training_hooks=[Look()])
+
+    trainer = Estimator(model_fn, tmp_path, RunConfig(gradient_accumulation=4, save_summary_steps=1))
+    run = trainer.train_run(train_input(8, num_examples=15), steps=4)  # batches of 8 and 7
+    assert run is not None and run.global_step == 4 and run.examples == 30
+    assert seen == [2, 1, 2, 1]
+    assert [event.value for event in read_events(tmp_path) if event.tag == "rows"] == [2, 1, 2, 1]
+
+
+@pytest.mark.long
+def test_batch_normalization_takes_the_statistics_of_each_part(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        hidden = keras.layers.BatchNormalization(momentum=0.5, dtype="float64")(features, training=mode == "train")
+        predictions = keras.layers.Dense(1, dtype="float64")(hidden)
+        loss = tf.square(predictions - labels)[:, 0]
+        return EstimatorSpec(mode, predictions, loss, optimizer=keras.optimizers.SGD(0.0))
+
+    for strategy in ("default", "mirrored"):
+        config = RunConfig(gradient_accumulation=2, train_distribute=STRATEGIES[strategy])
+        trainer = Estimator(model_fn, tmp_path / strategy, config)
+        trainer.train(lambda: tf.data.Dataset.from_tensors(data(16, "float64")).unbatch().batch(8), steps=1)
+        rows = data(16, "float64")[0]
+        # default: one batch of 8 in parts of 4; mirrored: a batch of 8 for each replica, in parts of 4.
+        parts = (
+            [[rows[0:4]], [rows[4:8]]] if strategy == "default" else [[rows[0:4], rows[8:12]], [rows[4:8], rows[12:]]]
+        )
+        mean = np.zeros(4)
+        for replicas in parts:
+            mean = 0.5 * mean + 0.5 * np.mean([part.mean(0) for part in replicas], 0)
+        np.testing.assert_allclose(trainer.get_variable_value("batch_normalization/moving_mean"), mean, rtol=1e-10)
+
+
+def test_a_batch_that_does_not_divide_into_parts_is_refused_with_the_two_nearest(tmp_path: Path) -> None:
+    config = RunConfig(gradient_accumulation=3, train_distribute=STRATEGIES["mirrored"])
+    with pytest.raises(ValueError, match=r"batch_size=8 does not divide over 2 replicas, 3 parts each .* Use 6 or 12."):
+        Estimator(model, tmp_path, config, {}).train(train_input(8, dtype="float64"), steps=1)
+
+
+def test_a_batch_that_does_not_divide_into_parts_is_refused_at_config_time() -> None:
+    overrides = ["strategy=mirrored", "strategy.virtual_devices=2", "train.gradient_accumulation=4"]
+    with pytest.raises(ConfigError, match=r"batch_size=20 does not divide over 2 x 4 parts .*=4\). Use 16 or 24."):
+        parsing.parse(composed([*overrides, "input.train.batch_size=20"]))
+    assert parsing.parse(composed([*overrides, "input.train.batch_size=16"])).train.gradient_accumulation == 4
+
+
+# --- all of them --------------------------------------------------------------------------------------------------
+
+TOGETHER: dict[str, Any] = {"clip_global_norm": 0.3, "warmup_steps": 5, "ema_decay": 0.9, "precision": "mixed_float16"}
+"""But for learning_rate_scaling, which is there to make a difference between numbers of replicas."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "v1"])
+def test_all_options_together_are_equal_on_every_strategy(optimizer: str, tmp_path: Path) -> None:
+    params = {"optimizer": optimizer}
+    expected = trained(tmp_path / "whole", batch_size=12, examples=25, params=params, **TOGETHER)
+    for strategy in ("default", *SEVERAL):
+        found = trained(
+            tmp_path / strategy,
+            strategy,
+            batch_size=12,
+            examples=25,
+            params=params,
+            gradient_accumulation=3,
+            **TOGETHER,
+        )
+        assert_equal(found, expected, strategy)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["default", *SEVERAL])
+def test_a_resumed_run_with_all_options_is_bitwise_the_undisturbed_one(strategy: str, tmp_path: Path) -> None:
+    config = RunConfig(
+        train_distribute=STRATEGIES[strategy],
+        gradient_accumulation=3,
+        learning_rate_scaling="sqrt",
+        **TOGETHER,
+    )
+    found = {}
+    for folder, stops in (("whole", [8]), ("parts", [3, 8])):
+        for stop in stops:
+            trainer = Estimator(model, tmp_path / folder, config, {"optimizer": "adam"})
+            trainer.train(train_input(12, num_examples=25, dtype="float64"), max_steps=stop)
+        found[folder] = {name: trainer.get_variable_value(name) for name in trainer.get_variable_names()}
+    for name, value in found["whole"].items():
+        np.testing.assert_array_equal(found["parts"][name], value, err_msg=name)

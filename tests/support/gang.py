@@ -1,0 +1,153 @@
+"""A gang of workers that train together, started by tests: `python -m tests.support.gang <folder> <case> ...` is one of
+them.
+
+Each case is a function of tests/support/worker_cases.py. What it returns on each worker is written to
+`<folder>/<case>.<worker>.npz`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runner.distribute.local_cluster import free_ports
+
+ROOT = Path(__file__).parents[2]
+
+DIES_AT = 11
+"""The step at which the case `dying` kills a worker."""
+
+
+def write_lines(folder: Path) -> None:
+    """Five files of ids in `folder/lines`, one of seven ids in `folder/line`."""
+    for name in ("line", "lines"):
+        (folder / name).mkdir(parents=True)
+    (folder / "line" / "0.txt").write_text("".join(f"{id}\n" for id in range(7)))
+    files = [range(5 * number, 5 * number + 3 + number % 3) for number in range(5)]
+    for number, ids in enumerate(files):
+        (folder / "lines" / f"{number}.txt").write_text("".join(f"{id}\n" for id in ids))
+
+
+def environments(num_workers: int) -> list[dict[str, str]]:
+    """The TF_CONFIG of each worker, the chief first."""
+    chief, *others = [f"127.0.0.1:{port}" for port in free_ports(num_workers)]
+    cluster = {"chief": [chief], "worker": others}
+    tasks = [{"type": "chief", "index": 0}, *({"type": "worker", "index": i} for i in range(num_workers - 1))]
+    return [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
+
+
+class Forked:
+    """A process that begins with TensorFlow imported, which takes 4 s otherwise; asked what a Popen is asked."""
+
+    def __init__(self, function: Callable[..., None], *arguments: Any) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tensorflow", "keras"])
+        self._process = context.Process(target=function, args=arguments, daemon=True)
+        self._process.start()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("a worker", timeout or 0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+
+def _work(folder: str, cases: Sequence[str], place: Mapping[str, str], said: str) -> None:
+    """The life of a worker that was forked."""
+    output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    faulthandler.enable(file=2)
+    os.environ.update(place)
+    main(folder, cases)
+
+
+class Gang:
+    """Processes that run the same cases.
+
+    Args:
+      prefix: a command that each worker is started by, with `{worker}` in it.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        folder: Path,
+        cases: Sequence[str],
+        prefix: Sequence[str] = (),
+    ) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.workers: list[subprocess.Popen[bytes] | Forked] = []
+        for worker, place in enumerate(environments(num_workers)):
+            if not prefix:
+                self.workers.append(Forked(_work, str(folder), cases, place, str(self._said_by(worker))))
+                continue
+            command = [one.format(worker=worker) for one in prefix]
+            command += [sys.executable, "-m", "tests.support.gang", str(folder), *cases]
+            environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONFAULTHANDLER": "1", **place}
+            with self._said_by(worker).open("w") as output:
+                started = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
+            self.workers.append(started)
+
+    def wait(self, timeout: float = 400) -> list[int]:
+        """The exit codes; of a worker that does not end, that of SIGABRT, and its output says where it was."""
+        end = time.monotonic() + timeout
+        for worker in self.workers:
+            try:
+                worker.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                worker.send_signal(signal.SIGABRT)
+                worker.wait()
+        return [worker.wait() for worker in self.workers]
+
+    def output(self, worker: int) -> str:
+        """What that worker has said so far."""
+        return self._said_by(worker).read_text()
+
+    def _said_by(self, worker: int) -> Path:
+        return self.folder / f"said.{worker}"
+
+    def finished(self) -> Gang:
+        """Waits until all cases are through. Raises: AssertionError: a worker failed."""
+        codes = self.wait()
+        assert not any(codes), "\n".join(f"--- worker {i}: {code}\n{self.output(i)}" for i, code in enumerate(codes))
+        return self
+
+    def results(self, case: str) -> list[dict[str, Any]]:
+        """What the case returned, by worker."""
+        return [
+            dict(np.load(self.folder / f"{case}.{worker}.npz", allow_pickle=True))
+            for worker in range(len(self.workers))
+        ]
+
+
+def main(folder: str, cases: Sequence[str]) -> None:
+    from tests.support import worker_cases  # makes the strategy
+
+    for case in cases:
+        result = worker_cases.run(case, Path(folder))
+        np.savez(Path(folder) / f"{case}.{worker_cases.WORKER}.npz", **result)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,98 @@
+"""A coordinator with its servers and workers, and what it is asked to do; started by test_parameter_server.py.
+
+Usage: python -m tests.support.parameter_server_cases <folder>. It writes there, for each case, what came out: a JSON
+file. One cluster serves all cases: the coordinator connects once in the life of its process.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from runner.distribute.cluster import Cluster
+from runner.distribute.local_cluster import free_ports
+
+NUM_WORKERS, NUM_PS = 2, 2
+
+
+def serve_at(place: str) -> None:
+    """The life of a server. Args: place: as TF_CONFIG says it."""
+    from runner.distribute.grpc_server import serve, start_server
+
+    serve(start_server(Cluster.from_tf_config(place)))
+
+
+class Servers:
+    """The processes beside the coordinator; forked from one that has imported TensorFlow, which takes 4 s each time."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["runner.distribute.grpc_server"])
+        addresses = iter(f"127.0.0.1:{port}" for port in free_ports(1 + NUM_WORKERS + NUM_PS))
+        counts = {"chief": 1, "worker": NUM_WORKERS, "ps": NUM_PS}
+        self.tasks = {kind: [next(addresses) for _ in range(count)] for kind, count in counts.items()}
+        self.processes: dict[tuple[str, int], Any] = {}
+        for kind in ("worker", "ps"):
+            for index in range(counts[kind]):
+                self.start(kind, index)
+
+    def start(self, kind: str, index: int) -> None:
+        place = json.dumps({"cluster": self.tasks, "task": {"type": kind, "index": index}})
+        self.processes[kind, index] = self._context.Process(target=serve_at, args=(place,), daemon=True)
+        self.processes[kind, index].start()
+
+    def kill(self, kind: str, index: int) -> None:
+        self.processes[kind, index].kill()
+        self.processes[kind, index].join()
+
+    def stop(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.join()
+
+
+def main(folder: Path) -> None:
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    servers = Servers()
+    try:
+        from tests.support import parameter_server_evaluations, parameter_server_models
+
+        around = parameter_server_models.Surroundings(servers, folder)
+        cases = {**parameter_server_evaluations.CASES, **parameter_server_models.CASES}  # the last ends the cluster
+        only = os.environ.get("CASES", "").split()  # for those who look for a mistake in one
+        for name in only or cases:
+            _run(name, cases[name], around, folder)
+    finally:
+        servers.stop()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # TensorFlow would wait for those that are gone
+
+
+def _run(name: str, case: Callable[[Any], Any], around: Any, folder: Path) -> None:
+    started = time.monotonic()
+    try:
+        found = {"found": case(around)}
+    except BaseException:
+        found = {"error": traceback.format_exc()}
+    (folder / f"{name}.json").write_text(json.dumps({**found, "secs": time.monotonic() - started}, default=float))
+
+
+def after(secs: float, do: Callable[[], None]) -> threading.Timer:
+    """Does something later, beside what goes on."""
+    timer = threading.Timer(secs, do)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,422 @@
+"""What the cluster of parameter_server_cases.py trains and evaluates; each case returns plain values."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from runner import Estimator, EstimatorSpec, Hook, Input, ModeKeys, RunConfig
+from runner.distribute.errors import PeerLost
+from runner.distribute.strategy import build_parameter_server
+from runner.programs.ps_coordinator import Coordinator
+from tests.support.models import STYLES, data, train_input
+from tests.support.parameter_server_cases import Servers, after
+
+v1 = tf.compat.v1
+read_events = v1.train.summary_iterator
+
+
+class Surroundings:
+    """The cluster, and a folder for each case."""
+
+    def __init__(self, servers: Servers, folder: Path) -> None:
+        self.servers, self.folder = servers, folder
+        self.strategy = build_parameter_server(servers.tasks, "fixed_shards")
+        self.logged: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: self.logged.append(record.getMessage())  # type: ignore[method-assign]
+        for name in ("runner", "tensorflow"):
+            logging.getLogger(name).addHandler(handler)
+        logging.getLogger("runner").setLevel(logging.INFO)
+        self.requests: list[int] = []
+        run = Coordinator.run
+
+        def counted(coordinator: Coordinator, function: Any, all_arguments: Any) -> list[Any]:
+            self.requests.append(len(all_arguments))
+            return run(coordinator, function, all_arguments)
+
+        mock.patch.object(Coordinator, "run", counted).start()
+
+    def estimator(self, model_fn: Any, name: str, **config: Any) -> Estimator:
+        return Estimator(model_fn, self.folder / name, RunConfig(train_distribute=self.strategy, **config))
+
+
+def alone(around: Surroundings, model_fn: Any, name: str, **config: Any) -> Estimator:
+    return Estimator(model_fn, around.folder / name, RunConfig(**config))
+
+
+def difference(one: Estimator, other: Estimator) -> dict[str, float]:
+    """Name -> largest |a - b| / largest |b| of each variable."""
+    names = one.get_variable_names()
+    assert names == other.get_variable_names(), (names, other.get_variable_names())
+    found = {}
+    for name in names:
+        a, b = one.get_variable_value(name), other.get_variable_value(name)
+        found[name] = float(np.max(np.abs(a - b)) / max(float(np.max(np.abs(b))), 1e-30)) if np.any(a != b) else 0.0
+    return found
+
+
+def eval_input(batch_size: int = 8) -> Input:
+    features, labels = data()
+    return Input(lambda: tf.data.Dataset.from_tensor_slices((features, labels)).batch(batch_size))
+
+
+def same_as_alone(style: str) -> Any:
+    """Both workers take steps, one after the other: a loop of one step is one request. Weights begin with the same
+    values: those of a checkpoint, since a divided variable is initialised part by part."""
+
+    def case(around: Surroundings) -> Any:
+        source = train_input(8)
+        expected = alone(around, STYLES[style], f"alone-{style}", steps_per_loop=1).train(source, steps=3)
+        first = expected.latest_checkpoint()
+        warm = around.estimator(STYLES[style], f"served-{style}", steps_per_loop=1)
+        copy_checkpoint(first, around.folder / f"served-{style}")
+        warm.train(source, steps=20)
+        expected.train(source, steps=20)
+        spec = eval_input()
+        return {
+            "difference": difference(warm, expected),
+            "metrics": [one.evaluate(spec) for one in (warm, expected)],
+            "predictions": [
+                np.asarray([one["y"] if isinstance(one, dict) else one for one in each.predict(spec)]).ravel().tolist()
+                for each in (warm, expected)
+            ],
+        }
+
+    return case
+
+
+def copy_checkpoint(path: str | None, folder: Path) -> None:
+    assert path is not None
+    folder.mkdir()
+    for file in [*Path(path).parent.glob(f"{Path(path).name}.*"), Path(path).parent / "checkpoint"]:
+        (folder / file.name).write_bytes(file.read_bytes())
+
+
+def counting(num_examples: int) -> Any:
+    """A model whose `seen` counts how often each example was trained on."""
+
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        seen = v1.get_variable("seen", [num_examples], tf.float32, v1.zeros_initializer(), trainable=False)
+        weight = v1.get_variable("weight", [], initializer=v1.zeros_initializer())
+        loss = tf.square(weight - 1.0)
+        step = v1.train.get_or_create_global_step()
+        count = seen.scatter_add(tf.IndexedSlices(tf.ones_like(features, tf.float32), features))
+        train_op = tf.group(count, v1.train.GradientDescentOptimizer(0.01).minimize(loss, step))
+        return EstimatorSpec(mode, loss=loss, train_op=train_op, predictions=weight)
+
+    return model_fn
+
+
+def numbers(num_examples: int, shuffle: bool = True) -> tf.data.Dataset:
+    dataset = tf.data.Dataset.range(num_examples)
+    return dataset.shuffle(num_examples) if shuffle else dataset
+
+
+def seen(estimator: Estimator) -> list[list[float]]:
+    """How many examples were seen 0, 1, 2, .. times, as (times, examples) pairs."""
+    times, examples = np.unique(estimator.get_variable_value("seen"), return_counts=True)
+    return [[float(a), float(b)] for a, b in zip(times, examples, strict=True)]
+
+
+def step_of(estimator: Estimator) -> int:
+    return int(estimator.get_variable_value("global_step"))
+
+
+# --- cases --------------------------------------------------------------------------------------------------------
+
+
+def epochs(around: Surroundings) -> Any:
+    """Each example once an epoch, whatever is known of the length, and when a second call goes on."""
+    found = {}
+    sources = {
+        "known": lambda: numbers(403).batch(8),
+        "unknown": lambda: numbers(403).filter(lambda number: number >= 0).batch(8),
+        "python": lambda: tf.data.Dataset.from_generator(
+            lambda: range(403), output_signature=tf.TensorSpec([], tf.int64)
+        ).batch(8),
+    }
+    for name, source in sources.items():
+        estimator = around.estimator(counting(403), f"epochs-{name}", steps_per_loop=12)
+        estimator.train(source, max_epochs=2)
+        found[name] = [seen(estimator), step_of(estimator)]
+    first = around.estimator(counting(403), "epochs-resumed", steps_per_loop=7)
+    first.train(sources["known"], steps=20)
+    before = [seen(first), step_of(first)]
+    again = around.estimator(counting(403), "epochs-resumed", steps_per_loop=7)
+    again.train(sources["known"])
+    return {**found, "before": before, "resumed": [seen(again), step_of(again)]}
+
+
+def own_parts(around: Surroundings) -> Any:
+    """shard=input_fn: workers divide the data; the parts are not of the same length."""
+
+    def input_fn(input_context: Any, params: Any) -> tf.data.Dataset:
+        dataset = tf.data.Dataset.range(300)
+        first = tf.constant(200, tf.int64)
+        mine = dataset.take(first) if input_context.input_pipeline_id == 0 else dataset.skip(first)
+        assert input_context.num_input_pipelines == NUM_WORKERS
+        return mine.batch(params["batch_size"])
+
+    estimator = around.estimator(counting(300), "own-parts", steps_per_loop=9)
+    estimator.train(Input(input_fn, batch_size=8, shard="input_fn", params={}))
+    return [seen(estimator), step_of(estimator)]
+
+
+def counters(around: Surroundings) -> Any:
+    """Two workers at once: no update is lost to the count, and a schedule goes by it."""
+
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        predictions = keras.layers.Dense(1)(features)
+        rate = keras.optimizers.schedules.ExponentialDecay(0.05, 100, 0.5)
+        loss = tf.square(predictions - labels)[:, 0]
+        return EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.Adam(rate), predictions=predictions)
+
+    estimator = around.estimator(model_fn, "counters")
+    before = alone(around, model_fn, "counters-alone").train(train_input(8), steps=1).evaluate(eval_input())["loss"]
+    run = estimator.train_run(train_input(8), steps=600)
+    assert run is not None
+    return {
+        "global_step": step_of(estimator),
+        "iterations": int(estimator.get_variable_value("adam/iteration")),
+        "examples": run.examples,
+        "before": before,
+        "after": estimator.evaluate(eval_input())["loss"],
+    }
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "gradient_accumulation": {"gradient_accumulation": 2},
+    "clip_global_norm": {"clip_global_norm": 0.5},
+    "warmup_steps": {"warmup_steps": 10},
+    "ema_decay": {"ema_decay": 0.9},
+}
+
+
+def options(around: Surroundings) -> Any:
+    """What an update can be, against a single process; and what is refused."""
+    found: dict[str, Any] = {}
+    source = train_input(8)
+    for name, config in OPTIONS.items():
+        whole = alone(around, summarised, f"{name}-alone", steps_per_loop=1, **config).train(source, steps=3)
+        copy_checkpoint(whole.latest_checkpoint(), around.folder / name)
+        served = around.estimator(summarised, name, steps_per_loop=1, save_summary_steps=5, **config)
+        served.train(source, steps=10)
+        found[name] = difference(served, whole.train(source, steps=10))
+    for name, config in {"nan": {"nan": "rollback"}, "precision": {"precision": "mixed_float16"}}.items():
+        try:
+            around.estimator(STYLES["native"], f"refused-{name}", **config).train(source, steps=1)
+        except ValueError as error:
+            found[name] = str(error)
+    events = [event for file in (around.folder / "ema_decay").glob("events*") for event in read_events(str(file))]
+    found["summaries"] = sorted({value.tag for event in events for value in event.summary.value})
+    return found
+
+
+def summarised(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    """Summaries of both kinds, and a table that each worker looks up in."""
+    keys, values = tf.constant([0, 1], tf.int64), tf.constant([1.0, 0.5])
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, values), -1.0)
+    predictions = keras.layers.Dense(1)(features) * table.lookup(tf.constant([1], tf.int64))
+    tf.summary.scalar("new", tf.reduce_mean(predictions))
+    v1.summary.scalar("old", tf.reduce_mean(predictions))
+    loss = tf.square(predictions - labels)[:, 0]
+    return EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(0.05), predictions=predictions)
+
+
+EMBEDDING = (50, 3)
+
+
+def embedding(optimizer: Any, lookup: str) -> Any:
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        if lookup == "keras":
+            rows = keras.layers.Embedding(*EMBEDDING, name="table")(features)
+        else:
+            table = v1.get_variable("table", EMBEDDING)
+            rows = v1.nn.embedding_lookup(table, features)  # says "mod" where nobody says anything
+        predictions = tf.reduce_sum(rows, [1, 2])
+        if mode == ModeKeys.PREDICT:
+            return EstimatorSpec(mode, predictions=predictions)
+        loss = tf.square(predictions - labels)
+        if lookup == "classic":
+            loss = tf.reduce_mean(loss)
+            train_op = optimizer().minimize(loss, v1.train.get_or_create_global_step())
+            return EstimatorSpec(mode, loss=loss, train_op=train_op)
+        return EstimatorSpec(mode, loss=loss, optimizer=optimizer())
+
+    return model_fn
+
+
+def embedding_input() -> tf.data.Dataset:
+    rng = np.random.RandomState(3)
+    features = rng.randint(0, EMBEDDING[0], [40, 2])
+    labels = features.sum(1).astype("float32") / 10
+    return tf.data.Dataset.from_tensor_slices((features, labels)).batch(4)
+
+
+OPTIMIZERS: dict[str, tuple[Any, str]] = {
+    "sgd": (lambda: keras.optimizers.SGD(0.1, momentum=0.5), "keras"),
+    "adagrad": (lambda: keras.optimizers.Adagrad(0.1), "keras"),
+    "adam": (lambda: keras.optimizers.Adam(0.01), "keras"),
+    "v1_adagrad": (lambda: v1.train.AdagradOptimizer(0.1), "classic"),
+    "v1_adam": (lambda: v1.train.AdamOptimizer(0.01), "keras"),
+}
+
+
+def divided(around: Surroundings) -> Any:
+    """An embedding in two parts trains as a whole one does; its checkpoint is one of a whole one, and back."""
+    found: dict[str, Any] = {}
+    for name, (optimizer, lookup) in OPTIMIZERS.items():
+        model_fn = embedding(optimizer, lookup)
+        source = lambda: embedding_input().repeat()  # noqa: E731
+        expected = alone(around, model_fn, f"whole-{name}", steps_per_loop=1).train(source, steps=2)
+        copy_checkpoint(expected.latest_checkpoint(), around.folder / f"divided-{name}")
+        parts = around.estimator(
+            model_fn, f"divided-{name}", steps_per_loop=1, ema_decay=0.9 if name == "sgd" else None
+        )
+        parts.train(source, max_steps=15)
+        if name == "sgd":
+            expected = alone(around, model_fn, f"whole-{name}", steps_per_loop=1, ema_decay=0.9)
+        expected.train(source, max_steps=15)
+        found[name] = difference(parts, expected)
+        if name == "sgd":
+            reader = alone(around, model_fn, f"divided-{name}", ema_decay=0.9)
+            found["metrics"] = [one.evaluate(embedding_input) for one in (parts, reader, expected)]
+            found["shapes"] = tf.train.load_checkpoint(
+                str(around.folder / f"divided-{name}")
+            ).get_variable_to_shape_map()
+            reader.train(source, max_steps=20)
+            found["on"] = step_of(reader)
+    return found
+
+
+def large(around: Surroundings) -> Any:
+    """An embedding that does not fit in the memory that the coordinator is allowed."""
+    rows, columns = 1_500_000, 64
+
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        vectors = keras.layers.Embedding(rows, columns, name="table")(features)
+        predictions = keras.layers.Dense(1)(tf.reduce_mean(vectors, 1))
+        loss = tf.square(predictions - labels)[:, 0]
+        return EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(0.1), predictions=predictions)
+
+    rng = np.random.RandomState(0)
+    ids = rng.randint(0, rows, [64, 3])
+    labels = rng.randn(64, 1).astype("float32")
+
+    def input_fn() -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices((ids, labels)).batch(8).repeat(2)
+
+    size = rows * columns * 4
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + size * 9 // 10, before[1]))
+    try:
+        first = around.estimator(model_fn, "large").train(input_fn)
+        second = around.estimator(model_fn, "large").train(input_fn, steps=4)  # verified, restored, goes on
+        loss = second.evaluate(input_fn)["loss"]
+        try:
+            held = np.ones(size, np.uint8).nbytes
+        except MemoryError:
+            held = 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+    return {"held": held, "loss": loss, "steps": [step_of(first), step_of(second)]}
+
+
+def data_bytes() -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData"))
+    return int(line.split()[1]) << 10
+
+
+def worker_lost(around: Surroundings) -> Any:
+    """A worker dies while it trains, and is started again at its address: training goes on without a restart."""
+
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        """Slow, in the graph: workers run no Python."""
+        spec = counting(2000)(features, labels, mode)
+        big = tf.random.stateless_uniform([700, 700], [1, 2])
+        work = tf.reduce_sum(tf.linalg.matmul(big, big)) * 0.0
+        return EstimatorSpec(mode, loss=spec.loss + work, train_op=tf.group(spec.train_op, work), predictions=work)
+
+    estimator = around.estimator(model_fn, "worker-lost", steps_per_loop=50)
+    around.logged.clear()
+
+    class Kill(Hook):
+        """Within the loop that follows step 100."""
+
+        timer: Any = None
+
+        def after_step(self, run: Any, result: Any) -> None:
+            if result.last_step >= 100 and self.timer is None:
+                self.timer = after(0.2, self.restart)
+
+        def restart(self) -> None:
+            around.servers.kill("worker", 1)
+            around.servers.start("worker", 1)
+
+    kill = Kill()
+    estimator.train(lambda: numbers(2000).batch(4), max_epochs=1, hooks=[kill])
+    kill.timer.join()
+    found: dict[str, Any] = {"seen": seen(estimator), "global_step": step_of(estimator)}
+    said = around.logged[:]
+    estimator.train(lambda: numbers(2000).batch(4), steps=100)
+    return {**found, "said": said, "later": step_of(estimator) - found["global_step"]}
+
+
+def server_lost(around: Surroundings) -> Any:
+    """A parameter server dies: the variables are gone, and the error says so."""
+    estimator = around.estimator(counting(100), "server-lost", steps_per_loop=20)
+    after(2.0, lambda: around.servers.kill("ps", 1))
+    started = time.monotonic()
+    try:
+        estimator.train(lambda: numbers(100).repeat().batch(4), steps=10**7)
+    except PeerLost as error:
+        return {"error": str(error), "secs": time.monotonic() - started}
+    return {"error": "none"}
+
+
+NUM_WORKERS = 2
+
+
+def pairs(around: Surroundings) -> Any:
+    """Trained with servers; evaluated with each strategy, and by a process that knows of no cluster."""
+    local = "/job:chief/replica:0/task:0/device:CPU:0"
+    one = {
+        "default": "default",
+        "one_device": tf.distribute.OneDeviceStrategy(local),
+        "mirrored": tf.distribute.MirroredStrategy([local]),
+        "central_storage": tf.distribute.experimental.CentralStorageStrategy([local], local),
+    }
+    found: dict[str, Any] = {}
+    for style in ("classic", "keras_model"):
+        name = f"pairs-{style}"
+        estimator = around.estimator(STYLES[style], name).train(train_input(8), steps=100)
+        expected = alone(around, STYLES[style], name).evaluate(eval_input())
+        metrics = {
+            kind: around.estimator(STYLES[style], name, eval_distribute=strategy).evaluate(eval_input())
+            for kind, strategy in {"same": None, **one}.items()
+        }
+        found[style] = {"step": step_of(estimator), "expected": expected, "metrics": metrics}
+    return found
+
+
+CASES = {
+    **{f"same_{style}": same_as_alone(style) for style in STYLES},
+    "epochs": epochs,
+    "own_parts": own_parts,
+    "counters": counters,
+    "options": options,
+    "divided": divided,
+    "large": large,
+    "pairs": pairs,
+    "worker_lost": worker_lost,
+    "server_lost": server_lost,
+}

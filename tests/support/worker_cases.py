@@ -1,0 +1,535 @@
+"""What the workers of tests/support/gang.py do: each case is a function of a folder that all of them share."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from runner.distribute.strategy import build_strategy
+
+# Before anything else of TensorFlow runs: "Collective ops must be configured at program startup".
+STRATEGY = build_strategy("multi_worker", virtual_devices=int(os.environ.get("REPLICAS", "1")))
+
+from runner import Estimator, EstimatorSpec, EvalSpec, Input, RunConfig, TrainSpec, train_and_evaluate  # noqa: E402
+from runner.distribute.cluster import Cluster  # noqa: E402
+from runner.estimator.early_stopping import EarlyStopping  # noqa: E402
+from runner.hooks.hook import Hook, Run  # noqa: E402
+from runner.types import StepResult  # noqa: E402
+from tests.support.gang import DIES_AT  # noqa: E402
+from tests.support.models import STYLES, data, eval_input, train_input  # noqa: E402
+from tests.support.sparse_models import classic_embedding, embedding  # noqa: E402
+from tests.support.weighted_models import model_of, of_two, weighted_input  # noqa: E402
+
+CLUSTER = Cluster.from_tf_config(os.environ["TF_CONFIG"])
+WORKER, NUM_WORKERS = CLUSTER.worker_index, CLUSTER.num_workers
+
+_CASES: dict[str, Callable[[Path], dict[str, Any]]] = {}
+
+
+def case(function: Callable[[Path], dict[str, Any]]) -> Callable[[Path], dict[str, Any]]:
+    _CASES[function.__name__] = function
+    return function
+
+
+def run(name: str, folder: Path) -> dict[str, Any]:
+    print(f"=== {name} {time.monotonic():.1f}", flush=True)
+    return _CASES[name](folder / name)
+
+
+def config(**changes: Any) -> RunConfig:
+    return RunConfig(train_distribute=STRATEGY, cluster=CLUSTER, **changes)
+
+
+def variables(estimator: Estimator) -> dict[str, np.ndarray]:
+    return {name: estimator.get_variable_value(name) for name in estimator.get_variable_names()}
+
+
+class Seen(Hook):
+    """Records the losses and the number of examples of each loop."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.examples: list[int] = []
+        self.reason: str | None = None
+
+    def after_step(self, run: Run, result: StepResult) -> None:
+        self.losses += [float(loss) for loss in result.losses]
+        self.examples.append(result.examples)
+
+    def end(self, run: Any) -> None:
+        self.reason = run.stop_reason
+
+
+def trained(folder: Path, style: str, **changes: Any) -> dict[str, Any]:
+    estimator = Estimator(STYLES[style], folder, config(save_checkpoints_steps=7, **changes))
+    seen = Seen()
+    result = train_and_evaluate(
+        estimator,
+        TrainSpec(train_input(12, dtype="float64"), max_steps=20, hooks=[seen]),
+        EvalSpec(eval_input(8, dtype="float64")),
+    )
+    return {
+        **variables(estimator),
+        "losses": seen.losses,
+        "examples": result.examples,
+        **{f"eval/{name}": value for name, value in result.metrics[""].items()},
+    }
+
+
+@case
+def native(folder: Path) -> dict[str, Any]:
+    return trained(folder, "native")
+
+
+@case
+def classic(folder: Path) -> dict[str, Any]:
+    return trained(folder, "classic")
+
+
+# --- who was seen -----------------------------------------------------------------------------------------------------
+
+
+def ids_model(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    """Learns nothing; its loss tells whom it saw: the mean of 2^id over the step, exact for ids below 50."""
+    weight = tf.compat.v1.get_variable("w", [], tf.float64, tf.compat.v1.zeros_initializer())
+    loss = 2.0 ** features[:, 0] * (1 + 0 * weight)
+    return EstimatorSpec(mode, loss=loss, optimizer=tf.compat.v1.train.GradientDescentOptimizer(0.0))
+
+
+class Ids(Hook):
+    """Which ids each step saw, of ids_model with steps_per_loop=1."""
+
+    def __init__(self) -> None:
+        self.steps: list[list[int]] = []
+        self.reason: str | None = None
+
+    def after_step(self, run: Run, result: StepResult) -> None:
+        assert len(result.losses) == 1
+        bits = round(float(result.losses[0]) * result.examples)
+        self.steps.append([i for i in range(50) if bits >> i & 1])
+        assert len(self.steps[-1]) == result.examples, "an example was seen twice in a step"
+
+    def end(self, run: Any) -> None:
+        self.reason = run.stop_reason
+
+    def result(self, **more: Any) -> dict[str, Any]:
+        return {"ids": np.array([*self.steps, None], dtype=object), "reason": self.reason, **more}
+
+
+def own(counts: list[int], batch: int, shuffle: bool = False) -> Input:
+    """`counts[worker]` examples of each worker, the ids in order."""
+    ids = np.arange(sum(counts), dtype=np.float64)
+    starts = np.cumsum([0, *counts])
+
+    def input_fn(input_context: tf.distribute.InputContext) -> tf.data.Dataset:
+        mine = ids
+        if input_context.num_input_pipelines > 1:
+            worker = input_context.input_pipeline_id
+            mine = ids[starts[worker] : starts[worker + 1]]
+        dataset = tf.data.Dataset.from_tensor_slices((mine[:, None], mine[:, None]))
+        return (dataset.shuffle(10, seed=3) if shuffle else dataset).batch(batch)
+
+    return Input(input_fn, shard="input_fn")
+
+
+def see(
+    folder: Path, input: Input, max_steps: int | None = None, max_epochs: int | None = None, **changes: Any
+) -> dict[str, Any]:
+    """Trains a new Estimator on `input`, from the folder's checkpoint on."""
+    seen = Ids()
+    run = Estimator(ids_model, folder, config(steps_per_loop=1, **changes)).train_run(
+        input, hooks=[seen], max_steps=max_steps, max_epochs=max_epochs
+    )
+    assert run is not None
+    return seen.result(step=run.global_step)
+
+
+@case
+def uneven(folder: Path) -> dict[str, Any]:
+    return see(folder, own([7, 2, 5][:NUM_WORKERS], 2))
+
+
+@case
+def without_data(folder: Path) -> dict[str, Any]:
+    """The first worker has nothing at all."""
+    return see(folder, own([0, 5, 3][:NUM_WORKERS], 2))
+
+
+@case
+def nothing_at_all(folder: Path) -> dict[str, Any]:
+    return see(folder, own([0] * NUM_WORKERS, 2))
+
+
+@case
+def own_resumed(folder: Path) -> dict[str, Any]:
+    """Shuffled data of each worker's own: at once, and in three pieces."""
+    input = own([11, 6, 8][:NUM_WORKERS], 2, shuffle=True)
+    whole = see(folder / "whole", input)
+    pieces = [see(folder / "pieces", input, max_steps) for max_steps in (2, 4, None)]
+    steps = [step for piece in pieces for step in piece["ids"][:-1]]
+    return {"whole": whole["ids"], "pieces": np.array([*steps, None], dtype=object)}
+
+
+def numbers(count: int) -> tf.data.Dataset:
+    ids = np.arange(count, dtype=np.float64)[:, None]
+    return tf.data.Dataset.from_tensor_slices((ids, ids))
+
+
+@case
+def unknown_length(folder: Path) -> dict[str, Any]:
+    """All read the same, and nobody knows where it ends: ids that are no multiple of 3, in batches of 4."""
+
+    def input_fn() -> tf.data.Dataset:
+        return numbers(20).filter(lambda id, _: id[0] % 3 > 0).batch(4)
+
+    return see(folder, Input(input_fn, batch_size=4))
+
+
+@case
+def in_turn(folder: Path) -> dict[str, Any]:
+    """Batches of the function's own, one a replica: what one worker takes, another leaves out."""
+    return see(folder, Input(lambda: numbers(4 * NUM_WORKERS + 1).batch(2)))
+
+
+# --- what is agreed ---------------------------------------------------------------------------------------------------
+
+
+class StopsAfter(Hook):
+    """Requests to stop after some loops, on one worker only."""
+
+    def __init__(self, worker: int, loops: int) -> None:
+        self._left = loops if worker == WORKER else -1
+
+    def after_step(self, run: Run, result: StepResult) -> None:
+        self._left -= 1
+        if not self._left:
+            run.request_stop("enough")
+
+
+@case
+def stopped_by_one(folder: Path) -> dict[str, Any]:
+    """Worker 1 alone wants to stop, after its third loop of four steps."""
+    estimator = Estimator(STYLES["native"], folder, config(steps_per_loop=4))
+    run = estimator.train_run(train_input(8, dtype="float64"), hooks=[StopsAfter(1, 3)], max_steps=100)
+    assert run is not None
+    return {"step": run.global_step, "reason": run.stop_reason}
+
+
+class Slow(Hook):
+    """One worker takes its time after each loop."""
+
+    def after_step(self, run: Run, result: StepResult) -> None:
+        if WORKER == NUM_WORKERS - 1:
+            time.sleep(0.1)
+
+
+@case
+def slow_evaluation(folder: Path) -> dict[str, Any]:
+    """Loops of evaluation have the length that suits each worker; v1 metrics meet at the end of it, and only there."""
+    source = eval_input(8, dtype="float64")
+
+    def input_fn(params: Any) -> tf.data.Dataset:
+        def wait(number: Any) -> Any:
+            time.sleep(0.16 if WORKER else 0)
+            return number
+
+        def slowed(number: tf.Tensor, element: Any) -> Any:
+            with tf.control_dependencies([tf.py_function(wait, [number], tf.int64)]):
+                return tf.nest.map_structure(tf.identity, element)
+
+        return source.fn(params).repeat(3).enumerate().map(slowed)
+
+    estimator = Estimator(STYLES["classic"], folder, config())
+    estimator.train(train_input(12, dtype="float64"), steps=2)
+    found = [estimator.evaluate(Input(input_fn, params={}, batch_size=8)) for _ in range(2)]
+    return {
+        "first": [found[0][name] for name in sorted(found[0])],
+        "second": [found[1][name] for name in sorted(found[1])],
+    }
+
+
+@case
+def slow_worker(folder: Path) -> dict[str, Any]:
+    """Checkpoints by the clock, loops of automatic length."""
+    estimator = Estimator(STYLES["native"], folder, config(save_checkpoints_secs=0.3, keep_checkpoint_max=None))
+    run = estimator.train_run(train_input(8, dtype="float64"), hooks=[Slow()], max_steps=600)
+    assert run is not None
+    saved = [int(path.stem.split("-")[1]) for path in folder.glob("model.ckpt-*.index") if "input" not in path.name]
+    return {**variables(estimator), "saved": sorted(saved)}
+
+
+@case
+def undisturbed(folder: Path) -> dict[str, Any]:
+    """As slow_worker, and nobody is."""
+    estimator = Estimator(STYLES["native"], folder, config())
+    estimator.train(train_input(8, dtype="float64"), max_steps=600)
+    return variables(estimator)
+
+
+@case
+def stopped_early(folder: Path) -> dict[str, Any]:
+    """Nothing is learnt, so the second evaluation is no better."""
+    estimator = Estimator(ids_model, folder, config(save_checkpoints_steps=2))
+    result = train_and_evaluate(
+        estimator,
+        TrainSpec(
+            Input(lambda: numbers(8).repeat().batch(4), batch_size=4),
+            max_steps=20,
+            early_stopping=EarlyStopping("eval/loss"),
+        ),
+        EvalSpec(Input(lambda: numbers(8).batch(4), batch_size=4)),
+    )
+    return {"step": result.global_step, "reason": result.stopped_early}
+
+
+@case
+def not_finite(folder: Path) -> dict[str, Any]:
+    """The last example of the third batch is not finite: a share of the last worker alone."""
+    features, labels = data(32, "float64")
+    features[23] = np.nan
+    result = {}
+    for style in ("native", "classic"):
+        estimator = Estimator(STYLES[style], folder / style, config(steps_per_loop=4))
+        try:
+            estimator.train(
+                Input(lambda: tf.data.Dataset.from_tensor_slices((features, labels)).batch(8).repeat(), batch_size=8),
+                max_steps=8,
+            )
+        except tf.compat.v1.train.NanLossDuringTrainingError as error:
+            result[style] = str(error)
+    return result
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+@case
+def sparse(folder: Path) -> dict[str, Any]:
+    result = {}
+    for model_fn in (embedding, classic_embedding):
+        estimator = Estimator(model_fn, folder / model_fn.__name__, config())
+        estimator.train(train_input(8, dtype="float64"), max_steps=20)
+        result[model_fn.__name__] = estimator.get_variable_value("table")
+    return result
+
+
+class Fetched(tf.compat.v1.train.SessionRunHook):
+    """Records a tensor, on the chief only."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.values: list[float] = []
+
+    def before_run(self, run_context: Any) -> Any:
+        return tf.compat.v1.train.SessionRunArgs(self._name if WORKER == 0 else None)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self.values += [] if run_values.results is None else [float(run_values.results)]
+
+
+@case
+def weighted_losses(folder: Path) -> dict[str, Any]:
+    estimator, seen, asked = Estimator(model_of(of_two), folder, config()), Seen(), Fetched("aside:0")
+    estimator.train(weighted_input(), hooks=[seen, asked])
+    return {"kernel": estimator.get_variable_value("kernel"), "losses": seen.losses, "asked": asked.values}
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def lines(folder: Path, **settings: Any) -> Input:
+    """The ids in the files of `folder`, a line each, by a function that knows nothing of workers."""
+
+    def input_fn(params: Any) -> tf.data.Dataset:
+        files = tf.data.Dataset.list_files(str(folder / "*.txt"), shuffle=True)
+        dataset = files.interleave(tf.data.TextLineDataset, cycle_length=2).shuffle(4)
+        ids = dataset.map(lambda line: tf.strings.to_number(line, tf.float64)[None])
+        return ids.map(lambda id: (id, id)).batch(params["batch_size"])
+
+    return Input(input_fn, params={}, **settings)
+
+
+@case
+def files(folder: Path) -> dict[str, Any]:
+    """Trains two epochs on the files that the test has made, and evaluates them."""
+    input = lines(folder.parent / "lines", batch_size=6)
+    found = see(folder, dataclasses.replace(input, shard="auto"), max_epochs=2)
+    estimator = Estimator(ids_model, folder, config())
+    metrics = estimator.evaluate(input)
+    return {**found, "loss": metrics["loss"]}
+
+
+@case
+def one_file(folder: Path) -> dict[str, Any]:
+    """Fewer files than workers."""
+    return see(folder, lines(folder.parent / "line", batch_size=6, shard="files"))
+
+
+# --- steps of several programs ----------------------------------------------------------------------------------------
+
+
+@case
+def accumulated(folder: Path) -> dict[str, Any]:
+    return trained(folder, "native", gradient_accumulation=2)
+
+
+def half(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    """A layer of its own kind: it computes in what train.precision says. At the third step one worker overflows."""
+    predictions = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")(features)
+    loss = tf.square(tf.cast(predictions, tf.float32) - labels)[:, 0]
+    return EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(0.01))
+
+
+@case
+def half_precision(folder: Path) -> dict[str, Any]:
+    """The second half of the third batch overflows in float16: that is the last worker's share of it."""
+    features, labels = data(32)
+    features[20:24] *= 1e4
+
+    def input_fn() -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices((features, labels)).batch(8).repeat()
+
+    seen = Seen()
+    estimator = Estimator(half, folder, config(precision="mixed_float16"))
+    estimator.train(Input(input_fn, batch_size=8), hooks=[seen], max_steps=4)
+    return {**variables(estimator), "losses": seen.losses}
+
+
+# --- evaluation and prediction ----------------------------------------------------------------------------------------
+
+
+def line_model(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    """Metrics of all kinds, of the ids in the lines of files."""
+    weight = tf.compat.v1.get_variable("w", [], tf.float64, tf.compat.v1.ones_initializer())
+    predictions = features * weight
+    if mode == "infer":
+        return EstimatorSpec(mode, predictions={"id": predictions[:, 0]})
+    error = keras.metrics.MeanAbsoluteError(name="kept", dtype="float64")
+    error.update_state(0 * labels, predictions)
+    metrics = {
+        "kept": error,
+        "pair": tf.compat.v1.metrics.mean(predictions),
+        "each": predictions[:, 0],
+    }
+    optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.0)
+    return EstimatorSpec(mode, loss=predictions[:, 0], optimizer=optimizer, eval_metric_ops=metrics)
+
+
+@case
+def metrics_of_files(folder: Path) -> dict[str, Any]:
+    """Unequal numbers of batches, metrics of all kinds; then in the chief alone, and predictions of one worker."""
+    input = lines(folder.parent / "lines", batch_size=6)
+    result: dict[str, Any] = {}
+    for kind, settings in {"all": {}, "chief": {"eval_distribute": "default"}}.items():
+        estimator = Estimator(line_model, folder, config(**settings))
+        estimator.train(input, max_steps=1)
+        metrics = estimator.evaluate(input)
+        result |= {f"{kind}/{name}": value for name, value in metrics.items()}
+    if WORKER == 1:
+        result["predicted"] = sorted(float(each["id"]) for each in estimator.predict(input))
+    estimator.collectives.sum([])
+    return result
+
+
+@case
+def pairs(folder: Path) -> dict[str, Any]:
+    """Trained by all workers; evaluated by all of them, and by the chief with each strategy of one process."""
+    one = {
+        "default": "default",
+        "one_device": tf.distribute.OneDeviceStrategy("/cpu:0"),
+        "mirrored": tf.distribute.MirroredStrategy(["/cpu:0"]),
+        "central_storage": tf.distribute.experimental.CentralStorageStrategy(["/cpu:0"], "/cpu:0"),
+    }
+    keras.config.set_floatx("float64")  # the loss of a compiled model has it
+    result: dict[str, Any] = {}
+    for style in ("classic", "keras_model"):
+        estimator = Estimator(STYLES[style], folder / style, config())
+        estimator.train(train_input(12, dtype="float64"), steps=6)
+        result |= {f"{style}/{name}": value for name, value in variables(estimator).items()}
+        for kind, strategy in {"same": None, **one}.items():
+            evaluating = Estimator(STYLES[style], folder / style, config(eval_distribute=strategy))
+            found = evaluating.evaluate(eval_input(8, dtype="float64"))
+            result |= {f"{style}/{kind}/{name}": value for name, value in found.items()}
+    keras.config.set_floatx("float32")
+    return result
+
+
+# --- death ------------------------------------------------------------------------------------------------------------
+
+NUM_STEPS = 20
+
+
+class Dies(Hook):
+    """The last worker is killed at a step."""
+
+    def after_step(self, run: Run, result: StepResult) -> None:
+        if result.last_step == DIES_AT and WORKER == NUM_WORKERS - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Diary(Hook):
+    """What the chief saw of `ids_model`, by step; it outlives the process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def after_step(self, run: Run, result: StepResult) -> None:
+        if WORKER == 0:
+            bits = round(float(result.losses[0]) * result.examples)
+            ids = [i for i in range(50) if bits >> i & 1]
+            (self._folder / f"step-{result.last_step}.json").write_text(json.dumps(ids))
+
+
+def lasting(folder: Path, hooks: list[Hook]) -> None:
+    """To NUM_STEPS, with a checkpoint at every fourth step."""
+    settings = config(save_checkpoints_steps=4, steps_per_loop=1, save_checkpoints_asynchronously=False)
+    Estimator(STYLES["native"], folder / "native", settings).train(
+        train_input(8, dtype="float64"), hooks=hooks, max_steps=NUM_STEPS
+    )
+
+
+def read(folder: Path, hooks: list[Hook]) -> None:
+    """The ids of two and a half epochs of 24, in batches of 6."""
+    settings = config(save_checkpoints_steps=3, steps_per_loop=1, save_checkpoints_asynchronously=False)
+    input = Input(lambda: numbers(24).shuffle(24).repeat().batch(6, drop_remainder=True), batch_size=6)
+    Estimator(ids_model, folder / "ids", settings).train(input, hooks=[Diary(folder), *hooks], max_steps=12)
+
+
+@case
+def undying(folder: Path) -> dict[str, Any]:
+    lasting(folder, [])
+    return variables(Estimator(STYLES["native"], folder / "native"))
+
+
+@case
+def dying(folder: Path) -> dict[str, Any]:
+    """Leaves what it has trained and read so far, as it is killed: all of `lasting`'s input, then `read`'s."""
+    folder.mkdir(exist_ok=True)
+    read(folder, [StopsAfter(0, 7)])
+    lasting(folder, [Dies()])
+    return {}
+
+
+@case
+def resumed(folder: Path) -> dict[str, Any]:
+    """Goes on where `dying` was killed."""
+    folder = folder.parent / "dying"
+    lasting(folder, [])
+    return variables(Estimator(STYLES["native"], folder / "native"))
+
+
+@case
+def read_on(folder: Path) -> dict[str, Any]:
+    """Goes on with the ids of `dying`, perhaps with another number of workers."""
+    read(folder.parent / "dying", [])
+    return {}

@@ -1,0 +1,113 @@
+"""Child processes: how they end, and that they never outlive their parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runner.system.child_process import describe_exit, start_process
+from tests.support.processes import is_gone, wait_until
+
+pytestmark = pytest.mark.processes
+
+ROOT = str(Path(__file__).parents[2])
+ENV = {**os.environ, "PYTHONPATH": ROOT}
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_the_exit_code_of_the_child_is_returned() -> None:
+    process = start_process(python("raise SystemExit(3)"), ENV)
+    assert process.wait(20) == 3
+    assert process.close() == 3
+
+
+def test_waiting_has_a_limit() -> None:
+    process = start_process(python("import time; time.sleep(60)"), ENV)
+    assert process.wait(0.05) is None
+    process.kill()
+    assert process.close() == -signal.SIGKILL
+
+
+def test_a_child_leads_a_session_of_its_own() -> None:
+    process = start_process(python("import time; time.sleep(60)"), ENV)
+    assert os.getsid(process.pid) == process.pid
+    process.stop(0)
+
+
+def test_stop_lets_the_child_save_within_the_grace(tmp_path: Path) -> None:
+    code = (
+        "import signal, sys, time, pathlib\n"
+        f"signal.signal(signal.SIGTERM, lambda *a: (pathlib.Path({str(tmp_path / 'saved')!r}).touch(), sys.exit(3)))\n"
+        f"pathlib.Path({str(tmp_path / 'ready')!r}).touch()\n"
+        "time.sleep(60)"
+    )
+    process = start_process(python(code), ENV)
+    wait_until((tmp_path / "ready").exists)
+    assert process.stop(20) == 3
+    assert (tmp_path / "saved").exists()
+
+
+def test_stop_kills_a_child_that_will_not_end_and_what_it_started(tmp_path: Path) -> None:
+    code = (
+        "import signal, subprocess, sys, time, pathlib\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "helper = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"path = pathlib.Path({str(tmp_path / 'pid')!r}); path.with_suffix('.tmp').write_text(str(helper.pid))\n"
+        "path.with_suffix('.tmp').rename(path)\n"
+        "time.sleep(60)"
+    )
+    process = start_process(python(code), ENV)
+    wait_until((tmp_path / "pid").exists)
+    assert process.stop(0.2) == -signal.SIGKILL
+    wait_until(lambda: is_gone(int((tmp_path / "pid").read_text())))
+
+
+CHILD = (
+    "import os, sys, time, pathlib\n"
+    "from runner.system.child_process import end_with_parent\n"
+    "{before}\n"
+    "end_with_parent(os.environ, grace_secs=0.3)\n"
+    "path = pathlib.Path({pid!r}); path.with_suffix('.tmp').write_text(str(os.getpid()))\n"
+    "path.with_suffix('.tmp').rename(path)\n"
+    "time.sleep(60)\n"
+)
+PARENT = (
+    "import os, sys, time\n"
+    "from runner.system.child_process import start_process\n"
+    "process = start_process([sys.executable, '-c', {child!r}], os.environ)\n"
+    "time.sleep(60)\n"
+)
+
+
+def _orphan(tmp_path: Path, before: str) -> int:
+    """Kills a parent -9 whose child does `before`; the child's pid."""
+    child = CHILD.format(before=before, pid=str(tmp_path / "pid"))
+    parent = subprocess.Popen(python(PARENT.format(child=child)), env=ENV)
+    wait_until((tmp_path / "pid").exists)
+    parent.kill()
+    parent.wait()
+    return int((tmp_path / "pid").read_text())
+
+
+def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    pid = _orphan(tmp_path, before="")
+    wait_until(lambda: is_gone(pid))
+
+
+def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
+    pid = _orphan(tmp_path, before="import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    wait_until(lambda: is_gone(pid))
+
+
+def test_exits_are_said_in_words() -> None:
+    assert describe_exit(1) == "exited with 1"
+    assert describe_exit(-9) == "was killed by SIGKILL (by the system for lack of memory, or by hand)"
+    assert describe_exit(-11) == "was killed by SIGSEGV"

@@ -1,0 +1,198 @@
+"""What each command does, in this process: results, files, numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runner.task.commands import flat_metrics
+from tests.support.jobs import noted, results, run
+from tests.support.line import steps_of
+
+MIRRORED = ("strategy=mirrored", "strategy.virtual_devices=2")
+
+
+def read(folder: Path, name: str = "predictions.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "run" / name).read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose run has finished. Not to be trained further."""
+    folder = tmp_path_factory.mktemp("trained")
+    assert run(folder, "checkpoint.save_steps=2") == 0
+    return folder
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+# --- training and evaluation ----------------------------------------------------------------------------------------
+
+
+def test_the_result_of_training_is_what_the_summary_tells(trained: Path) -> None:
+    (result,) = results(trained)
+    speed = result.pop("steps_per_sec")
+    metrics = result.pop("metrics")
+    assert speed > 0 and set(metrics) == {"eval/loss", "eval/mae"}
+    assert result.pop("stopped_early") is None and result.pop("interrupted") is False
+    assert result == {"global_step": 4, "checkpoint": f"{trained}/run/model.ckpt-4", "examples": 8}
+
+
+def test_all_that_takes_time_is_a_phase(trained: Path) -> None:
+    phases = [line["name"] for line in noted(trained) if line.get("event") == "phase"]
+    assert set(phases) == {"import", "build", "trace", "train", "save", "evaluate"}
+    assert phases[:2] == ["import", "build"]
+
+
+def test_training_alone_has_no_metrics(tmp_path: Path) -> None:
+    assert run(tmp_path, "command=train") == 0
+    (result,) = results(tmp_path)
+    assert result.pop("steps_per_sec") > 0
+    assert result == {"global_step": 4, "checkpoint": f"{tmp_path}/run/model.ckpt-4", "metrics": {}, "examples": 8}
+    assert run(tmp_path, "command=train") == 0
+    assert (results(tmp_path)[1]["steps_per_sec"], results(tmp_path)[1]["examples"]) == (None, 0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "overrides",
+    [(), ("train.max_steps=null", "input.train.fn=tests.support.jobs.once")],
+    ids=["max_steps", "end of input"],
+)
+@pytest.mark.parametrize("command", ["train_and_evaluate", "train"])
+def test_a_finished_run_is_not_trained_again(command: str, overrides: tuple[str, ...], tmp_path: Path) -> None:
+    for _ in range(3):
+        assert run(tmp_path, f"command={command}", *overrides) == 0
+    first, *rest = results(tmp_path)
+    assert first["global_step"] == 4 and first["examples"] == 8 and first["steps_per_sec"] > 0
+    for again in rest:
+        assert (again["examples"], again["steps_per_sec"]) == (0, None), "0.0 steps per second would be no speed"
+        assert (again["global_step"], again["metrics"]) == (4, first["metrics"])
+
+
+@pytest.mark.long
+def test_a_run_to_the_end_of_its_input_goes_on_with_max_steps_or_another_input(tmp_path: Path) -> None:
+    to_the_end = ("train.max_steps=null", "input.train.fn=tests.support.jobs.once")
+    assert run(tmp_path, *to_the_end) == 0
+    assert run(tmp_path, *to_the_end[1:], "train.max_steps=6") == 0
+    assert run(tmp_path, *to_the_end, "+input.train.params.num_examples=4") == 0
+    assert [result["global_step"] for result in results(tmp_path)] == [4, 6, 8]
+
+
+@pytest.mark.long
+def test_evaluations_may_begin_at_the_start_or_later(tmp_path: Path) -> None:
+    settings = ("checkpoint.save_steps=1", "eval.start_delay_secs=1000", "eval.at_start=true")
+    assert run(tmp_path, "train.max_steps=2", *settings) == 0
+    assert run(tmp_path, "train.max_steps=4", *settings) == 0
+    assert steps_of(tmp_path / "run" / "eval", "loss") == [0, 2, 2, 4]
+
+
+def test_evaluate_reports_the_checkpoint_and_changes_nothing_else(trained: Path) -> None:
+    before = files(trained)
+    assert run(trained, "command=evaluate") == 0
+    training, evaluated = results(trained)[0], results(trained)[-1]
+    assert evaluated == {name: training[name] for name in ("global_step", "checkpoint", "metrics")}
+    assert {name for name in files(trained) - before if "run/eval/" not in name} == set()
+
+
+def test_named_evaluations_have_names_in_their_metrics() -> None:
+    metrics: dict[str, dict[str, Any]] = {
+        "": {"loss": 1.0, "global_step": 3},
+        "small": {"nested": {"a": 2, "text": b"x"}},
+    }
+    assert flat_metrics(metrics) == {"eval/loss": 1.0, "eval_small/nested/a": 2.0}
+
+
+def test_no_event_files_where_tensorboard_is_off(tmp_path: Path) -> None:
+    assert run(tmp_path, "tracking.tensorboard=false") == 0
+    assert not [name for name in files(tmp_path) if "tfevents" in name or name.endswith("eval")]
+    assert set(results(tmp_path)[0]["metrics"]) == {"eval/loss", "eval/mae"}
+
+
+# --- prediction -----------------------------------------------------------------------------------------------------
+
+
+def test_predictions_are_in_the_order_of_the_input_each_example_once(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(trained, "command=predict") == 0
+    path = trained / "run" / "predictions.jsonl"
+    assert results(trained)[-1] == {
+        "global_step": 4,
+        "checkpoint": f"{trained}/run/model.ckpt-4",
+        "predictions": str(path),
+        "examples": 8,
+    }
+    found = read(trained)
+    assert [one["x"] for one in found] == [1, 2, 3, 4, 5, 6, 7, 8]
+    weight = found[0]["y"]
+    assert weight > 0 and [one["y"] for one in found] == pytest.approx([weight * one["x"] for one in found])
+    assert f"8 predictions of step 4 in {path}" in capsys.readouterr().err
+    assert "predict" in [line["name"] for line in noted(trained) if line.get("event") == "phase"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("batch_size", ["3", "null", "1", "8"])
+def test_replicas_do_not_change_what_is_predicted(batch_size: str, trained: Path, tmp_path: Path) -> None:
+    wanted = ["command=predict", f"input.predict.batch_size={batch_size}", "+input.predict.params.num_examples=7"]
+    assert run(trained, *wanted, f"predict.output={tmp_path}/one.jsonl") == 0
+    assert run(trained, *wanted, f"predict.output={tmp_path}/two.jsonl", *MIRRORED) == 0
+    one, two = ((tmp_path / f"{name}.jsonl").read_text() for name in ("one", "two"))
+    assert one == two and len(one.splitlines()) == 7
+
+
+def test_predictions_are_one_array_a_name_in_an_npz(trained: Path, tmp_path: Path) -> None:
+    output = tmp_path / "new" / "p.npz"
+    assert run(trained, "command=predict", f"predict.output={output}") == 0
+    with np.load(output) as found:
+        assert sorted(found) == ["x", "y"] and found["x"].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_predictions_of_every_kind(trained: Path) -> None:
+    assert run(trained, "command=predict", "model.fn=tests.support.jobs.many_kinds") == 0
+    assert read(trained)[1] == {
+        "x": 2,
+        "text": "é2",
+        "nested": {"nan": "nan", "matrix": [[2, 2], [2, 2]]},
+        "even": True,
+    }
+    assert (
+        run(trained, "command=predict", "model.fn=tests.support.jobs.many_kinds", f"predict.output={trained}/p.npz")
+        == 0
+    )
+    with np.load(trained / "p.npz") as found:
+        assert sorted(found) == ["even", "nested/matrix", "nested/nan", "text", "x"]
+        assert found["text"].tolist()[1] == "é2".encode() and found["nested/matrix"].shape == (8, 2, 2)
+    (trained / "p.npz").unlink()
+
+
+def test_predictions_that_are_no_dict(trained: Path) -> None:
+    assert run(trained, "command=predict", "model.fn=tests.support.jobs.bare") == 0
+    assert [list(one) for one in read(trained)] == [["predictions"]] * 8
+
+
+def test_only_the_keys_that_are_asked_for(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(trained, "command=predict", "predict.keys=[x]") == 0
+    assert read(trained)[0] == {"x": 1}
+    assert run(trained, "command=predict", "predict.keys=[z]") == 2
+    assert "names no prediction. There are: y, x." in capsys.readouterr().err
+
+
+def test_a_failed_prediction_keeps_the_older_file(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(trained, "command=predict") == 0
+    before, names = (trained / "run" / "predictions.jsonl").read_bytes(), files(trained)
+    assert run(trained, "command=predict", "input.predict.fn=tests.support.jobs.failing") == 1
+    assert "bad example" in capsys.readouterr().err
+    assert (trained / "run" / "predictions.jsonl").read_bytes() == before and files(trained) == names
+
+
+def test_no_examples_are_an_empty_file_and_a_warning(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(trained, "command=predict", "+input.predict.params.num_examples=0") == 0
+    assert results(trained)[-1]["examples"] == 0 and read(trained) == []
+    assert "warning: input.predict gave no examples: " in capsys.readouterr().err

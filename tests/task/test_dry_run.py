@@ -1,0 +1,194 @@
+"""command=dry_run: what it finds and says, and that it leaves no trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from runner import Estimator, EstimatorSpec, ModeKeys
+from tests.support.jobs import run
+from tests.support.line import line
+
+v1 = tf.compat.v1
+
+
+def wide(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    """`params.depth` Dense layers in two blocks; a native spec."""
+    hidden = features[:, None]
+    for index in range(params.depth):
+        hidden = keras.layers.Dense(3, name=f"block{index % 2}_dense{index}")(hidden)
+    prediction = keras.layers.Dense(1, name="out")(hidden)[:, 0]
+    if mode == ModeKeys.PREDICT:
+        return EstimatorSpec(mode, {"y": prediction})
+    metrics = {"b": prediction - labels, "a": prediction}
+    optimizer = keras.optimizers.SGD(0.01, momentum=0.5)
+    return EstimatorSpec(mode, {"y": prediction}, tf.square(prediction - labels), None, metrics, optimizer=optimizer)
+
+
+def frozen(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    layer = keras.layers.Dense(2, name="frozen")
+    hidden = layer(features[:, None])
+    layer.trainable = False
+    prediction = keras.layers.Dense(1, name="out")(hidden)[:, 0]
+    return EstimatorSpec(mode, prediction, tf.square(prediction - labels), optimizer=keras.optimizers.SGD(0.01))
+
+
+def different(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    """Asks for a variable in EVAL that TRAIN has not."""
+    spec = line(features, labels, mode, params)
+    if mode == ModeKeys.EVAL:
+        v1.get_variable("only_in_eval", [2])
+    return spec
+
+
+def vector(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    """`line`, with a weight of another shape."""
+    weight = v1.get_variable("weight", [2])
+    loss = tf.reduce_mean(features) * tf.reduce_sum(weight)
+    train_op = v1.train.GradientDescentOptimizer(0.1).minimize(loss, v1.train.get_global_step())
+    return EstimatorSpec(mode, {"y": features}, loss, train_op)
+
+
+def named(params: Any) -> tf.data.Dataset:
+    data = {"x": np.zeros([6, 2], np.float32), "id": np.arange(6)}, np.zeros([6], np.float32)
+    return tf.data.Dataset.from_tensor_slices(data).batch(2, drop_remainder=True)
+
+
+def rows(said: str) -> dict[str, list[str]]:
+    """Lines of tables by their first cell."""
+    cells = [[cell for cell in text.split("  ") if cell.strip()] for text in said.splitlines()]
+    return {line[0].strip(): [cell.strip() for cell in line[1:]] for line in cells if line}
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_tells_what_would_run_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = (
+        "train.max_steps=1000", "checkpoint.save_steps=50", "eval.throttle_secs=30", "eval.at_start=true",
+        "train.steps_per_loop=10",
+    )  # fmt: skip
+    assert run(tmp_path, "command=dry_run", *settings) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["task.yaml"]
+    said = capsys.readouterr().out
+    found = rows(said)
+    assert found["model_fn"] == ["tests.support.jobs.model_fn"]
+    assert found["strategy"] == ["default, 1 replica: CPU:0"]
+    assert found["global batch"] == ["2, 2 per replica"]
+    assert found["starts from"] == ["step 0: there is no checkpoint"]
+    assert found["steps"] == ["from 0 to 1,000; the input has no end"]
+    assert found["optimizer"] == ["train_op"] and found["loss"][0].startswith("a scalar")
+    assert found["save"] == ["every 50 steps, and at the end; the newest 5 are kept"]
+    assert found["log"] == found["summaries"] == ["every 100 steps"]
+    assert "all examples of each checkpoint, at least 30 s apart, and before the first step" in said
+    assert found["steps per loop"] == ["10"]
+    shard = "examples: one pipeline, so there is nothing to divide"
+    assert found["input.train"] == ["tests.support.jobs.endless", "2, 2 per replica", shard]
+    assert found["input.eval"] == ["tests.support.jobs.once", "3, 3 per replica", shard]
+    assert "train  features  float32  [batch]" in said and "eval   labels    float32  [batch]" in said
+    assert found["weight"] == ["[]", "float32", "yes", "1"]
+    assert found["weight/Momentum"] == ["[]", "float32", "1"], "the optimizer's slots are in the list"
+    assert "total: 1 trainable parameters, 2 others (optimizer, moving averages, counters), 16 B on each rep" in said
+    assert "prediction  predictions  float32  [batch]" in said
+    assert "metric      eval/loss" in said and "metric      eval/mae" in said
+    assert said.endswith("No step was taken and nothing was written.\n")
+
+
+def test_tells_of_replicas_and_named_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inputs = ("input.train.fn=tests.task.test_dry_run.named", "input.eval.fn=tests.task.test_dry_run.named")
+    settings = ("model.fn=tests.task.test_dry_run.on_named", "train.max_steps=null", "input.eval.batch_size=2")
+    mirrored = ("strategy=mirrored", "strategy.virtual_devices=2", "eval_strategy=default")
+    assert run(tmp_path, "command=dry_run", *inputs, *settings, *mirrored) == 0
+    said = capsys.readouterr().out
+    found = rows(said)
+    assert found["strategy"] == ["mirrored, 2 replicas: CPU:0, CPU:1"]
+    assert found["eval_strategy"] == ["default, 1 replica: CPU:0"]
+    assert found["global batch"] == ["2, 1 per replica"]
+    assert found["steps"] == ["from 0 to 3; 3 steps per epoch"]
+    assert "train  features['x']   float32  [2, 2]" in said and "train  features['id']  int64    [2]" in said
+
+
+def on_named(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    return line(features["x"][:, 0], labels, mode, params)
+
+
+def test_a_long_list_is_cut_and_summed_by_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ("model.fn=tests.task.test_dry_run.wide", "+model.params.depth=20")
+    assert run(tmp_path, "command=dry_run", *settings) == 0
+    said = capsys.readouterr().out
+    # 21 layers of kernel and bias, a momentum of each, learning rate, counter and global step.
+    parameters = 6 + 19 * 12 + 4
+    assert "... and 47 more variables with 247 parameters" in said
+    assert f"total: {parameters} trainable parameters, {parameters + 3} others" in said
+    found = rows(said)
+    assert found["block1_dense1"] == ["2", "12", "12"] and found["out"] == ["2", "4", "4"]
+    assert found["optimizer"] == ["SGD"] and found["loss"] == ["one for each example"]
+    assert said.index("eval/a") < said.index("eval/b"), "metrics in the order of their names"
+
+
+def test_a_frozen_layer_is_not_trainable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, "command=dry_run", "model.fn=tests.task.test_dry_run.frozen") == 0
+    found = rows(capsys.readouterr().out)
+    assert found["frozen/kernel"] == ["[1, 2]", "float32", "2"]
+    assert found["out/kernel"] == ["[2, 1]", "float32", "yes", "2"]
+
+
+def test_the_checkpoint_is_restored_and_kept_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path) == 0
+    capsys.readouterr()
+    before = tree(tmp_path / "run")
+    assert run(tmp_path, "command=dry_run", "train.max_steps=10") == 0
+    found = rows(capsys.readouterr().out)
+    assert found["starts from"] == ["step 4: model.ckpt-4, at batch 5 of its input"]
+    assert found["steps"] == ["from 4 to 10; the input has no end"]
+    assert run(tmp_path, "command=dry_run") == 0
+    assert rows(capsys.readouterr().out)["steps"] == ["none: step 4 of 4 is reached"]
+    assert tree(tmp_path / "run") == before
+
+
+def test_an_input_that_was_read_to_its_end_has_no_steps_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ("train.max_steps=null", "input.train.fn=tests.support.jobs.once")
+    assert run(tmp_path, *settings) == 0
+    capsys.readouterr()
+    assert run(tmp_path, "command=dry_run", *settings) == 0
+    assert rows(capsys.readouterr().out)["steps"] == ["none: the training input was read to its end"]
+
+
+@pytest.mark.parametrize(
+    ("model_fn", "message"),
+    [
+        ("vector", "variable 'weight' is [] in checkpoint"),
+        ("wide", "has no variable 'block0_dense0/kernel'"),
+        (
+            "different",
+            "variable 'only_in_eval' is asked for in EVAL and not in TRAIN, so no checkpoint of training has",
+        ),
+    ],
+)
+def test_a_model_that_does_not_fit_is_found_out(
+    model_fn: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path) == 0
+    settings = (f"model.fn=tests.task.test_dry_run.{model_fn}", "+model.params.depth=1", "train.max_steps=8")
+    assert run(tmp_path, "command=dry_run", *settings) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_rehearsal_changes_nothing_of_the_run_that_follows(tmp_path: Path) -> None:
+    for name, commands in (("a", ["dry_run", "train"]), ("b", ["train"])):
+        folder = tmp_path / name
+        folder.mkdir()
+        for command in commands:
+            settings = ("model.fn=tests.task.test_dry_run.wide", "+model.params.depth=2", "input.eval=null")
+            assert run(folder, f"command={command}", *settings) == 0
+    first, second = (Estimator(line, tmp_path / name / "run") for name in ("a", "b"))
+    for name in first.get_variable_names():
+        np.testing.assert_array_equal(first.get_variable_value(name), second.get_variable_value(name))

@@ -1,0 +1,67 @@
+"""An exported model in MLflow: with a signature, and loaded by somebody who has MLflow and TensorFlow only."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mlflow import MlflowClient
+
+from runner.tracking.journal import Journal, read_journal
+from runner.tracking.mlflow_tracker import MlflowTracker
+from runner.tracking.tracker import ExportedModel, NullTracker, exported_models
+from tests.support.export_models import NUMBERS, WORDS, predicted, raw_receiver, trained_words, words_once
+
+LOADING = """
+import json, sys, mlflow, numpy as np, pandas as pd
+mlflow.set_tracking_uri(sys.argv[1])
+model = mlflow.pyfunc.load_model(sys.argv[2])
+words, numbers = json.loads(sys.argv[3])
+inputs = {"w": np.array(words, object), "n": np.array(numbers, "float32")}
+answers = [model.predict(inputs), model.predict(pd.DataFrame(inputs))]
+assert "runner" not in sys.modules
+print(json.dumps([answer["y"].tolist() for answer in answers]))
+"""
+
+
+@pytest.mark.processes
+def test_an_exported_model_is_one_of_mlflow_with_a_signature(tmp_path: Path) -> None:
+    words = trained_words(tmp_path, journal=Journal(tmp_path / "events.jsonl"))
+    words.export_saved_model(tmp_path / "export" / "best", raw_receiver())
+    words.export_saved_model(tmp_path / "export" / "best", raw_receiver())
+    lines = [line for line in read_journal(tmp_path / "events.jsonl")[0] if line.get("event") == "exported"]
+    (model,) = exported_models(lines)  # the newest of its folder
+    assert model.name == "best" and model.path == Path(lines[1]["path"])
+    tracker = MlflowTracker(f"sqlite:///{tmp_path}/mlflow.db", "models")
+    run_id = tracker.start(None, "run", {}, {})
+    tracker.log_model(model)
+    tracker.end("FINISHED")
+
+    client = MlflowClient(tracking_uri=tracker.uri)
+    (output,) = client.get_run(run_id).outputs.model_outputs
+    logged = client.get_logged_model(output.model_id)
+    assert output.step == words.get_variable_value("global_step") > 0
+    assert (logged.name, logged.source_run_id, str(logged.status)) == ("best", run_id, "READY")
+    uri = f"models:/{output.model_id}"
+    result = subprocess.run(
+        [sys.executable, "-I", "-c", LOADING, tracker.uri, uri, json.dumps([WORDS, NUMBERS])],
+        capture_output=True, text=True, timeout=240, cwd=tmp_path,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    for answer in json.loads(result.stdout.splitlines()[-1]):
+        np.testing.assert_array_equal(np.array(answer, "float32"), predicted(words, words_once))
+
+
+def test_what_is_gone_or_has_no_default_signature_is_left_out(tmp_path: Path) -> None:
+    there, gone = tmp_path / "latest" / "2", tmp_path / "latest" / "1"
+    there.mkdir(parents=True)
+    tensors: dict[str, Any] = {"inputs": {"x": ["float32", [-1]]}, "outputs": {}}
+    lines = [{"path": str(there), "tensors": tensors}, {"path": str(gone), "tensors": tensors}]
+    assert exported_models(lines) == [ExportedModel("latest", there, {"x": ["float32", [-1]]}, {})]  # type: ignore[dict-item]
+    assert exported_models([{"path": str(there), "tensors": {}}]) == []
+    NullTracker().log_model(exported_models(lines)[0])
