@@ -131,10 +131,11 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
+# Versions and hashes of all that is installed: pip refuses a file that is not the one that the tests ran with.
+LOCK := $(UV) pip compile --universal --python-version 3.11 --generate-hashes --quiet --no-emit-package tf-runner --custom-compile-command "make lock"
 lock:
-	$(UV) pip compile --universal --python-version 3.11 --all-extras --quiet \
-		--no-emit-package tf-runner --custom-compile-command "uv pip compile --universal --python-version 3.11 --all-extras pyproject.toml -o requirements.lock" \
-		pyproject.toml -o requirements.lock
+	$(LOCK) --all-extras pyproject.toml -o requirements.lock
+	$(LOCK) --constraint requirements.lock pyproject.toml -o deploy/requirements.lock
 
 clean:
 	rm -rf .venv .venv-3.* $(GOLDEN) $(CANARY) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -152,6 +152,43 @@ def test_a_manifest_gives_every_pod_the_same_arguments_and_its_name(name: str) -
             assert pod["restartPolicy"] == "Never"  # Kubernetes takes a podFailurePolicy with no other
 
 
+def locked(path: Path) -> dict[str, tuple[str, int]]:
+    """Name of each requirement of a lock file -> its version, and how many hashes it has."""
+    blocks = re.split(r"\n(?=[a-z])", re.sub(r"^ *#.*\n", "", path.read_text(), flags=re.MULTILINE))
+    found = {}
+    for block in blocks:
+        name, version = re.findall(r"^([\w.-]+)==([^ ;\\\n]+)", block.strip())[0]
+        found[name] = (version, block.count("--hash=sha256:"))
+    return found
+
+
+def test_the_image_has_files_with_hashes_of_the_versions_that_the_tests_ran_with() -> None:
+    tested, image = locked(ROOT / "requirements.lock"), locked(DEPLOY / "requirements.lock")
+    assert tested["tensorflow"][0].startswith("2.21") and "pytest" not in image
+    assert image.items() <= tested.items()
+    assert [name for name, (_, hashes) in tested.items() if not hashes] == []
+    lines = (DEPLOY / "Dockerfile").read_text()
+    assert "pip install --no-cache-dir --require-hashes -r deploy/requirements.lock" in lines
+    assert re.search(r"^FROM \S+:\S+@sha256:[0-9a-f]{64}$", lines, re.MULTILINE)
+
+
+def test_the_image_and_its_pods_run_as_a_user_who_is_not_root() -> None:
+    (user,) = re.findall(r"^USER (\d+):\1$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    uid = int(user)
+    owners = [one for name in ("multi_worker.yaml", "parameter_server.yaml") for one in documents(name)]
+    pods = [owner["spec"]["template"]["spec"] for owner in owners if owner["kind"] != "Service"]
+    assert len(pods) == 5
+    for pod in pods:
+        assert pod["securityContext"] == {
+            "runAsNonRoot": True, "runAsUser": uid, "runAsGroup": uid, "fsGroup": uid,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }  # fmt: skip
+        (container,) = pod["containers"]
+        context = container["securityContext"]
+        assert context == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        assert pod["automountServiceAccountToken"] is False
+
+
 def slurm_tasks(nodes: Sequence[str], nodelist: str, per_node: int) -> list[dict[str, str]]:
     """What srun sets for each task."""
     count = len(nodes) * per_node
