@@ -1,4 +1,4 @@
-"""Clusters: the devices of a worker, and datasets that read a part of the files."""
+"""Clusters: the devices of a worker, datasets that read a part of the files, how many replicas a trace sees."""
 
 from __future__ import annotations
 
@@ -16,7 +16,17 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import Collecti
 
 from runner.tf_private.replaced import replaced
 
-__all__ = ["cpus_of_worker", "num_files", "part_of_files"]
+__all__ = ["cpus_of_worker", "num_files", "part_of_files", "replicas_in_sync"]
+
+
+def replicas_in_sync(count: int) -> contextlib.AbstractContextManager[None]:
+    """While entered, the default strategy says that it has so many replicas: to `tf.distribute.get_strategy()`, and to
+    the replica context that it makes.
+
+    Private: `_num_replicas_in_sync` of the default strategy's extended object, a property of its class. When it moves:
+    discover variables under the real strategy.
+    """
+    return replaced(type(tf.distribute.get_strategy().extended), "_num_replicas_in_sync", property(lambda self: count))
 
 
 @contextlib.contextmanager

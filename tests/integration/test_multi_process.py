@@ -25,7 +25,8 @@ from tests.support.weighted_models import model_of, of_two, weighted_input
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]  # the first waits for two gangs
 
 TWO = (
-    "native", "classic", "uneven", "without_data", "nothing_at_all", "own_resumed", "unknown_length", "in_turn",
+    "native", "classic", "by_replicas", "uneven", "without_data", "nothing_at_all", "own_resumed", "unknown_length",
+    "in_turn",
     "stopped_by_one", "slow_worker", "slow_evaluation", "undisturbed", "stopped_early", "not_finite", "sparse",
     "weighted_losses", "accumulated", "half_precision", "one_file", "metrics_of_files", "pairs", "undying", "dying",
 )  # fmt: skip
@@ -103,6 +104,12 @@ def test_one_process_two_replicas_two_workers_and_three_come_to_the_same(
             assert_equal(found, expected)
             assert int(found["examples"]) == 200  # four epochs: batches of 12, the last of 2
             assert len(found["losses"]) == 20
+
+
+def test_model_fn_sees_the_replicas_of_all_workers_whenever_it_is_called(two: Gang) -> None:
+    for found in two.results("by_replicas"):
+        assert float(found["w"]) == pytest.approx(2 * 0.1 * int(found["replicas"]), rel=1e-6)
+        assert int(found["replicas"]) == 2
 
 
 @pytest.mark.parametrize("style", ["native", "classic"])

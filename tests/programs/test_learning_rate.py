@@ -87,6 +87,42 @@ def test_what_a_schedule_says_is_multiplied(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+def replicas() -> int:
+    in_context: int = tf.distribute.get_replica_context().num_replicas_in_sync
+    assert tf.distribute.get_strategy().num_replicas_in_sync == in_context
+    return in_context
+
+
+BY_REPLICAS: dict[str, Callable[[], Any]] = {
+    "keras": lambda: keras.optimizers.SGD(0.1 * replicas()),
+    "tf_keras": lambda: tf_keras.optimizers.SGD(0.1 * replicas()),
+    "v1": lambda: v1.train.GradientDescentOptimizer(0.1 * replicas()),
+    "schedule": lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1 * replicas(), 1, 1.0)),
+}
+
+
+@pytest.mark.parametrize("family", BY_REPLICAS)
+def test_model_fn_sees_the_replicas_of_the_run_whenever_it_is_called(family: str, tmp_path: Path) -> None:
+    for strategy, expected in (("default", 0.1), ("mirrored", 0.2)):
+        np.testing.assert_allclose(rates(BY_REPLICAS[family], tmp_path / strategy, strategy), [expected] * STEPS, 1e-6)
+
+
+def test_an_initial_value_made_of_the_number_of_replicas_is_that_of_the_run(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        number = tf.constant(replicas(), tf.float64)
+        v1.Variable(number, name="value", trainable=False)
+        v1.get_variable("constant", initializer=float(replicas()), trainable=False)
+        loss = Slope(name="line")(features)
+        if mode == "eval":  # on one device, which it sees, too
+            return EstimatorSpec(mode, loss=loss, eval_metric_ops={"replicas": v1.metrics.mean(replicas())})
+        return EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(0.1))
+
+    trainer = Estimator(model_fn, tmp_path, RunConfig(train_distribute=STRATEGIES["mirrored"]))
+    trainer.train(train_input(4, dtype="float64"), steps=1)
+    assert [trainer.get_variable_value(name) for name in ("value", "constant")] == [2.0, 2.0]
+    assert trainer.evaluate(train_input(4, dtype="float64"), steps=1)["replicas"] == 1.0
+
+
 def test_one_replica_has_nothing_to_scale_which_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "runner")
     found = rates(FLAT["keras"], tmp_path, learning_rate_scaling="linear", warmup_steps=4)

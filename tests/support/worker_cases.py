@@ -96,6 +96,20 @@ def classic(folder: Path) -> dict[str, Any]:
     return trained(folder, "classic")
 
 
+@case
+def by_replicas(folder: Path) -> dict[str, Any]:
+    """A learning rate that model_fn makes of the number of replicas: how far a weight with the gradient -1 moves."""
+
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        weight = tf.compat.v1.get_variable("w", [], tf.float64, tf.compat.v1.zeros_initializer())
+        rate = 0.1 * tf.distribute.get_strategy().num_replicas_in_sync
+        return EstimatorSpec(mode, loss=-weight + 0 * features[:, 0], optimizer=keras.optimizers.SGD(rate))
+
+    estimator = Estimator(model_fn, folder, config())
+    estimator.train(train_input(12, dtype="float64"), steps=2)
+    return {"w": estimator.get_variable_value("w"), "replicas": STRATEGY.num_replicas_in_sync}
+
+
 # --- who was seen -----------------------------------------------------------------------------------------------------
 
 

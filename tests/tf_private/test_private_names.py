@@ -22,6 +22,7 @@ v1 = tf.compat.v1
 
 PRIVATE_NAMES = [
     "tensorflow.core.function.polymorphism.function_type:from_structured_signature",
+    "tensorflow.python.distribute.distribute_lib:_DefaultDistributionExtended._num_replicas_in_sync",
     "tensorflow.python.eager.context:Context._set_global_seed",
     "tensorflow.python.client.session:SessionInterface",
     "tensorflow.python.eager.context:Context.call_function",
