@@ -113,14 +113,14 @@ def test_an_initial_value_made_of_the_number_of_replicas_is_that_of_the_run(tmp_
         v1.Variable(number, name="value", trainable=False)
         v1.get_variable("constant", initializer=float(replicas()), trainable=False)
         loss = Slope(name="line")(features)
-        if mode == "eval":  # on one device, which it sees, too
+        if mode == "eval":  # by the same replicas
             return EstimatorSpec(mode, loss=loss, eval_metric_ops={"replicas": v1.metrics.mean(replicas())})
         return EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(0.1))
 
     trainer = Estimator(model_fn, tmp_path, RunConfig(train_distribute=STRATEGIES["mirrored"]))
     trainer.train(train_input(4, dtype="float64"), steps=1)
     assert [trainer.get_variable_value(name) for name in ("value", "constant")] == [2.0, 2.0]
-    assert trainer.evaluate(train_input(4, dtype="float64"), steps=1)["replicas"] == 1.0
+    assert trainer.evaluate(train_input(4, dtype="float64"), steps=1)["replicas"] == 2.0
 
 
 def test_one_replica_has_nothing_to_scale_which_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
