@@ -47,14 +47,15 @@ def as_dataset(result: Any, name: str, mode: str) -> tf.data.Dataset:
     return _normalised(dataset, name)
 
 
-def check_batches(element_spec: Any, name: str, setting: str, expected: int | None) -> None:
-    """That what should be batches are batches, as far as the static shapes tell.
+def check_batches(element_spec: Any, name: str, setting: str, expected: int | None, *, is_dataset: bool = True) -> None:
+    """Check that what should be batches are batches, as far as the static shapes tell.
 
     Args:
       element_spec: of a dataset of `as_dataset`.
       name: of the input function.
       setting: what the user wrote, such as `input.train.batch_size=100`.
       expected: params["batch_size"] where the batches must have that size, else None.
+      is_dataset: whether the function gave a dataset, and not tensors, which are one batch.
 
     Raises:
       ValueError: naming the tensor and what to write.
@@ -73,6 +74,12 @@ def check_batches(element_spec: Any, name: str, setting: str, expected: int | No
         different = ", ".join(f"{leaf} {size}" for leaf, size in sizes.items())
         raise ValueError(f"the batches of {name} have different numbers of examples: {different}.")
     size = next(iter(sizes.values()), None)
+    if expected is not None and size is not None and size != expected and not is_dataset:
+        raise ValueError(
+            f"{setting}, but {name} returned tensors of {size} rows, which are one batch: every step would train on "
+            f"all {size}. For batches of {expected} return tf.data.Dataset.from_tensor_slices(...)"
+            '.batch(params["batch_size"]); to train on all rows at once set batch_size=null.'
+        )
     if expected is not None and size is not None and size != expected:
         raise ValueError(
             f'{setting}, but {name} gives batches of {size} where it was given params["batch_size"]={expected}. Use '

@@ -184,8 +184,11 @@ def build_input_pipeline(
         dataset = _passes(as_dataset(result, name, mode), source.fn, num_epochs)
         if source.batch_size is not None:
             # EVAL may hold any batches: all are counted right. In TRAIN the size is part of what is trained.
-            expected = plan.batch_size if mode == "train" and isinstance(result, tf.data.Dataset) else None
-            check_batches(dataset.element_spec, name, f"{_BLOCKS[mode]}.batch_size={source.batch_size}", expected)
+            setting, expected = f"{_BLOCKS[mode]}.batch_size={source.batch_size}", plan.batch_size
+            is_dataset = isinstance(result, tf.data.Dataset)
+            check_batches(
+                dataset.element_spec, name, setting, expected if mode == "train" else None, is_dataset=is_dataset
+            )
         return dataset
 
     sharded = sharding.choose(source.shard, source.batch_size, place, build)

@@ -626,6 +626,21 @@ def test_a_function_that_ignores_the_batch_size_is_refused_in_train() -> None:
     assert feed_of(fn, mode="eval", batch_size=8).remaining_steps() == 10
 
 
+def test_tensors_of_other_rows_than_the_batch_size_are_refused_in_train() -> None:
+    arrays = ({"x": np.arange(100.0)[:, None]}, np.arange(100))
+    fn = functools.partial(some_input_fn, arrays)
+    with pytest.raises(ValueError) as error:
+        feed_of(fn, mode="train", batch_size=10)
+    assert str(error.value) == (
+        f"input.train.batch_size=10, but {NAME} returned tensors of 100 rows, which are one batch: every step would "
+        "train on all 100. For batches of 10 return tf.data.Dataset.from_tensor_slices(...)"
+        '.batch(params["batch_size"]); to train on all rows at once set batch_size=null.'
+    )
+    for size in (100, None):
+        assert feed_of(fn, mode="train", batch_size=size).element_spec[1].shape == [100]
+    assert feed_of(fn, mode="eval", batch_size=10).remaining_steps() == 1
+
+
 def test_parts_of_different_sizes_are_refused() -> None:
     dataset = tf.data.Dataset.from_tensors(({"a": [1, 2, 3]}, [1, 2]))
     with pytest.raises(ValueError) as error:
