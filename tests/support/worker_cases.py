@@ -107,7 +107,7 @@ def by_replicas(folder: Path) -> dict[str, Any]:
 
     estimator = Estimator(model_fn, folder, config())
     estimator.train(train_input(12, dtype="float64"), steps=2)
-    return {"w": estimator.get_variable_value("w"), "replicas": STRATEGY.num_replicas_in_sync}
+    return {"w": estimator.get_variable_value("w"), "replicas": config().num_replicas_in_sync}
 
 
 # --- who was seen -----------------------------------------------------------------------------------------------------
