@@ -8,7 +8,6 @@ tf.estimator 2 trained with the optimizers of Keras 2, whose state is in its che
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -147,7 +146,7 @@ def named_as_before(optimizer: Any, ignored: Collection[str] = ()) -> Any:
     rate = schedule_of(optimizer)
     with tf.init_scope():
         settings = optimizer.get_config()
-    arguments = {name: settings[name] for name in inspect.signature(kind).parameters if name in settings}
+    arguments = {name: settings[name] for name in ("name", "decay", *kind.defaults) if name in settings}
     others = {name: settings[name] for name in settings if name not in {*arguments, *ignored, *_WITHOUT_MEANING}}
     if any(value not in (None, False, _DEFAULTS.get(name)) for name, value in others.items()):
         return None

@@ -25,7 +25,7 @@ _OUT_OF_EAGER = frozenset({"disable_v2_behavior", "disable_eager_execution"})
 SHAPES = frozenset({"disable_v2_behavior", "disable_v2_tensorshape"})
 """Switches after which the dimensions of a shape have a `value`."""
 
-_SWITCHES = (
+SWITCHES = (
     *SHAPES, "disable_eager_execution", "disable_control_flow_v2", "disable_resource_variables",
     "disable_tensor_equality",
 )  # fmt: skip
@@ -90,7 +90,7 @@ def _put_on_v1(v1: Any) -> None:
         setattr(v1, name, _where_sessions_are(getattr(v1, name)))
     for name in _PLACEHOLDERS:
         setattr(v1, name, _as_in_a_graph(getattr(v1, name)))
-    for name in _SWITCHES:
+    for name in SWITCHES:
         setattr(v1, name, _without_effect(name))
     for name in ("distribute", "nn", "tpu", "train"):  # an import of them would put another copy in their place
         sys.modules.setdefault(f"tensorflow.compat.v1.{name}", getattr(v1, name))
