@@ -144,23 +144,17 @@ _ESTIMATOR_MODULES = {
 
 def _of_estimator(name: str) -> str | None:
     """Of a name under tf.estimator: why it is not there, "" where it is; None of other names."""
-    for module, table in _ESTIMATOR_MODULES.items():
-        if name == module:
-            return ""
-        if not name.startswith(f"{module}."):
-            continue
-        rest = name.removeprefix(f"{module}.")
-        if rest in OF_EVERY_MODULE:
-            return ""
-        if rest in names.GONE:
-            return names.GONE[rest]
-        is_there = any(rest == one or rest.startswith(f"{one}.") or one.startswith(f"{rest}.") for one in table)
-        if is_there:
-            return ""
-        if any(one == rest or one.startswith(f"{rest}.") for one in names.V1_NAMES):
-            return f"TensorFlow 1's is tf.compat.v1.estimator.{rest}"
-        return f"tf.estimator never had it.{did_you_mean(rest, table)}".removesuffix(".")
-    return None
+    module = next((one for one in _ESTIMATOR_MODULES if f"{name}.".startswith(f"{one}.")), None)
+    if module is None:
+        return None
+    rest, table = name[len(module) + 1 :], _ESTIMATOR_MODULES[module]
+    if rest in names.GONE:
+        return names.GONE[rest]
+    if not rest or rest in OF_EVERY_MODULE or names.leads_to(table, rest):
+        return ""
+    if names.leads_to(names.V1_NAMES, rest):
+        return f"TensorFlow 1's is tf.compat.v1.estimator.{rest}"
+    return f"tf.estimator never had it.{did_you_mean(rest, table)}".removesuffix(".")
 
 
 # --- what is printed --------------------------------------------------------------------------------------------------

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib.util
 import re
+import symtable
 from pathlib import Path
 
 from runner.config.source_names import V1, canonical
@@ -103,24 +103,13 @@ class Installed:
 
 @functools.cache
 def _defined(path: Path) -> frozenset[str]:
-    """The names that a source file defines or imports at its top level, and those that it sets on itself."""
+    """Return the names that a source file has at its top level in the end, and those that it sets on itself."""
     text = path.read_text()
-    names = set(re.findall(r'setattr\(_current_module, "(\w+)"', text))
-    names |= set(re.findall(r"^_current_module\.(\w+) = ", text, re.MULTILINE))
-    stack: list[ast.AST] = [ast.parse(text)]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
-            continue
-        if isinstance(node, ast.ImportFrom):
-            names |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, ast.Assign):
-            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            names.add(node.target.id)
-        stack.extend(ast.iter_child_nodes(node))
-    return frozenset(names)
+    symbols = symtable.symtable(text, str(path), "exec").get_symbols()
+    names = {one.get_name() for one in symbols if one.is_assigned() or one.is_imported()}
+    names -= set(re.findall(r"^ *del (\w+)", text, re.MULTILINE))  # as symtable sees it, that assigns
+    names |= set(re.findall(r'setattr\(_current_module, "(\w+)"', text))
+    return frozenset(names | set(re.findall(r"^_current_module\.(\w+) = ", text, re.MULTILINE)))
 
 
 def _site_packages() -> Path | None:

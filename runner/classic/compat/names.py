@@ -92,6 +92,11 @@ GONE: Mapping[str, str] = {
 """Names that are not there -> what to do instead."""
 
 
+def leads_to(table: Mapping[str, str], name: str) -> bool:
+    """Report whether `name` is in the table, or a module with names of it, or inside of what one of them names."""
+    return any(f"{name}.".startswith(f"{one}.") or one.startswith(f"{name}.") for one in table)
+
+
 def lookup(table: Mapping[str, str], name: str, shown: str) -> Any:
     """The object of a public name.
 

@@ -107,7 +107,7 @@ def _has(installed: Installed, name: str) -> bool:
     module, _, rest = name.rpartition("estimator.")
     if module in ("tensorflow.", f"{V1}."):
         table = names.V1_NAMES if module == f"{V1}." else names.NAMES
-        return any(f"{rest}.".startswith(f"{one}.") or one.startswith(f"{rest}.") for one in table)
+        return names.leads_to(table, rest)
     return installed.has(name) or name.startswith(f"{V1}.contrib.")
 
 
