@@ -9,6 +9,9 @@ from typing import Any
 import keras  # before any trace: the runner watches what metrics of Keras write
 import tensorflow as tf
 
+Metrics = dict[str, tuple[Callable[[str], Any], Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]]]
+"""Name -> (makes the Keras metric of a name, makes of labels and logits what it is updated with, of one shape)."""
+
 
 class _Baseline(keras.metrics.Mean):
     """The accuracy of always predicting the more frequent one of the labels 0 and 1."""
@@ -42,30 +45,24 @@ def area_of_precision(name: str) -> Any:
     return area(name, "PR")
 
 
-def metrics_at(thresholds: Sequence[float]) -> dict[str, Callable[[str], Any]]:
-    """Return name -> what makes the metric, for accuracy, precision and recall at each threshold."""
-    made: dict[str, Callable[[str], Any]] = {}
-    for threshold in thresholds:
-        made[_at("accuracy", threshold)] = mean
-        made[_at("precision", threshold)] = functools.partial(precision, threshold=threshold)
-        made[_at("recall", threshold)] = functools.partial(recall, threshold=threshold)
-    return made
+def with_probabilities(labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the labels, and the probabilities of logits that are independent of each other."""
+    return labels, tf.sigmoid(logits)
 
 
-def measured_at(
-    thresholds: Sequence[float], labels: tf.Tensor, probabilities: tf.Tensor
-) -> dict[str, tuple[tf.Tensor, ...]]:
-    """Return name -> what the metrics of `metrics_at` are updated with."""
-    found: dict[str, tuple[tf.Tensor, ...]] = {}
+def metrics_at(thresholds: Sequence[float]) -> Metrics:
+    """Return accuracy, precision and recall at each threshold of the probabilities."""
+    found: Metrics = {}
     for threshold in thresholds:
-        right = tf.equal(tf.cast(labels, tf.float64), tf.cast(probabilities > threshold, tf.float64))
-        found[_at("accuracy", threshold)] = (right,)
-        found[_at("precision", threshold)] = found[_at("recall", threshold)] = (labels, probabilities)
+        at = f"positive_threshold_{threshold:g}"
+        found[f"accuracy/{at}"] = mean, functools.partial(_right_at, threshold)
+        found[f"precision/{at}"] = functools.partial(precision, threshold=threshold), with_probabilities
+        found[f"recall/{at}"] = functools.partial(recall, threshold=threshold), with_probabilities
     return found
 
 
-def _at(metric: str, threshold: float) -> str:
-    return f"{metric}/positive_threshold_{threshold:g}"
+def _right_at(threshold: float, labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor]:
+    return (tf.equal(tf.cast(labels, tf.float64), tf.cast(tf.sigmoid(logits) > threshold, tf.float64)),)
 
 
 def add(metric: Any, *values: tf.Tensor, weights: tf.Tensor | None) -> None:

@@ -55,11 +55,11 @@ class RegressionHead(base.HeadOfOne):
         is_logits = key == "logits" or self._inverse_link_fn is None
         return logits if is_logits else self._inverse_link_fn(logits)  # type: ignore[misc]
 
-    def _metrics(self) -> dict[str, Callable[[str], Any]]:
-        return {"prediction/mean": metrics.mean, "label/mean": metrics.mean}
-
-    def _measured(self, labels: tf.Tensor, logits: tf.Tensor) -> dict[str, tuple[tf.Tensor, ...]]:
-        return {"prediction/mean": (self._prediction("predictions", logits),), "label/mean": (labels,)}
+    def _metrics(self) -> metrics.Metrics:
+        return {
+            "prediction/mean": (metrics.mean, lambda labels, logits: (self._prediction("predictions", logits),)),
+            "label/mean": (metrics.mean, lambda labels, logits: (labels,)),
+        }
 
     def export_outputs(self, predictions: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
         return base.exported(predictions, regression=RegressionOutput(value=predictions["predictions"]))
