@@ -273,11 +273,10 @@ def _named(model: Any, features: Any) -> Any:
             f"model_to_estimator: {model.name!r} has the inputs {', '.join(names)}; input_fn gives "
             f"{', '.join(map(str, features))}. Name its features as the inputs, or give a tensor."
         )
+    given = {name: features[name] for name in names}
     if len(names) == 1:
-        return features[names[0]]
-    return (
-        {name: features[name] for name in names} if isinstance(model.input, Mapping) else [features[n] for n in names]
-    )
+        return given[names[0]]
+    return given if isinstance(model.input, Mapping) else list(given.values())
 
 
 def _output_names(model: Any, outputs: Any) -> list[str]:
@@ -291,12 +290,12 @@ def _output_names(model: Any, outputs: Any) -> list[str]:
 def _compiled_with(model: Any) -> dict[str, Callable[[], Any]]:
     """Argument of `compile` -> makes it once more, with state of its own."""
     given = {**keras_models.compile_arguments(model), "optimizer": model.optimizer}
-    renewed = ("optimizer", "metrics", "weighted_metrics")
-    recipes = {name: _recipe(given[name]) for name in renewed if given.get(name) is not None}
-    kept = {
-        name: functools.partial(given.get, name) for name in ("loss", "loss_weights") if given.get(name) is not None
+    renewed, kept = ("optimizer", "metrics", "weighted_metrics"), ("loss", "loss_weights")
+    return {
+        name: _recipe(given[name]) if name in renewed else functools.partial(given.get, name)
+        for name in (*renewed, *kept)
+        if given.get(name) is not None
     }
-    return {**recipes, **kept}
 
 
 def _recipe(nest: Any) -> Callable[[], Any]:

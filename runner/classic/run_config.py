@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -34,6 +34,19 @@ _SERVERS = (
     "Use tf.distribute.MultiWorkerMirroredStrategy as train_distribute, or start each process as "
     "`python -m runner strategy=parameter_server` with the same TF_CONFIG."
 )
+
+_ALLOWED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "session_config": (
+        lambda value: isinstance(value, tf.compat.v1.ConfigProto), "it must be a tf.compat.v1.ConfigProto"
+    ),
+    "device_fn": (callable, "it must be callable, with one argument 'op'"),
+    "protocol": (lambda value: value in ("grpc", "grpc+verbs"), "allowed are 'grpc', 'grpc+verbs' and None"),
+    "experimental_max_worker_delay_secs": (lambda value: isinstance(value, int), "it must be an integer"),
+    "session_creation_timeout_secs": (lambda value: value > 0, "it must be positive"),
+}  # fmt: skip
+"""Argument without effect -> (whether a value that is not None is allowed, what is)."""
+
+_AS_GIVEN = ("save_summary_steps", "keep_checkpoint_max", "keep_checkpoint_every_n_hours", "log_step_count_steps")
 
 _EXTRA = (*_WITHOUT_EFFECT, "tf_config")
 
@@ -78,20 +91,15 @@ class RunConfig(run_config.RunConfig):
         tf_config: str | None = None,
         **engine: Any,
     ) -> None:
-        extra = {
-            "session_config": session_config,
-            "device_fn": device_fn,
-            "protocol": protocol,
-            "experimental_max_worker_delay_secs": experimental_max_worker_delay_secs,
-            "session_creation_timeout_secs": session_creation_timeout_secs,
-            "checkpoint_save_graph_def": checkpoint_save_graph_def,
-            "tf_config": os.environ.get("TF_CONFIG", "") if tf_config is None else tf_config,
-        }
-        for name, value in extra.items():
+        given = locals()
+        tf_config = os.environ.get("TF_CONFIG", "") if tf_config is None else tf_config
+        for name, value in {**{name: given[name] for name in _WITHOUT_EFFECT}, "tf_config": tf_config}.items():
+            is_allowed, allowed = _ALLOWED.get(name, (None, ""))
+            if is_allowed and value is not None and not is_allowed(value):
+                raise ValueError(f"RunConfig({name}={value!r}): {allowed}.")
             object.__setattr__(self, name, value)
-        _check_extra(extra)
         train_distribute, eval_distribute = _strategies(train_distribute, eval_distribute, experimental_distribute)
-        place = _place(extra["tf_config"], has_strategy=train_distribute is not None)
+        place = _place(tf_config, has_strategy=train_distribute is not None)
         if place.is_evaluator:  # it has no part in what the others train with
             train_distribute = None
         engine.setdefault("cluster", place)
@@ -99,11 +107,8 @@ class RunConfig(run_config.RunConfig):
         super().__init__(
             model_dir=_model_dir(model_dir, self._environment.get("model_dir")),
             tf_random_seed=_seed(tf_random_seed, place),
-            save_summary_steps=save_summary_steps,
+            **{name: given[name] for name in _AS_GIVEN},
             **_cadences(save_checkpoints_steps, save_checkpoints_secs),
-            keep_checkpoint_max=keep_checkpoint_max,
-            keep_checkpoint_every_n_hours=keep_checkpoint_every_n_hours,
-            log_step_count_steps=log_step_count_steps,
             train_distribute=train_distribute,
             # What has no strategy of its own is evaluated on one device.
             eval_distribute="default" if eval_distribute is None else eval_distribute,
@@ -203,22 +208,6 @@ class RunConfig(run_config.RunConfig):
         for name, (default, why) in _WITHOUT_EFFECT.items():
             if getattr(self, name) != default:
                 _log.warning("RunConfig(%s=...) has no effect: %s.", name, why)
-
-
-def _check_extra(extra: Mapping[str, Any]) -> None:
-    session_config, protocol = extra["session_config"], extra["protocol"]
-    if session_config is not None and not isinstance(session_config, tf.compat.v1.ConfigProto):
-        raise ValueError(f"RunConfig(session_config={session_config!r}): it must be a tf.compat.v1.ConfigProto.")
-    if extra["device_fn"] is not None and not callable(extra["device_fn"]):
-        raise ValueError(f"RunConfig(device_fn={extra['device_fn']!r}): it must be callable, with one argument 'op'.")
-    if protocol not in (None, "grpc", "grpc+verbs"):
-        raise ValueError(f"RunConfig(protocol={protocol!r}): allowed are 'grpc', 'grpc+verbs' and None.")
-    timeout = extra["session_creation_timeout_secs"]
-    if timeout is not None and timeout <= 0:
-        raise ValueError(f"RunConfig(session_creation_timeout_secs={timeout}): it must be positive.")
-    delay = extra["experimental_max_worker_delay_secs"]
-    if delay is not None and not isinstance(delay, int):
-        raise ValueError(f"RunConfig(experimental_max_worker_delay_secs={delay!r}): it must be an integer.")
 
 
 def _known(engine: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -58,36 +58,32 @@ def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
     return list(found.values())
 
 
-def _judged(use: Use, installed: Installed) -> Iterable[tuple[str, str, str]]:
-    """(verdict, text, name) of each thing to say of a use."""
+def _judged(use: Use, installed: Installed) -> list[tuple[str, str, str]]:
+    """Return (verdict, text, name) of each thing to say of a use."""
     gone = _gone(use, installed)
     if gone is not None:
-        yield CANNOT, gone, use.said
-        return
-    was_private = module_paths.leads_to(use.name)
-    said = use.is_private or was_private
-    if was_private:
+        return [(CANNOT, gone, use.said)]
+    found = list(_differences(use))
+    return found if found or use.name.startswith(".") else [(WORKS, "", use.said)]
+
+
+def _differences(use: Use) -> Iterable[tuple[str, str, str]]:
+    if module_paths.leads_to(use.name):
         yield DIFFERS, "it was private: the runner has what of this module is public under tf.estimator", use.said
     elif use.is_private:
         yield DIFFERS, f"it is private: TensorFlow {VERSION} has it, and may move it in any release", use.said
     for rule in RULES:
         skipped = rule.only_in not in ("", use.place) or _gives(use, rule.without, rule.num_arguments)
         if not skipped and (rule.fits(use.api_name) or rule.fits(use.name.removeprefix("tensorflow."))):
-            said = True
             yield rule.verdict, rule.text, use.said
     if use.is_base and use.api_name.endswith(".SessionRunHook"):
-        said = True
         yield DIFFERS, _OWN_HOOK, use.said
     if use.api_name in ("estimator.RunConfig", "estimator.tpu.RunConfig"):
         for argument in sorted(set(use.keywords) & set(RUN_CONFIG)):
             if not use.keywords[argument]:
-                said = True
                 yield DIFFERS, RUN_CONFIG[argument], f"{use.said}({argument}=)"
     if use.api_name.startswith("losses.") and use.keywords.get("weights") is False:
-        said = True
         yield DIFFERS, _WEIGHTED_LOSS, f"{use.said}(weights=)"
-    if not said and not use.name.startswith("."):
-        yield WORKS, "", use.said
 
 
 _WEIGHTED_LOSS = (

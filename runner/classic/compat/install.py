@@ -241,25 +241,14 @@ class _AfterImport(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, put)
+            spec.loader.exec_module = functools.partial(_execute, spec.loader.exec_module, put)  # type: ignore[method-assign]
         return spec
 
 
-class _Loader(importlib.abc.Loader):
-    """Does what the module's own loader does, and then puts the names there."""
-
-    def __init__(self, loader: Any, put: Callable[[Any], None]) -> None:
-        self._loader, self._put = loader, put
-
-    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
-        module: types.ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        assert module.__spec__ is not None
-        module.__spec__.loader = module.__loader__ = self._loader  # TensorFlow looks for its files by it
-        self._loader.exec_module(module)
-        self._put(sys.modules[module.__name__])  # TensorFlow puts something else in its place
+def _execute(execute: Callable[[types.ModuleType], None], put: Callable[[Any], None], module: types.ModuleType) -> None:
+    """Execute the module as its own loader does, and then put the names there."""
+    execute(module)
+    put(sys.modules[module.__name__])  # TensorFlow puts something else in its place
 
 
 _V2 = Names("tf.estimator", names.NAMES)

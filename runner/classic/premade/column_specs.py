@@ -52,7 +52,7 @@ class Columns:
         key = f"model.params.columns.{name}"
         kind = settings.pop("kind", None)
         if kind not in _KINDS:
-            raise ValueError(f"{key}.kind={kind!r}: {_nearest(str(kind), _KINDS).strip() or _one_of(_KINDS)}")
+            raise ValueError(f"{key}.kind={kind!r}: {_nearest(str(kind), _KINDS).strip()}")
         make = _KINDS[kind]
         takes = inspect.signature(make).parameters
         for setting in settings:
@@ -135,10 +135,6 @@ _KINDS: Mapping[str, Callable[..., Any]] = {
 
 def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, Sequence) else [value]
-
-
-def _one_of(names: Any) -> str:
-    return f"it is one of {', '.join(names)}."
 
 
 def _nearest(name: str, names: Any) -> str:

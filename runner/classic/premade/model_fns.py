@@ -14,6 +14,7 @@ from runner.classic.heads.base import Head, HeadOfOne
 from runner.classic.optimizers import minimize, optimizer_of, v1_optimizer_of
 from runner.classic.premade import layers
 from runner.classic.premade.logits import Baseline, Deep, Wide, summarise
+from runner.classic.premade.signatures import V1_SIGNATURES, V2_SIGNATURES, Signatures
 from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.tf_private.optimizers import with_slots_in
 
@@ -27,6 +28,7 @@ class Family:
     """The differences of tf.estimator and tf.compat.v1.estimator: defaults, and names in checkpoints and events.
 
     Attributes:
+      signatures: of the constructors, by the names of the classes.
       optimizer_of: makes an optimizer of what was given, and of a learning rate for one given by name.
       dnn_rate: that learning rate for a network alone; None: Keras's own.
       slot_folders: scope of a model -> where its optimizer's state is, below each variable.
@@ -34,6 +36,7 @@ class Family:
         the scope.
     """
 
+    signatures: Signatures
     optimizer_of: Callable[..., Any]
     dnn_rate: float | None
     slot_folders: Mapping[str, str]
@@ -70,9 +73,10 @@ def _in_head(scope: str) -> contextlib.AbstractContextManager[Any]:
 
 
 # The documentation of tf.estimator said 0.05 for networks. Version 2 took what Keras has for the name: 0.001.
-V2 = Family(optimizer_of, dnn_rate=None, slot_folders={}, has_name_scopes=False)
+V2 = Family(V2_SIGNATURES, optimizer_of, dnn_rate=None, slot_folders={}, has_name_scopes=False)
 # The folders are what was left of `part_0` where 2.15 cut off the name of the variable, and forgot its scope.
-V1 = Family(v1_optimizer_of, dnn_rate=0.05, slot_folders={"dnn": "t_0", "linear": "part_0"}, has_name_scopes=True)
+_SLOT_FOLDERS = {"dnn": "t_0", "linear": "part_0"}
+V1 = Family(V1_SIGNATURES, v1_optimizer_of, dnn_rate=0.05, slot_folders=_SLOT_FOLDERS, has_name_scopes=True)
 
 
 @dataclasses.dataclass(frozen=True)
