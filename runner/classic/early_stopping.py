@@ -138,9 +138,8 @@ def _watching(
             raise ValueError(
                 f"an early stopping hook watches {metric!r}; the evaluations in {eval_dir} have: {', '.join(there)}."
             )
-        reason = ends(
-            {step: values[metric] for step, values in found.items() if step >= min_steps and metric in values}
-        )
+        values = {step: one[metric] for step, one in found.items() if step >= min_steps and metric in one}
+        reason = ends(values)
         if reason:
             _log.info("%s is %s: training ends.", metric, reason)
         return bool(reason)

@@ -41,11 +41,10 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
         self._schedule: Callable[[tf.Tensor], tf.Tensor] | None = rate if callable(rate) else None
         variables = [*(() if self._schedule else ("learning_rate",)), "decay", *self.settings]
         self._settings = {setting: self._values[setting] for setting in variables}
-        has_momentum = bool(self._values.get("momentum"))
         self._initial_slots = {
             slot: self._values.get(f"initial_{slot}_value", 0.0)
             for slot in self.slots
-            if slot != "momentum" or has_momentum
+            if slot != "momentum" or self._values["momentum"]
         }
         self._counter: Any = None
         self._factor: Any = None
@@ -115,18 +114,15 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
 
     def rate(self, like: Any) -> tf.Tensor:
         """The learning rate of this update."""
-        rate = self._rate(like)
+        if self._schedule is not None:
+            rate = tf.cast(self._schedule(tf.cast(self.num_updates(like), tf.float32)), like.dtype.base_dtype)
+        else:
+            rate = self.setting("learning_rate", like) / (1 + self.setting("decay", like) * self.num_updates(like))
         return rate if self._factor is None else rate * tf.cast(self._factor, rate.dtype)
 
     def scale_rate(self, factor: tf.Tensor) -> None:
         """Multiplies the learning rate; for `train.warmup_steps` and the like. The optimizer is one of this trace."""
         self._factor = factor
-
-    def _rate(self, like: Any) -> tf.Tensor:
-        if self._schedule is not None:
-            return tf.cast(self._schedule(tf.cast(self.num_updates(like), tf.float32)), like.dtype.base_dtype)
-        rate = self.setting("learning_rate", like)
-        return rate / (1 + self.setting("decay", like) * self.num_updates(like))
 
     def epsilon(self, like: Any) -> tf.Tensor:
         return tf.constant(self._values["epsilon"], like.dtype.base_dtype)

@@ -46,6 +46,7 @@ _ALLOWED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }  # fmt: skip
 """Argument without effect -> (whether a value that is not None is allowed, what is)."""
 
+_CADENCES = ("save_checkpoints_steps", "save_checkpoints_secs")
 _AS_GIVEN = ("save_summary_steps", "keep_checkpoint_max", "keep_checkpoint_every_n_hours", "log_step_count_steps")
 
 _EXTRA = (*_WITHOUT_EFFECT, "tf_config")
@@ -129,17 +130,11 @@ class RunConfig(run_config.RunConfig):
             raise ValueError(
                 f"RunConfig.replace({', '.join(unknown)}): only what the constructor takes can be replaced."
             )
-        given = [name for name in ("save_checkpoints_steps", "save_checkpoints_secs") if changes.get(name) is not None]
-        if len(given) == 1:
-            other = {"save_checkpoints_steps": "save_checkpoints_secs"}.get(given[0], "save_checkpoints_steps")
-            changes.setdefault(other, None)
+        if sum(changes.get(name) is not None for name in _CADENCES) == 1:
+            changes = {**dict.fromkeys(_CADENCES), **changes}
         copied = object.__new__(type(self))  # its constructor may have other arguments
         copied.__dict__.update({**self.__dict__, **RunConfig(**{**fields, **extra, **changes}).__dict__})
         return copied
-
-    def __repr__(self) -> str:
-        shown = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return f"RunConfig({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     # --- what TF_CONFIG says ----------------------------------------------------------------------------------
 
@@ -220,8 +215,8 @@ def _known(engine: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _cadences(steps: Any, secs: Any) -> Mapping[str, Any]:
     """Those of checkpoints that were given; 0 in steps or seconds turns one off, as None does."""
-    given = {"save_checkpoints_steps": steps, "save_checkpoints_secs": secs}
-    return {name: value or None for name, value in given.items() if value is not _NOT_GIVEN}
+    given = zip(_CADENCES, (steps, secs), strict=True)
+    return {name: value or None for name, value in given if value is not _NOT_GIVEN}
 
 
 def _seed(seed: int | None, place: Cluster) -> int | None:

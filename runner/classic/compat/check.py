@@ -188,8 +188,9 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     installed, findings = Installed(), list[Finding]()
     try:
-        for path in _files(options.paths):
-            findings += check_source(path.read_text(), str(path), installed)
+        for path in options.paths:
+            for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+                findings += check_source(file.read_text(), str(file), installed)
     except (OSError, UnicodeDecodeError) as error:
         print(f"runner.classic check: {error}", file=sys.stderr)
         return 2
@@ -201,7 +202,3 @@ def main(arguments: Sequence[str]) -> int:
     else:
         print(f"{report(findings)}{', '.join(map(str, options.paths))}: {summary(findings)}")
     return int(any(one.verdict == CANNOT for one in findings))
-
-
-def _files(paths: Iterable[Path]) -> list[Path]:
-    return [file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]

@@ -30,10 +30,7 @@ class Rule:
     num_arguments: int = 99
 
     def fits(self, name: str) -> bool:
-        return any(
-            name == one or (one.endswith(".*") and (name == one[:-2] or name.startswith(one[:-1])))
-            for one in self.names
-        )
+        return any(name == one or (one.endswith(".*") and f"{name}.".startswith(one[:-1])) for one in self.names)
 
 
 _GIVEN = "there is no session that it could feed or run: give the tensors to model_fn through input_fn"

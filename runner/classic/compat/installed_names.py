@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import re
 import symtable
 from pathlib import Path
@@ -28,19 +29,16 @@ OF_EVERY_MODULE = frozenset({"__dict__", "__doc__", "__file__", "__loader__", "_
 
 
 class Installed:
-    """Public names of an installed TensorFlow and of the Keras it loads.
+    """Public names of the installed TensorFlow and of the Keras it loads.
 
-    Args:
-      root: the folder that the packages are in; None: where Python finds them.
+    Attributes:
+      is_there: there is a TensorFlow to ask.
     """
 
-    def __init__(self, root: Path | None = None) -> None:
-        self._root = root or _site_packages()
-
-    @property
-    def is_there(self) -> bool:
-        """Whether there is a TensorFlow to ask."""
-        return self._root is not None
+    def __init__(self) -> None:
+        origin = getattr(importlib.util.find_spec("tensorflow"), "origin", None)
+        self.is_there = origin is not None
+        self._root = Path(origin).parent.parent if origin else Path(os.devnull)  # which has no files in it
 
     def has(self, name: str) -> bool:
         """Whether the dotted name `name` leads to something public: a module, or an object in one.
@@ -63,8 +61,6 @@ class Installed:
 
     def has_private(self, name: str) -> bool:
         """Whether `tensorflow.python.x.y` is a module, or an object that a module defines at its top level."""
-        if self._root is None:
-            return False
         path = self._root.joinpath(*name.split("."))
         if path.is_dir() or path.with_suffix(".py").exists():
             return True
@@ -72,13 +68,10 @@ class Installed:
         return source.exists() and path.name in _defined(source)
 
     def _files(self, name: str) -> list[Path]:
-        if self._root is None:
-            return []
         found = [folder / "__init__.py" for folder in self._folders(name)]
         return [path for path in found if path.exists()]
 
     def _folders(self, name: str) -> list[Path]:
-        assert self._root is not None
         if name == "tensorflow":
             return [self._root / "tensorflow"]
         fits = [module for module in _ELSEWHERE if name == module or name.startswith(f"{module}.")]
@@ -110,8 +103,3 @@ def _defined(path: Path) -> frozenset[str]:
     names -= set(re.findall(r"^ *del (\w+)", text, re.MULTILINE))  # as symtable sees it, that assigns
     names |= set(re.findall(r'setattr\(_current_module, "(\w+)"', text))
     return frozenset(names | set(re.findall(r"^_current_module\.(\w+) = ", text, re.MULTILINE)))
-
-
-def _site_packages() -> Path | None:
-    spec = importlib.util.find_spec("tensorflow")
-    return Path(spec.origin).parent.parent if spec is not None and spec.origin else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from typing import Any
 
@@ -50,16 +50,14 @@ def leads_to(name: str) -> bool:
 
 def table_of(module: str) -> dict[str, str]:
     """Return name -> "module:attribute": all that was public, in whichever module, and some others."""
-    own = module.partition(".estimator.")[2].partition(".")[0]
-    return {**dict(_names(own)), **_OTHERS}
-
-
-def _names(own: str) -> Iterator[tuple[str, str]]:
+    own = f"{module.partition('.estimator.')[2].partition('.')[0]}."
     public = {**names.V1_NAMES, **names.KERAS_NAMES}
-    for name in sorted(public, key=lambda name: (name.startswith(f"{own}."), "." not in name)):  # its own names win
-        yield name.rpartition(".")[2], public[name]
-    for name, place in names.NAMES.items():
-        yield f"{name}V2", place
+    in_order = sorted(public, key=lambda name: (name.startswith(own), "." not in name))  # its own names win
+    return {
+        **{name.rpartition(".")[2]: public[name] for name in in_order},
+        **{f"{name}V2": place for name, place in names.NAMES.items()},
+        **_OTHERS,
+    }
 
 
 class ModulePaths(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -156,6 +156,7 @@ class HeadOfOne(Head):
     logits_dimension = 1
     loss_reduction = "sum_over_batch_size"
     _prediction_keys: tuple[str, ...] = ()
+    _loss_dimension = 1
     _weights_may_differ_in_one_example = False
 
     def __init__(
@@ -173,10 +174,6 @@ class HeadOfOne(Head):
     @abc.abstractmethod
     def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         """Return the loss of each example, `[batch, ..., 1]`, or of each logit."""
-
-    @property
-    def _loss_dimension(self) -> int:
-        return 1
 
     def _weights(self, features: Any, logits: tf.Tensor) -> tf.Tensor | None:
         each = self._weights_may_differ_in_one_example

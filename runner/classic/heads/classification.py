@@ -12,6 +12,8 @@ from runner.export.outputs import ClassificationOutput, RegressionOutput
 
 v1 = tf.compat.v1
 
+_MEAN = "sum_over_batch_size"
+
 
 class BinaryClassHead(base.HeadOfOne):
     """Two classes, one logit: sigmoid cross entropy.
@@ -36,7 +38,7 @@ class BinaryClassHead(base.HeadOfOne):
         weight_column: Any = None,
         thresholds: Sequence[float] | None = None,
         label_vocabulary: Sequence[Any] | None = None,
-        loss_reduction: str = "sum_over_batch_size",
+        loss_reduction: str = _MEAN,
         loss_fn: Callable[..., Any] | None = None,
         name: str | None = None,
     ) -> None:
@@ -105,7 +107,7 @@ class MultiClassHead(base.HeadOfOne):
         n_classes: int,
         weight_column: Any = None,
         label_vocabulary: Sequence[Any] | None = None,
-        loss_reduction: str = "sum_over_batch_size",
+        loss_reduction: str = _MEAN,
         loss_fn: Callable[..., Any] | None = None,
         name: str | None = None,
     ) -> None:
@@ -145,7 +147,7 @@ class MultiClassHead(base.HeadOfOne):
 
 
 def binary_or_multi_class_head(
-    n_classes: int, weight_column: Any, label_vocabulary: Sequence[Any] | None, loss_reduction: str
+    n_classes: int, weight_column: Any, label_vocabulary: Sequence[Any] | None, loss_reduction: str = _MEAN
 ) -> base.Head:
     """The head of a classifier."""
     if n_classes == 2:

@@ -21,28 +21,18 @@ class _Baseline(keras.metrics.Mean):
         return tf.maximum(frequency, 1 - frequency)
 
 
-def mean(name: str) -> Any:
-    return keras.metrics.Mean(name=_keras_name(name), dtype="float64")
+def _maker(kind: Callable[..., Any], **settings: Any) -> Callable[[str], Any]:
+    """Return what makes a metric of this kind of a name."""
+
+    def make(name: str) -> Any:
+        return kind(name=name.replace("/", "_"), dtype="float64", **settings)
+
+    return make
 
 
-def baseline(name: str) -> Any:
-    return _Baseline(name=_keras_name(name), dtype="float64")
-
-
-def precision(name: str, threshold: float = 0.5) -> Any:
-    return keras.metrics.Precision(name=_keras_name(name), thresholds=threshold, dtype="float64")
-
-
-def recall(name: str, threshold: float = 0.5) -> Any:
-    return keras.metrics.Recall(name=_keras_name(name), thresholds=threshold, dtype="float64")
-
-
-def area(name: str, curve: str = "ROC") -> Any:
-    return keras.metrics.AUC(name=_keras_name(name), curve=curve, dtype="float64")
-
-
-def area_of_precision(name: str) -> Any:
-    return area(name, "PR")
+mean, baseline = _maker(keras.metrics.Mean), _maker(_Baseline)
+precision, recall = _maker(keras.metrics.Precision, thresholds=0.5), _maker(keras.metrics.Recall, thresholds=0.5)
+area, area_of_precision = _maker(keras.metrics.AUC, curve="ROC"), _maker(keras.metrics.AUC, curve="PR")
 
 
 def with_probabilities(labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -56,8 +46,8 @@ def metrics_at(thresholds: Sequence[float]) -> Metrics:
     for threshold in thresholds:
         at = f"positive_threshold_{threshold:g}"
         found[f"accuracy/{at}"] = mean, functools.partial(_right_at, threshold)
-        found[f"precision/{at}"] = functools.partial(precision, threshold=threshold), with_probabilities
-        found[f"recall/{at}"] = functools.partial(recall, threshold=threshold), with_probabilities
+        found[f"precision/{at}"] = _maker(keras.metrics.Precision, thresholds=threshold), with_probabilities
+        found[f"recall/{at}"] = _maker(keras.metrics.Recall, thresholds=threshold), with_probabilities
     return found
 
 
@@ -71,7 +61,3 @@ def add(metric: Any, *values: tf.Tensor, weights: tf.Tensor | None) -> None:
     if weights is not None:
         weights = tf.reshape(tf.cast(weights, tf.float64) * tf.ones_like(values[0], tf.float64), [-1])
     metric.update_state(*flat, sample_weight=weights)
-
-
-def _keras_name(name: str) -> str:
-    return name.replace("/", "_")

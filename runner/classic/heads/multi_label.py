@@ -79,7 +79,7 @@ class MultiLabelHead(base.HeadOfOne):
         found |= metrics.metrics_at(self._thresholds)
         for class_id, suffix in self._suffixes().items():
             of_class = functools.partial(_of_class, class_id)
-            found[f"probability_mean/{suffix}"] = metrics.mean, functools.partial(_probability_of, class_id)
+            found[f"probability_mean/{suffix}"] = metrics.mean, functools.partial(of_class, first=1)
             found[f"auc/{suffix}"] = metrics.area, of_class
             found[f"auc_precision_recall/{suffix}"] = metrics.area_of_precision, of_class
         return found
@@ -94,12 +94,10 @@ class MultiLabelHead(base.HeadOfOne):
         return base.exported(predictions, classification=classified)
 
 
-def _of_class(class_id: int, labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    return tuple(one[..., class_id : class_id + 1] for one in metrics.with_probabilities(labels, logits))
-
-
-def _probability_of(class_id: int, labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    return _of_class(class_id, labels, logits)[1:]
+def _of_class(class_id: int, labels: tf.Tensor, logits: tf.Tensor, first: int = 0) -> tuple[tf.Tensor, ...]:
+    """Return (labels, probabilities) of a class, from the `first` of them on."""
+    both = metrics.with_probabilities(labels, logits)
+    return tuple(one[..., class_id : class_id + 1] for one in both[first:])
 
 
 def _ids(classes: Sequence[Any], num_classes: int, label_vocabulary: Sequence[Any] | None) -> list[int]:

@@ -38,12 +38,9 @@ class RegressionHead(base.HeadOfOne):
         if label_dimension < 1:
             raise ValueError(f"RegressionHead(label_dimension={label_dimension}): it is at least 1.")
         super().__init__(label_dimension, weight_column, loss_reduction, loss_fn, name)
+        self._loss_dimension = label_dimension
         self._inverse_link_fn = inverse_link_fn
         self._prediction_keys = ("predictions",) if inverse_link_fn is None else ("predictions", "logits")
-
-    @property
-    def _loss_dimension(self) -> int:
-        return self.logits_dimension
 
     def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
         return tf.cast(checks.checked_labels(labels, logits, self.logits_dimension), logits.dtype)
