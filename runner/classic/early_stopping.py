@@ -132,8 +132,14 @@ def _watching(
     eval_dir = eval_dir or estimator.eval_dir()
 
     def should_stop() -> bool:
-        found = _evaluations_of(metric, eval_dir).items()
-        reason = ends({step: values[metric] for step, values in found if step >= min_steps and metric in values})
+        found = read_eval_metrics(eval_dir)
+        there = sorted({name for metrics in found.values() for name in metrics})
+        if there and metric not in there:
+            raise ValueError(
+                f"an early stopping hook watches {metric!r}; the evaluations in {eval_dir} have: {', '.join(there)}."
+            )
+        values = {step: one[metric] for step, one in found.items() if step >= min_steps and metric in one}
+        reason = ends(values)
         if reason:
             _log.info("%s is %s: training ends.", metric, reason)
         return bool(reason)
@@ -157,16 +163,6 @@ def _best_of_long_ago(max_steps: int, is_better: Callable[[float, float], bool],
         elif step - best[0] >= max_steps:
             return f"not better than {best[1]:g} at step {best[0]}"
     return ""
-
-
-def _evaluations_of(metric: str, eval_dir: str) -> Mapping[int, Mapping[str, float]]:
-    """Read the evaluations. Raises: ValueError: there are evaluations, and none has `metric`."""
-    found = read_eval_metrics(eval_dir)
-    there = sorted({name for metrics in found.values() for name in metrics})
-    if there and metric not in there:
-        raise ValueError(f"an early stopping hook watches {metric!r}; the evaluations in {eval_dir} have: "
-                         f"{', '.join(there)}.")  # fmt: skip
-    return found
 
 
 def _events(path: str) -> Any:

@@ -15,8 +15,6 @@ from runner.estimator.train_loop import TrainingRun
 from runner.hooks.hook import Every, Hook, Run
 from runner.types import StepResult
 
-_train = tf.compat.v1.train
-
 
 @dataclasses.dataclass(frozen=True)
 class _EachNth(Every):
@@ -139,4 +137,4 @@ def make_stop_at_checkpoint_step_hook(
     there is nothing to wait for.
     """
     del estimator, wait_after_file_check_secs
-    return _train.StopAtStepHook(last_step=last_step)
+    return tf.compat.v1.train.StopAtStepHook(last_step=last_step)

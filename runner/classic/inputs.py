@@ -43,7 +43,15 @@ def numpy_input_fn(
     if isinstance(y, Mapping) and not y:
         raise ValueError("numpy_input_fn(y={}): it is empty; None says that there are no labels.")
     features, labels = _arrays(x), None if y is None else _arrays(y)
-    _check_lengths("numpy_input_fn", features, labels)
+    sizes: dict[str, int] = {}
+    for part, values in {"x": features, "y": labels}.items():
+        if isinstance(values, Mapping):
+            sizes |= {f"{part}[{key!r}]": len(value) for key, value in values.items()}
+        elif values is not None:
+            sizes[part] = len(values)
+    if len(set(sizes.values())) > 1:
+        different = ", ".join(f"{part} {size}" for part, size in sizes.items())
+        raise ValueError(f"numpy_input_fn: arrays differ in their number of examples: {different}.")
     return _input_fn(features, labels, batch_size, num_epochs, bool(shuffle))
 
 
@@ -72,6 +80,7 @@ def pandas_input_fn(
     _check_shuffle(shuffle, "pandas_input_fn")
     if not hasattr(x, "columns"):
         raise TypeError(f"pandas_input_fn(x=...): it must be a DataFrame, and is a {type(x).__name__}.")
+    labels: Any = None
     if y is not None:
         if target_column in x:
             raise ValueError(
@@ -80,11 +89,8 @@ def pandas_input_fn(
             )
         if not np.array_equal(x.index, y.index):
             raise ValueError("pandas_input_fn: x and y differ in their index; y = y.loc[x.index] puts them in order.")
-    features = _columns(x)
-    labels: Any = None
-    if y is not None:
         labels = _columns(y) if hasattr(y, "columns") else _array(y)
-    return _input_fn(features, labels, batch_size, num_epochs, bool(shuffle))
+    return _input_fn(_columns(x), labels, batch_size, num_epochs, bool(shuffle))
 
 
 def classifier_parse_example_spec(
@@ -191,16 +197,3 @@ def _array(series: Any) -> np.ndarray:
     """The values of a Series; text as bytes can be a tensor, and pandas' own kinds of it cannot."""
     values = series.to_numpy()
     return values.astype(str) if values.dtype == object else values
-
-
-def _check_lengths(name: str, features: Any, labels: Any) -> None:
-    parts = {"x": features, "y": labels}
-    sizes: dict[str, int] = {}
-    for part, values in parts.items():
-        if isinstance(values, Mapping):
-            sizes |= {f"{part}[{key!r}]": len(value) for key, value in values.items()}
-        elif values is not None:
-            sizes[part] = len(values)
-    if len(set(sizes.values())) > 1:
-        different = ", ".join(f"{part} {size}" for part, size in sizes.items())
-        raise ValueError(f"{name}: arrays differ in their number of examples: {different}.")

@@ -6,38 +6,46 @@ them).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
 v1 = tf.compat.v1
 ops = tf.raw_ops
 
-Rate = float | Callable[[tf.Tensor], tf.Tensor]
-
 
 class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
     """What the five share: their settings are variables, `training/<name>/learning_rate` and the like.
 
-    As in Keras 2, a checkpoint brings back the settings that it was written with.
+    As in Keras 2, a checkpoint brings back the settings that it was written with. Besides `defaults`, the arguments are
+    `name` and `decay`, of the learning rate; that is a number, or a function of the step.
 
-    Args:
-      learning_rate: a number, or a function of the step.
-      settings: name -> value, of those that are variables besides the learning rate.
-      slots: name -> what each of its elements begins with.
+    Attributes:
+      operation: TensorFlow's name for the update, where one operation makes it.
+      defaults: name of an argument -> its default.
+      settings: arguments that are variables besides the learning rate and its decay.
+      slots: name of a slot -> the operation's argument. Its elements begin with `initial_<slot>_value`, else with 0;
+        that of a momentum is there where the momentum is not 0.
     """
 
-    _operation: str
-    """TensorFlow's name for the update, where one operation makes it."""
+    operation: str
+    defaults: ClassVar[Mapping[str, Any]]
+    settings: tuple[str, ...] = ()
+    slots: ClassVar[Mapping[str, str]]
 
-    def __init__(self, name: str, learning_rate: Rate, settings: dict[str, float], slots: dict[str, float]) -> None:
-        super().__init__(use_locking=False, name=name)
-        self._schedule = learning_rate if callable(learning_rate) else None
-        self._settings: dict[str, Any] = settings
-        if self._schedule is None:
-            self._settings = {"learning_rate": learning_rate, **settings}
-        self._initial_slots = slots
+    def __init__(self, name: str | None = None, **given: Any) -> None:
+        super().__init__(use_locking=False, name=name or type(self).__name__)
+        self._values = {"decay": 0.0, **self.defaults, **given}
+        rate = self._values["learning_rate"]
+        self._schedule: Callable[[tf.Tensor], tf.Tensor] | None = rate if callable(rate) else None
+        variables = [*(() if self._schedule else ("learning_rate",)), "decay", *self.settings]
+        self._settings = {setting: self._values[setting] for setting in variables}
+        self._initial_slots = {
+            slot: self._values.get(f"initial_{slot}_value", 0.0)
+            for slot in self.slots
+            if slot != "momentum" or self._values["momentum"]
+        }
         self._counter: Any = None
         self._factor: Any = None
         self._scope: str | None = None
@@ -82,16 +90,16 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
             return tf.group(*update_ops, self._variables_by_name["iter"].assign_add(1, read_value=False))
 
     def _resource_apply_dense(self, grad: tf.Tensor, handle: Any) -> Any:
-        operation = getattr(ops, f"ResourceApply{self._operation}")
-        return operation(**self._arguments(handle), grad=grad)
+        return getattr(ops, f"ResourceApply{self.operation}")(**self._arguments(handle), grad=grad)
 
     def _resource_apply_sparse(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
-        operation = getattr(ops, f"ResourceSparseApply{self._operation}")
+        operation = getattr(ops, f"ResourceSparseApply{self.operation}")
         return operation(**self._arguments(handle), grad=grad, indices=indices)
 
     def _arguments(self, variable: Any) -> dict[str, Any]:
-        """Arguments of the operation, but for the gradient."""
-        raise NotImplementedError
+        """Return the arguments of the operation, but for the gradient; subclasses add theirs."""
+        slots = {argument: self.get_slot(variable, slot).handle for slot, argument in self.slots.items()}
+        return {"var": variable.handle, "lr": self.rate(variable), **slots}
 
     # --- what the five make their updates of -------------------------------------------------------------------
 
@@ -106,43 +114,27 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
 
     def rate(self, like: Any) -> tf.Tensor:
         """The learning rate of this update."""
-        rate = self._rate(like)
+        if self._schedule is not None:
+            rate = tf.cast(self._schedule(tf.cast(self.num_updates(like), tf.float32)), like.dtype.base_dtype)
+        else:
+            rate = self.setting("learning_rate", like) / (1 + self.setting("decay", like) * self.num_updates(like))
         return rate if self._factor is None else rate * tf.cast(self._factor, rate.dtype)
 
     def scale_rate(self, factor: tf.Tensor) -> None:
         """Multiplies the learning rate; for `train.warmup_steps` and the like. The optimizer is one of this trace."""
         self._factor = factor
 
-    def _rate(self, like: Any) -> tf.Tensor:
-        if self._schedule is not None:
-            return tf.cast(self._schedule(tf.cast(self.num_updates(like), tf.float32)), like.dtype.base_dtype)
-        rate = self.setting("learning_rate", like)
-        if "decay" not in self._settings:
-            return rate
-        return rate / (1 + self.setting("decay", like) * self.num_updates(like))
-
-    def handles(self, variable: Any) -> dict[str, Any]:
-        """Argument of an operation -> the resource of a slot of that name."""
-        return {name: self.get_slot(variable, name).handle for name in self._initial_slots}
+    def epsilon(self, like: Any) -> tf.Tensor:
+        return tf.constant(self._values["epsilon"], like.dtype.base_dtype)
 
 
 class SGD(KerasNamed):
     """Gradient descent, with momentum where that is not 0."""
 
-    _operation = "KerasMomentum"
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.01,
-        momentum: float = 0.0,
-        nesterov: bool = False,
-        decay: float = 0.0,
-        name: str = "SGD",
-    ) -> None:
-        super().__init__(
-            name, learning_rate, {"decay": decay, "momentum": momentum}, {"momentum": 0.0} if momentum else {}
-        )
-        self._nesterov = nesterov
+    operation = "KerasMomentum"
+    defaults: ClassVar = {"learning_rate": 0.01, "momentum": 0.0, "nesterov": False}
+    settings = ("momentum",)
+    slots: ClassVar = {"momentum": "accum"}
 
     def _resource_apply_dense(self, grad: tf.Tensor, handle: Any) -> Any:
         if not self._initial_slots:
@@ -155,78 +147,40 @@ class SGD(KerasNamed):
         return super()._resource_apply_sparse(grad, handle, indices)
 
     def _arguments(self, variable: Any) -> dict[str, Any]:
-        return {
-            "var": variable.handle,
-            "accum": self.handles(variable)["momentum"],
-            "lr": self.rate(variable),
-            "momentum": self.setting("momentum", variable),
-            "use_nesterov": self._nesterov,
-        }
+        own = {"momentum": self.setting("momentum", variable), "use_nesterov": self._values["nesterov"]}
+        return super()._arguments(variable) | own
 
 
 class Adagrad(KerasNamed):
     """Adagrad."""
 
-    _operation = "AdagradV2"
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        initial_accumulator_value: float = 0.1,
-        epsilon: float = 1e-7,
-        decay: float = 0.0,
-        name: str = "Adagrad",
-    ) -> None:
-        super().__init__(name, learning_rate, {"decay": decay}, {"accumulator": initial_accumulator_value})
-        self._epsilon = epsilon
+    operation = "AdagradV2"
+    defaults: ClassVar = {"learning_rate": 0.001, "initial_accumulator_value": 0.1, "epsilon": 1e-7}
+    slots: ClassVar = {"accumulator": "accum"}
 
     def _arguments(self, variable: Any) -> dict[str, Any]:
-        return {
-            "var": variable.handle,
-            "accum": self.handles(variable)["accumulator"],
-            "lr": self.rate(variable),
-            "epsilon": tf.constant(self._epsilon, variable.dtype.base_dtype),
-        }
+        return super()._arguments(variable) | {"epsilon": self.epsilon(variable)}
 
 
 class Adam(KerasNamed):
     """Adam. Sparse gradients move all rows, since the moments of all decay."""
 
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-7,
-        decay: float = 0.0,
-        name: str = "Adam",
-    ) -> None:
-        super().__init__(
-            name, learning_rate, {"decay": decay, "beta_1": beta_1, "beta_2": beta_2}, {"m": 0.0, "v": 0.0}
-        )
-        self._epsilon = epsilon
+    operation = "Adam"
+    defaults: ClassVar = {"learning_rate": 0.001, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7}
+    settings = ("beta_1", "beta_2")
+    slots: ClassVar = {"m": "m", "v": "v"}
 
-    def _resource_apply_dense(self, grad: tf.Tensor, handle: Any) -> Any:
-        beta1, beta2, power1, power2 = self._betas(handle)
-        return ops.ResourceApplyAdam(
-            var=handle.handle,
-            **self.handles(handle),
-            beta1_power=power1,
-            beta2_power=power2,
-            lr=self.rate(handle),
-            beta1=beta1,
-            beta2=beta2,
-            epsilon=tf.constant(self._epsilon, handle.dtype.base_dtype),
-            grad=grad,
-        )
+    def _arguments(self, variable: Any) -> dict[str, Any]:
+        names = ("beta1", "beta2", "beta1_power", "beta2_power")
+        betas = dict(zip(names, self._betas(variable), strict=True))
+        return super()._arguments(variable) | betas | {"epsilon": self.epsilon(variable)}
 
     def _resource_apply_sparse(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
         beta1, beta2, power1, power2 = self._betas(handle)
-        slots = self.handles(handle)
-        m = _decayed(self.get_slot(handle, "m"), slots["m"], beta1, indices, grad * (1 - beta1))
-        v = _decayed(self.get_slot(handle, "v"), slots["v"], beta2, indices, tf.square(grad) * (1 - beta2))
+        m = _decayed(self.get_slot(handle, "m"), beta1, indices, grad * (1 - beta1))
+        v = _decayed(self.get_slot(handle, "v"), beta2, indices, tf.square(grad) * (1 - beta2))
         rate = self.rate(handle) * tf.sqrt(1 - power2) / (1 - power1)
-        return handle.assign_sub(rate * m / (tf.sqrt(v) + self._epsilon), read_value=False)
+        return handle.assign_sub(rate * m / (tf.sqrt(v) + self._values["epsilon"]), read_value=False)
 
     def _betas(self, variable: Any) -> tuple[tf.Tensor, ...]:
         beta1, beta2 = self.setting("beta_1", variable), self.setting("beta_2", variable)
@@ -237,20 +191,10 @@ class Adam(KerasNamed):
 class RMSprop(KerasNamed):
     """RMSprop, with momentum where that is not 0."""
 
-    _operation = "RMSProp"
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        rho: float = 0.9,
-        momentum: float = 0.0,
-        epsilon: float = 1e-7,
-        decay: float = 0.0,
-        name: str = "RMSprop",
-    ) -> None:
-        slots = {"rms": 0.0, **({"momentum": 0.0} if momentum else {})}
-        super().__init__(name, learning_rate, {"decay": decay, "rho": rho, "momentum": momentum}, slots)
-        self._epsilon = epsilon
+    operation = "RMSProp"
+    defaults: ClassVar = {"learning_rate": 0.001, "rho": 0.9, "momentum": 0.0, "epsilon": 1e-7}
+    settings = ("rho", "momentum")
+    slots: ClassVar = {"rms": "ms", "momentum": "mom"}
 
     def _resource_apply_dense(self, grad: tf.Tensor, handle: Any) -> Any:
         if "momentum" in self._initial_slots:
@@ -258,71 +202,46 @@ class RMSprop(KerasNamed):
         rho, rms = self.setting("rho", handle), self.get_slot(handle, "rms")
         now = rho * rms + (1 - rho) * tf.square(grad)
         written = rms.assign(now, read_value=False)
-        step = self.rate(handle) * grad / (tf.sqrt(now) + self._epsilon)
+        step = self.rate(handle) * grad / (tf.sqrt(now) + self._values["epsilon"])
         return tf.group(written, handle.assign_sub(step, read_value=False))
 
     def _resource_apply_sparse(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
         if "momentum" in self._initial_slots:
             return super()._resource_apply_sparse(grad, handle, indices)
         rho, rms = self.setting("rho", handle), self.get_slot(handle, "rms")
-        now = _decayed(rms, self.handles(handle)["rms"], rho, indices, tf.square(grad) * (1 - rho))
-        step = self.rate(handle) * grad / (tf.sqrt(tf.gather(now, indices)) + self._epsilon)
+        now = _decayed(rms, rho, indices, tf.square(grad) * (1 - rho))
+        step = self.rate(handle) * grad / (tf.sqrt(tf.gather(now, indices)) + self._values["epsilon"])
         return ops.ResourceScatterAdd(resource=handle.handle, indices=indices, updates=-step)
 
     def _arguments(self, variable: Any) -> dict[str, Any]:
-        slots = self.handles(variable)
-        return {
-            "var": variable.handle,
-            "ms": slots["rms"],
-            "mom": slots["momentum"],
-            "lr": self.rate(variable),
-            "rho": self.setting("rho", variable),
-            "momentum": self.setting("momentum", variable),
-            "epsilon": tf.constant(self._epsilon, variable.dtype.base_dtype),
-        }
+        own = {name: self.setting(name, variable) for name in self.settings}
+        return super()._arguments(variable) | own | {"epsilon": self.epsilon(variable)}
 
 
 class Ftrl(KerasNamed):
     """Follow the regularized leader."""
 
-    _operation = "Ftrl"
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        learning_rate_power: float = -0.5,
-        initial_accumulator_value: float = 0.1,
-        l1_regularization_strength: float = 0.0,
-        l2_regularization_strength: float = 0.0,
-        beta: float = 0.0,
-        decay: float = 0.0,
-        name: str = "Ftrl",
-    ) -> None:
-        settings = {
-            "decay": decay,
-            "learning_rate_power": learning_rate_power,
-            "l1_regularization_strength": l1_regularization_strength,
-            "l2_regularization_strength": l2_regularization_strength,
-            "beta": beta,
-        }
-        super().__init__(name, learning_rate, settings, {"accumulator": initial_accumulator_value, "linear": 0.0})
+    operation = "Ftrl"
+    defaults: ClassVar = {
+        "learning_rate": 0.001,
+        "learning_rate_power": -0.5,
+        "initial_accumulator_value": 0.1,
+        "l1_regularization_strength": 0.0,
+        "l2_regularization_strength": 0.0,
+        "beta": 0.0,
+    }
+    settings = ("learning_rate_power", "l1_regularization_strength", "l2_regularization_strength", "beta")
+    slots: ClassVar = {"accumulator": "accum", "linear": "linear"}
 
     def _arguments(self, variable: Any) -> dict[str, Any]:
-        slots, rate = self.handles(variable), self.rate(variable)
-        return {
-            "var": variable.handle,
-            "accum": slots["accumulator"],
-            "linear": slots["linear"],
-            "lr": rate,
-            "l1": self.setting("l1_regularization_strength", variable),
-            "l2": self.setting("l2_regularization_strength", variable) + self.setting("beta", variable) / (2 * rate),
-            "lr_power": self.setting("learning_rate_power", variable),
-        }
+        shared = super()._arguments(variable)
+        power, l1, l2, beta = (self.setting(name, variable) for name in self.settings)
+        return shared | {"l1": l1, "l2": l2 + beta / (2 * shared["lr"]), "lr_power": power}
 
 
-def _decayed(slot: Any, handle: Any, factor: tf.Tensor, indices: tf.Tensor, added: tf.Tensor) -> tf.Tensor:
-    """The slot times `factor`, with `added` to its rows `indices`: written, and returned."""
+def _decayed(slot: Any, factor: tf.Tensor, indices: tf.Tensor, added: tf.Tensor) -> tf.Tensor:
+    """Return the slot times `factor`, with `added` to its rows `indices`, once that is written."""
     with tf.control_dependencies([slot.assign(slot * factor, read_value=False)]):
-        scattered = ops.ResourceScatterAdd(resource=handle, indices=indices, updates=added)
+        scattered = ops.ResourceScatterAdd(resource=slot.handle, indices=indices, updates=added)
     with tf.control_dependencies([scattered]):
         return slot.read_value()

@@ -112,8 +112,10 @@ class _Template:
             )
         self._family, self._model = family, model
         self._metric_names, self._export_outputs = metric_names, export_outputs
-        self._compile_with = {**_compiled_with(model), **family.other_arguments(model)}
+        self._compile_with = _compiled_with(model)
         self._optimizer = family.optimizer_of_before(model)
+        if self._optimizer is not None:  # `compile` wants one all the same; this makes no variables
+            self._compile_with["optimizer"] = family.keras.optimizers.legacy.SGD
         self.weights: dict[str, np.ndarray] = {}
         """Name in the trace -> value in the given model; known once a model has been built in a trace."""
 
@@ -181,7 +183,8 @@ class _Family:
 
     def __init__(self, keras: Any) -> None:
         self.keras = keras
-        self.of_layers = (keras.Sequential, type(_functional(keras)))
+        one = keras.Input([1])
+        self.of_layers = (keras.Sequential, type(keras.Model(one, one)))
 
     def is_compiled(self, model: Any) -> bool:
         return bool(model.compiled)
@@ -196,10 +199,6 @@ class _Family:
     def optimizer_of_before(self, model: Any) -> Callable[[], Any] | None:
         """Makes what tf.estimator trained such a model with, in place of its optimizer; None: that itself."""
         return None
-
-    def other_arguments(self, model: Any) -> dict[str, Callable[[], Any]]:
-        """Arguments of `compile` -> makes them, where they are not those that it was called with."""
-        return {}
 
     def clone(self, model: Any) -> Any:
         """A model of such layers; not compiled."""
@@ -224,11 +223,6 @@ class _Keras2(_Family):
     def optimizer_of_before(self, model: Any) -> Callable[[], Any] | None:
         return clipped_as_before(model.optimizer)
 
-    def other_arguments(self, model: Any) -> dict[str, Callable[[], Any]]:
-        if self.optimizer_of_before(model) is None:
-            return {}
-        return {"optimizer": self.keras.optimizers.legacy.SGD}  # `compile` wants one; this makes no variables
-
     def is_compiled(self, model: Any) -> bool:
         return model.compiled_loss is not None
 
@@ -247,11 +241,6 @@ def _family_of(model: Any) -> _Family:
         if name in sys.modules and isinstance(model, sys.modules[name].Model):
             return family(sys.modules[name])
     raise ValueError(f"model_to_estimator: {model!r} is no model of Keras 3 or tf_keras.")
-
-
-def _functional(keras: Any) -> Any:
-    one = keras.Input([1])
-    return keras.Model(one, one)
 
 
 def _split(features: Any) -> tuple[Any, Any]:
@@ -273,11 +262,10 @@ def _named(model: Any, features: Any) -> Any:
             f"model_to_estimator: {model.name!r} has the inputs {', '.join(names)}; input_fn gives "
             f"{', '.join(map(str, features))}. Name its features as the inputs, or give a tensor."
         )
+    given = {name: features[name] for name in names}
     if len(names) == 1:
-        return features[names[0]]
-    return (
-        {name: features[name] for name in names} if isinstance(model.input, Mapping) else [features[n] for n in names]
-    )
+        return given[names[0]]
+    return given if isinstance(model.input, Mapping) else list(given.values())
 
 
 def _output_names(model: Any, outputs: Any) -> list[str]:
@@ -291,12 +279,12 @@ def _output_names(model: Any, outputs: Any) -> list[str]:
 def _compiled_with(model: Any) -> dict[str, Callable[[], Any]]:
     """Argument of `compile` -> makes it once more, with state of its own."""
     given = {**keras_models.compile_arguments(model), "optimizer": model.optimizer}
-    renewed = ("optimizer", "metrics", "weighted_metrics")
-    recipes = {name: _recipe(given[name]) for name in renewed if given.get(name) is not None}
-    kept = {
-        name: functools.partial(given.get, name) for name in ("loss", "loss_weights") if given.get(name) is not None
+    renewed, kept = ("optimizer", "metrics", "weighted_metrics"), ("loss", "loss_weights")
+    return {
+        name: _recipe(given[name]) if name in renewed else functools.partial(given.get, name)
+        for name in (*renewed, *kept)
+        if given.get(name) is not None
     }
-    return {**recipes, **kept}
 
 
 def _recipe(nest: Any) -> Callable[[], Any]:

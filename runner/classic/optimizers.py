@@ -8,7 +8,6 @@ tf.estimator 2 trained with the optimizers of Keras 2, whose state is in its che
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -107,12 +106,12 @@ class Clipped:
 
     def __init__(self, optimizer: KerasNamed, given: Any) -> None:
         self._optimizer = optimizer
-        self._limits = {name: getattr(given, name) for name in _CLIPS}
+        self._limits = [getattr(given, name) for name in _CLIPS]
         self.count_by, self.scale_rate = optimizer.count_by, optimizer.scale_rate
 
     def apply_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> Any:
         gradients, variables = zip(*grads_and_vars, strict=True)
-        value, norm, global_norm = (self._limits[name] for name in _CLIPS)
+        value, norm, global_norm = self._limits
         if value is not None:
             gradients = tuple(tf.clip_by_value(one, -value, value) for one in gradients)
         if norm is not None:
@@ -140,14 +139,13 @@ def named_as_before(optimizer: Any, ignored: Collection[str] = ()) -> Any:
     Args:
       ignored: settings that somebody else sees to.
     """
-    kinds = {kind.__name__: kind for kind in _BY_NAME.values()}
-    kind = kinds.get(type(optimizer).__name__)
+    kind = {one.__name__: one for one in _BY_NAME.values()}.get(type(optimizer).__name__)
     if kind is None:
         return None
     rate = schedule_of(optimizer)
     with tf.init_scope():
         settings = optimizer.get_config()
-    arguments = {name: settings[name] for name in inspect.signature(kind).parameters if name in settings}
+    arguments = {name: settings[name] for name in ("name", "decay", *kind.defaults) if name in settings}
     others = {name: settings[name] for name in settings if name not in {*arguments, *ignored, *_WITHOUT_MEANING}}
     if any(value not in (None, False, _DEFAULTS.get(name)) for name, value in others.items()):
         return None

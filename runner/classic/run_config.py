@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -34,6 +34,20 @@ _SERVERS = (
     "Use tf.distribute.MultiWorkerMirroredStrategy as train_distribute, or start each process as "
     "`python -m runner strategy=parameter_server` with the same TF_CONFIG."
 )
+
+_ALLOWED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "session_config": (
+        lambda value: isinstance(value, tf.compat.v1.ConfigProto), "it must be a tf.compat.v1.ConfigProto"
+    ),
+    "device_fn": (callable, "it must be callable, with one argument 'op'"),
+    "protocol": (lambda value: value in ("grpc", "grpc+verbs"), "allowed are 'grpc', 'grpc+verbs' and None"),
+    "experimental_max_worker_delay_secs": (lambda value: isinstance(value, int), "it must be an integer"),
+    "session_creation_timeout_secs": (lambda value: value > 0, "it must be positive"),
+}  # fmt: skip
+"""Argument without effect -> (whether a value that is not None is allowed, what is)."""
+
+_CADENCES = ("save_checkpoints_steps", "save_checkpoints_secs")
+_AS_GIVEN = ("save_summary_steps", "keep_checkpoint_max", "keep_checkpoint_every_n_hours", "log_step_count_steps")
 
 _EXTRA = (*_WITHOUT_EFFECT, "tf_config")
 
@@ -78,20 +92,15 @@ class RunConfig(run_config.RunConfig):
         tf_config: str | None = None,
         **engine: Any,
     ) -> None:
-        extra = {
-            "session_config": session_config,
-            "device_fn": device_fn,
-            "protocol": protocol,
-            "experimental_max_worker_delay_secs": experimental_max_worker_delay_secs,
-            "session_creation_timeout_secs": session_creation_timeout_secs,
-            "checkpoint_save_graph_def": checkpoint_save_graph_def,
-            "tf_config": os.environ.get("TF_CONFIG", "") if tf_config is None else tf_config,
-        }
-        for name, value in extra.items():
+        given = locals()
+        tf_config = os.environ.get("TF_CONFIG", "") if tf_config is None else tf_config
+        for name, value in {**{name: given[name] for name in _WITHOUT_EFFECT}, "tf_config": tf_config}.items():
+            is_allowed, allowed = _ALLOWED.get(name, (None, ""))
+            if is_allowed and value is not None and not is_allowed(value):
+                raise ValueError(f"RunConfig({name}={value!r}): {allowed}.")
             object.__setattr__(self, name, value)
-        _check_extra(extra)
         train_distribute, eval_distribute = _strategies(train_distribute, eval_distribute, experimental_distribute)
-        place = _place(extra["tf_config"], has_strategy=train_distribute is not None)
+        place = _place(tf_config, has_strategy=train_distribute is not None)
         if place.is_evaluator:  # it has no part in what the others train with
             train_distribute = None
         engine.setdefault("cluster", place)
@@ -99,11 +108,8 @@ class RunConfig(run_config.RunConfig):
         super().__init__(
             model_dir=_model_dir(model_dir, self._environment.get("model_dir")),
             tf_random_seed=_seed(tf_random_seed, place),
-            save_summary_steps=save_summary_steps,
+            **{name: given[name] for name in _AS_GIVEN},
             **_cadences(save_checkpoints_steps, save_checkpoints_secs),
-            keep_checkpoint_max=keep_checkpoint_max,
-            keep_checkpoint_every_n_hours=keep_checkpoint_every_n_hours,
-            log_step_count_steps=log_step_count_steps,
             train_distribute=train_distribute,
             # What has no strategy of its own is evaluated on one device.
             eval_distribute="default" if eval_distribute is None else eval_distribute,
@@ -124,17 +130,11 @@ class RunConfig(run_config.RunConfig):
             raise ValueError(
                 f"RunConfig.replace({', '.join(unknown)}): only what the constructor takes can be replaced."
             )
-        given = [name for name in ("save_checkpoints_steps", "save_checkpoints_secs") if changes.get(name) is not None]
-        if len(given) == 1:
-            other = {"save_checkpoints_steps": "save_checkpoints_secs"}.get(given[0], "save_checkpoints_steps")
-            changes.setdefault(other, None)
+        if sum(changes.get(name) is not None for name in _CADENCES) == 1:
+            changes = {**dict.fromkeys(_CADENCES), **changes}
         copied = object.__new__(type(self))  # its constructor may have other arguments
         copied.__dict__.update({**self.__dict__, **RunConfig(**{**fields, **extra, **changes}).__dict__})
         return copied
-
-    def __repr__(self) -> str:
-        shown = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return f"RunConfig({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     # --- what TF_CONFIG says ----------------------------------------------------------------------------------
 
@@ -205,22 +205,6 @@ class RunConfig(run_config.RunConfig):
                 _log.warning("RunConfig(%s=...) has no effect: %s.", name, why)
 
 
-def _check_extra(extra: Mapping[str, Any]) -> None:
-    session_config, protocol = extra["session_config"], extra["protocol"]
-    if session_config is not None and not isinstance(session_config, tf.compat.v1.ConfigProto):
-        raise ValueError(f"RunConfig(session_config={session_config!r}): it must be a tf.compat.v1.ConfigProto.")
-    if extra["device_fn"] is not None and not callable(extra["device_fn"]):
-        raise ValueError(f"RunConfig(device_fn={extra['device_fn']!r}): it must be callable, with one argument 'op'.")
-    if protocol not in (None, "grpc", "grpc+verbs"):
-        raise ValueError(f"RunConfig(protocol={protocol!r}): allowed are 'grpc', 'grpc+verbs' and None.")
-    timeout = extra["session_creation_timeout_secs"]
-    if timeout is not None and timeout <= 0:
-        raise ValueError(f"RunConfig(session_creation_timeout_secs={timeout}): it must be positive.")
-    delay = extra["experimental_max_worker_delay_secs"]
-    if delay is not None and not isinstance(delay, int):
-        raise ValueError(f"RunConfig(experimental_max_worker_delay_secs={delay!r}): it must be an integer.")
-
-
 def _known(engine: Mapping[str, Any]) -> Mapping[str, Any]:
     fields = {field.name for field in dataclasses.fields(run_config.RunConfig)}
     unknown = sorted({*engine} - fields)
@@ -231,8 +215,8 @@ def _known(engine: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _cadences(steps: Any, secs: Any) -> Mapping[str, Any]:
     """Those of checkpoints that were given; 0 in steps or seconds turns one off, as None does."""
-    given = {"save_checkpoints_steps": steps, "save_checkpoints_secs": secs}
-    return {name: value or None for name, value in given.items() if value is not _NOT_GIVEN}
+    given = zip(_CADENCES, (steps, secs), strict=True)
+    return {name: value or None for name, value in given if value is not _NOT_GIVEN}
 
 
 def _seed(seed: int | None, place: Cluster) -> int | None:

@@ -50,30 +50,18 @@ def wide_deep(features: Any, labels: Any, mode: str, params: Params) -> Estimato
     """
     columns = Columns(params.columns)
     wide = Wide(columns.chosen(params.wide, "model.params.wide"), params.sparse_combiner)
-    model_fn = combined_model_fn(
-        _head(params),
-        wide,
-        optimizer_of(params.wide_optimizer, params.wide_learning_rate),
-        _deep(params, columns),
-        optimizer_of(params.deep_optimizer, params.deep_learning_rate),
-        V2,
-    )
+    wide_optimizer = optimizer_of(params.wide_optimizer, params.wide_learning_rate)
+    deep_optimizer = optimizer_of(params.deep_optimizer, params.deep_learning_rate)
+    model_fn = combined_model_fn(_head(params), wide, wide_optimizer, _deep(params, columns), deep_optimizer, V2)
     return model_fn(features, labels, mode)
 
 
 def _deep(params: Params, columns: Columns) -> Deep:
-    return Deep(
-        hidden_units=list(params.hidden_units),
-        feature_columns=columns.chosen(params.deep, "model.params.deep"),
-        activation_fn=params.activation,
-        dropout=params.dropout,
-        batch_norm=params.batch_norm,
-    )
+    chosen = columns.chosen(params.deep, "model.params.deep")
+    return Deep(list(params.hidden_units), chosen, params.activation, params.dropout, params.batch_norm)
 
 
 def _head(params: Params) -> Head:
     if params.n_classes is None:
-        return RegressionHead(params.label_dimension, params.weight_column, "sum_over_batch_size")
-    return binary_or_multi_class_head(
-        params.n_classes, params.weight_column, params.label_vocabulary, "sum_over_batch_size"
-    )
+        return RegressionHead(params.label_dimension, params.weight_column)
+    return binary_or_multi_class_head(params.n_classes, params.weight_column, params.label_vocabulary)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -14,15 +13,10 @@ from runner.tracking.journal import NullJournal
 
 
 class LoggedJournal(NullJournal):
-    """Says what happens on `tf.get_logger()`, where `tf.logging.set_verbosity` decides who hears it.
+    """Says what happens on `tf.get_logger()`, where `tf.logging.set_verbosity` decides who hears it."""
 
-    Args:
-      logger: another one.
-    """
-
-    def __init__(self, logger: logging.Logger | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._logger = logger or tf.get_logger()
         self._last: tuple[int, float] | None = None
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
@@ -35,36 +29,34 @@ class LoggedJournal(NullJournal):
                 evaluations.setdefault(evaluation, {"global_step": str(step)})[metric] = f"{value:.7g}"
         for metrics in evaluations.values():
             text = ", ".join(f"{name} = {metrics[name]}" for name in sorted(metrics))
-            self._logger.info("Saving dict for global step %d: %s", step, text)
+            tf.get_logger().info("Saving dict for global step %d: %s", step, text)
 
     def event(self, kind: str, **fields: Any) -> None:
         if kind == "checkpoint":
-            self._logger.info("Saving checkpoints for %s into %s.", fields.get("step"), fields.get("path"))
+            tf.get_logger().info("Saving checkpoints for %s into %s.", fields.get("step"), fields.get("path"))
         elif kind == "first_step":
             self._last = None
 
     def _say_loss(self, step: int, loss: float) -> None:
         now = time.monotonic()
         if self._last is None:
-            self._logger.info("loss = %.7g, step = %d", loss, step)
+            tf.get_logger().info("loss = %.7g, step = %d", loss, step)
         else:
             steps, secs = step - self._last[0], now - self._last[1]
-            self._logger.info("global_step/sec: %.6g", steps / secs if secs else 0.0)
-            self._logger.info("loss = %.7g, step = %d (%.3f sec)", loss, step, secs)
+            tf.get_logger().info("global_step/sec: %.6g", steps / secs if secs else 0.0)
+            tf.get_logger().info("loss = %.7g, step = %d (%.3f sec)", loss, step, secs)
         self._last = step, now
 
 
 class LoggedProgress(NullProgress):
     """Says the loss of the last step when training ends."""
 
-    def __init__(self, logger: logging.Logger | None = None) -> None:
-        self._logger = logger or tf.get_logger()
-        self._loss: float | None = None
+    _loss: float | None = None
 
     def update(self, step: int, loss: float, *speeds: float) -> None:
         self._loss = loss
 
     def stop(self) -> None:
         if self._loss is not None:
-            self._logger.info("Loss for final step: %.7g.", self._loss)
+            tf.get_logger().info("Loss for final step: %.7g.", self._loss)
         self._loss = None

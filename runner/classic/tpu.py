@@ -90,6 +90,11 @@ class _TPUEstimatorSpec(NamedTuple):
     prediction_hooks: Sequence[Any] | None = None
 
 
+_SAME_AS_OF_ESTIMATOR = (
+    "mode", "predictions", "loss", "export_outputs", "training_hooks", "evaluation_hooks", "prediction_hooks",
+)  # fmt: skip
+
+
 class TPUEstimatorSpec(_TPUEstimatorSpec):
     """What a model_fn of TPUEstimator returns; any Estimator of the runner takes it.
 
@@ -123,16 +128,10 @@ class TPUEstimatorSpec(_TPUEstimatorSpec):
         if self.host_call is not None and self.mode == ModeKeys.TRAIN:
             train_op = tf.group(train_op, *(one for one in tf.nest.flatten(_called(self.host_call)) if one is not None))
         return EstimatorSpec(
-            self.mode,
-            predictions=self.predictions,
-            loss=self.loss,
             train_op=train_op,
             eval_metric_ops=None if self.eval_metrics is None else _called(self.eval_metrics),
-            export_outputs=self.export_outputs,
-            training_hooks=self.training_hooks or (),
-            evaluation_hooks=self.evaluation_hooks or (),
-            prediction_hooks=self.prediction_hooks or (),
             scaffold=None if self.scaffold_fn is None else self.scaffold_fn(),
+            **{name: getattr(self, name) for name in _SAME_AS_OF_ESTIMATOR},
         )
 
 

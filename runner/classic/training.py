@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -13,14 +14,7 @@ from runner.estimator import train_and_evaluate as training
 from runner.export.exporters import Exporter
 
 
-class _TrainSpec(NamedTuple):
-    input_fn: Callable[..., Any]
-    max_steps: int | None
-    hooks: Sequence[Any]
-    saving_listeners: Sequence[Any]
-
-
-class TrainSpec(_TrainSpec):
+class TrainSpec(collections.namedtuple("TrainSpec", "input_fn max_steps hooks saving_listeners")):
     """The input, length and hooks of training.
 
     Attributes:
@@ -50,17 +44,9 @@ class TrainSpec(_TrainSpec):
         return super().__new__(cls, input_fn, max_steps, _hooks("TrainSpec", hooks), listeners)
 
 
-class _EvalSpec(NamedTuple):
-    input_fn: Callable[..., Any]
-    steps: int | None
-    name: str | None
-    hooks: Sequence[Any]
-    exporters: Sequence[Any]
-    start_delay_secs: float
-    throttle_secs: float
-
-
-class EvalSpec(_EvalSpec):
+class EvalSpec(
+    collections.namedtuple("EvalSpec", "input_fn steps name hooks exporters start_delay_secs throttle_secs")
+):
     """The input, length and hooks of an evaluation, with the defaults of tf.estimator.
 
     Attributes:

@@ -58,36 +58,32 @@ def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
     return list(found.values())
 
 
-def _judged(use: Use, installed: Installed) -> Iterable[tuple[str, str, str]]:
-    """(verdict, text, name) of each thing to say of a use."""
+def _judged(use: Use, installed: Installed) -> list[tuple[str, str, str]]:
+    """Return (verdict, text, name) of each thing to say of a use."""
     gone = _gone(use, installed)
     if gone is not None:
-        yield CANNOT, gone, use.said
-        return
-    was_private = module_paths.leads_to(use.name)
-    said = use.is_private or was_private
-    if was_private:
+        return [(CANNOT, gone, use.said)]
+    found = list(_differences(use))
+    return found if found or use.name.startswith(".") else [(WORKS, "", use.said)]
+
+
+def _differences(use: Use) -> Iterable[tuple[str, str, str]]:
+    if module_paths.leads_to(use.name):
         yield DIFFERS, "it was private: the runner has what of this module is public under tf.estimator", use.said
     elif use.is_private:
         yield DIFFERS, f"it is private: TensorFlow {VERSION} has it, and may move it in any release", use.said
     for rule in RULES:
         skipped = rule.only_in not in ("", use.place) or _gives(use, rule.without, rule.num_arguments)
         if not skipped and (rule.fits(use.api_name) or rule.fits(use.name.removeprefix("tensorflow."))):
-            said = True
             yield rule.verdict, rule.text, use.said
     if use.is_base and use.api_name.endswith(".SessionRunHook"):
-        said = True
         yield DIFFERS, _OWN_HOOK, use.said
     if use.api_name in ("estimator.RunConfig", "estimator.tpu.RunConfig"):
         for argument in sorted(set(use.keywords) & set(RUN_CONFIG)):
             if not use.keywords[argument]:
-                said = True
                 yield DIFFERS, RUN_CONFIG[argument], f"{use.said}({argument}=)"
     if use.api_name.startswith("losses.") and use.keywords.get("weights") is False:
-        said = True
         yield DIFFERS, _WEIGHTED_LOSS, f"{use.said}(weights=)"
-    if not said and not use.name.startswith("."):
-        yield WORKS, "", use.said
 
 
 _WEIGHTED_LOSS = (
@@ -144,23 +140,17 @@ _ESTIMATOR_MODULES = {
 
 def _of_estimator(name: str) -> str | None:
     """Of a name under tf.estimator: why it is not there, "" where it is; None of other names."""
-    for module, table in _ESTIMATOR_MODULES.items():
-        if name == module:
-            return ""
-        if not name.startswith(f"{module}."):
-            continue
-        rest = name.removeprefix(f"{module}.")
-        if rest in OF_EVERY_MODULE:
-            return ""
-        if rest in names.GONE:
-            return names.GONE[rest]
-        is_there = any(rest == one or rest.startswith(f"{one}.") or one.startswith(f"{rest}.") for one in table)
-        if is_there:
-            return ""
-        if any(one == rest or one.startswith(f"{rest}.") for one in names.V1_NAMES):
-            return f"TensorFlow 1's is tf.compat.v1.estimator.{rest}"
-        return f"tf.estimator never had it.{did_you_mean(rest, table)}".removesuffix(".")
-    return None
+    module = next((one for one in _ESTIMATOR_MODULES if f"{name}.".startswith(f"{one}.")), None)
+    if module is None:
+        return None
+    rest, table = name[len(module) + 1 :], _ESTIMATOR_MODULES[module]
+    if rest in names.GONE:
+        return names.GONE[rest]
+    if not rest or rest in OF_EVERY_MODULE or names.leads_to(table, rest):
+        return ""
+    if names.leads_to(names.V1_NAMES, rest):
+        return f"TensorFlow 1's is tf.compat.v1.estimator.{rest}"
+    return f"tf.estimator never had it.{did_you_mean(rest, table)}".removesuffix(".")
 
 
 # --- what is printed --------------------------------------------------------------------------------------------------
@@ -198,8 +188,9 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     installed, findings = Installed(), list[Finding]()
     try:
-        for path in _files(options.paths):
-            findings += check_source(path.read_text(), str(path), installed)
+        for path in options.paths:
+            for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+                findings += check_source(file.read_text(), str(file), installed)
     except (OSError, UnicodeDecodeError) as error:
         print(f"runner.classic check: {error}", file=sys.stderr)
         return 2
@@ -211,7 +202,3 @@ def main(arguments: Sequence[str]) -> int:
     else:
         print(f"{report(findings)}{', '.join(map(str, options.paths))}: {summary(findings)}")
     return int(any(one.verdict == CANNOT for one in findings))
-
-
-def _files(paths: Iterable[Path]) -> list[Path]:
-    return [file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]

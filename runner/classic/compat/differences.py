@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 
-from runner.classic.compat import names
+from runner.classic.compat import install, names
 from runner.classic.compat.source import HOOK, MODEL_FN, SCRIPT
 
 DIFFERS, CANNOT = "differs", "cannot"
@@ -31,195 +30,150 @@ class Rule:
     num_arguments: int = 99
 
     def fits(self, name: str) -> bool:
-        return any(
-            name == one or (one.endswith(".*") and (name == one[:-2] or name.startswith(one[:-1])))
-            for one in self.names
-        )
+        return any(name == one or (one.endswith(".*") and f"{name}.".startswith(one[:-1])) for one in self.names)
 
-
-_differs, _cannot = functools.partial(Rule, DIFFERS), functools.partial(Rule, CANNOT)
 
 _GIVEN = "there is no session that it could feed or run: give the tensors to model_fn through input_fn"
 _EAGER = (
     "outside of model_fn everything is eager, disable_v2_behavior() or not, and it raises RuntimeError: make it in "
     "model_fn, or under `with tf.Graph().as_default():`"
 )
-_TF_DATA = "queue runners do not run here, and a step would wait for ever: return a tf.data.Dataset from input_fn"
-_OWN_LOOP = (
-    "the loop over a session is the runner's: put the graph into a model_fn, and call Estimator.train with what the "
-    "loop did as hooks"
+_NEED_A_GRAPH = (
+    "sparse_placeholder gradients hessians compat.v1.metrics.* summary.merge summary.merge_all summary.FileWriter "
+    "train.import_meta_graph train.export_meta_graph data.make_initializable_iterator"
+)
+_LOOPS_OVER_SESSIONS = (
+    "train.MonitoredTrainingSession train.MonitoredSession train.SingularMonitoredSession train.ChiefSessionCreator "
+    "train.WorkerSessionCreator train.Supervisor"
+)
+_QUEUES = (
+    "train.string_input_producer train.input_producer train.range_input_producer train.slice_input_producer "
+    "train.limit_epochs train.batch train.batch_join train.shuffle_batch train.shuffle_batch_join train.maybe_batch "
+    "train.maybe_shuffle_batch train.start_queue_runners train.add_queue_runner train.QueueRunner train.queue_runner.* "
+    "TextLineReader TFRecordReader WholeFileReader FixedLengthRecordReader IdentityReader"
+)
+_RANDOM = "nn.dropout layers.dropout layers.Dropout random_uniform random_normal truncated_normal"
+
+# Place, or "" for every place -> names, with blanks between them -> what is said of them.
+_CANNOT: Mapping[str, Mapping[str, str]] = {
+    "": {
+        _LOOPS_OVER_SESSIONS: (
+            "the loop over a session is the runner's: put the graph into a model_fn, and call Estimator.train with "
+            "what the loop did as hooks"
+        ),
+        _QUEUES: (
+            "queue runners do not run here, and a step would wait for ever: return a tf.data.Dataset from input_fn"
+        ),
+        "train.SyncReplicasOptimizer": (
+            "it needs queues and a session: RunConfig(train_distribute=tf.distribute.MultiWorkerMirroredStrategy()) "
+            "adds up the gradients of all workers in each step"
+        ),
+    },
+    MODEL_FN: {"Session InteractiveSession sparse_placeholder": _GIVEN},
+    SCRIPT: {_NEED_A_GRAPH: _EAGER, ".make_initializable_iterator": _EAGER},
+}
+_DIFFERS: Mapping[str, Mapping[str, str]] = {
+    MODEL_FN: {
+        "placeholder": (
+            "hooks alone can feed it, at each step: SessionRunArgs(feed_dict=), FeedFnHook; data comes through input_fn"
+        ),
+        "keras.optimizers.* optimizers.*": (
+            "the gradient is the mean over the global batch; on several replicas tf.estimator added the replicas' "
+            "means up: to get those updates again, multiply the learning rate by the number of replicas"
+        ),
+        "clip_by_global_norm clip_by_norm clip_by_average_norm": (
+            "on several replicas each clips its own gradients, as in tf.estimator, so numbers depend on their number; "
+            "EstimatorSpec(optimizer=) with train.clip_global_norm clips the gradient of the global batch"
+        ),
+        "train.Saver": "model_fn's own Saver has no effect: the runner writes checkpoints, in its format",
+        _RANDOM: (
+            "the numbers are other ones than those of TensorFlow 1, drawn from the seed, the step and the replica: a "
+            "run that resumes draws what the undisturbed one would have drawn"
+        ),
+    },
+    SCRIPT: {
+        "placeholder": (
+            "outside of model_fn everything is eager: after disable_v2_behavior() and in files of TensorFlow 1 it says "
+            "what requests look like, for build_raw_serving_input_receiver_fn, else it raises RuntimeError; what is to "
+            "be fed, make it under `with tf.Graph().as_default():`"
+        ),
+    },
+    HOOK: {
+        ".run": (
+            "in a hook it sees what does not depend on a batch, and only a placeholder that model_fn or a hook made "
+            "can be fed"
+        ),
+    },
+    "": {
+        "train.FeedFnHook estimator.FeedFnHook": (
+            "it feeds placeholders of model_fn, and no other tensors; training then runs one step per loop"
+        ),
+        "train.replica_device_setter": (
+            "it places nothing: the strategy does. strategy=parameter_server puts variables on servers"
+        ),
+        " ".join(install.SWITCHES): (
+            "it has no effect outside of model_fn, and says so: a model_fn is traced as a TensorFlow 1 graph anyway, "
+            "and everything else is eager; what needs a graph there, write it under `with tf.Graph().as_default():`"
+        ),
+        "py_func py_function numpy_function": (
+            "in an input_fn the position cannot be saved: a run that resumes reads and drops the batches it had; no "
+            "export and no other process has the Python function"
+        ),
+        "train.Scaffold": (
+            "init_op, init_fn, local_init_op and summary_op have an effect in training; saver, ready_op and "
+            "ready_for_local_init_op have none, and the log says so"
+        ),
+        "estimator.train_and_evaluate": (
+            "it returns metrics also where the training was finished before; the evaluator ends when training ends, "
+            "for whatever reason; saving_listeners are called under every strategy"
+        ),
+        "estimator.BestExporter": (
+            "the best value is kept in the model_dir: after a restart a worse model is not exported"
+        ),
+        "estimator.FinalExporter": (
+            "it exports at the end of training, whatever ended it; tf.estimator did so only at max_steps"
+        ),
+        " ".join(f"estimator.experimental.{name}" for name in names.EARLY_STOPPING): (
+            "it works under every strategy, and nothing of it is in the checkpoint: a run that was stopped early stays "
+            "so with it, and can be trained on without"
+        ),
+        "estimator.experimental.InMemoryEvaluatorHook": "it works under every strategy of one process, too",
+        "distribute.experimental.ParameterServerStrategy distribute.ParameterServerStrategy": (
+            "tf.estimator refused it; here a coordinator hands steps to the workers, and each gradient is one update"
+        ),
+        "train.Server distribute.Server": (
+            "the runner starts the servers of a cluster itself, and ends them with the run: TF_CONFIG is enough"
+        ),
+        ".evaluate": (
+            "'loss' is the mean over examples, which was the mean over batches (and is, of heads that sum); each "
+            "example counts once under every strategy; without a checkpoint it raises ValueError, and does not "
+            "evaluate initial values"
+        ),
+        ".predict": (
+            "with RunConfig(eval_distribute=) it runs on the devices of that strategy, which was always one device, "
+            "and keeps the order of the input; without a checkpoint it raises ValueError"
+        ),
+    },
+}
+_SESSION = (
+    "outside of model_fn everything is eager, disable_v2_behavior() or not, and a session cannot run what is: make it, "
+    "and the session, under `with tf.Graph().as_default():`"
+)
+_EVAL_SPEC = (
+    "without steps=, 100 batches are evaluated, as in tf.estimator; steps=None evaluates every example, once, with "
+    "RunConfig(eval_distribute=) too"
 )
 
 RULES: tuple[Rule, ...] = (
-    # --- cannot, though TensorFlow has it
-    _cannot(("Session", "InteractiveSession"), _GIVEN, only_in=MODEL_FN),
-    _cannot(("sparse_placeholder",), _GIVEN, only_in=MODEL_FN),
-    _cannot(
-        (
-            *("sparse_placeholder", "gradients", "hessians", "compat.v1.metrics.*"),
-            *("summary.merge", "summary.merge_all", "summary.FileWriter"),
-            *("train.import_meta_graph", "train.export_meta_graph", "data.make_initializable_iterator"),
-        ),
-        _EAGER,
-        only_in=SCRIPT,
+    *(
+        Rule(verdict, tuple(some.split()), text, only_in)
+        for verdict, places in ((CANNOT, _CANNOT), (DIFFERS, _DIFFERS))
+        for only_in, said in places.items()
+        for some, text in said.items()
     ),
-    _cannot((".make_initializable_iterator",), _EAGER, only_in=SCRIPT),
-    _cannot(("train.Saver",), _EAGER, only_in=SCRIPT, without="var_list", num_arguments=1),
-    _cannot(
-        (
-            "train.MonitoredTrainingSession",
-            "train.MonitoredSession",
-            "train.SingularMonitoredSession",
-            "train.ChiefSessionCreator",
-            "train.WorkerSessionCreator",
-            "train.Supervisor",
-        ),
-        _OWN_LOOP,
-    ),
-    _cannot(
-        (
-            *("train.string_input_producer", "train.input_producer", "train.range_input_producer"),
-            *("train.slice_input_producer", "train.limit_epochs", "train.batch", "train.batch_join"),
-            *("train.shuffle_batch", "train.shuffle_batch_join", "train.maybe_batch", "train.maybe_shuffle_batch"),
-            *("train.start_queue_runners", "train.add_queue_runner", "train.QueueRunner", "train.queue_runner.*"),
-            *("TextLineReader", "TFRecordReader", "WholeFileReader", "FixedLengthRecordReader", "IdentityReader"),
-        ),
-        _TF_DATA,
-    ),
-    _cannot(
-        ("train.SyncReplicasOptimizer",),
-        "it needs queues and a session: RunConfig(train_distribute=tf.distribute.MultiWorkerMirroredStrategy()) adds "
-        "up the gradients of all workers in each step",
-    ),
-    # --- differs
-    _differs(
-        ("placeholder",),
-        "hooks alone can feed it, at each step: SessionRunArgs(feed_dict=), FeedFnHook; data comes through input_fn",
-        only_in=MODEL_FN,
-    ),
-    _differs(
-        ("train.FeedFnHook", "estimator.FeedFnHook"),
-        "it feeds placeholders of model_fn, and no other tensors; training then runs one step per loop",
-    ),
-    _differs(
-        ("train.replica_device_setter",),
-        "it places nothing: the strategy does. strategy=parameter_server puts variables on servers",
-    ),
-    _differs(
-        (
-            "disable_v2_behavior",
-            "disable_v2_tensorshape",
-            "disable_eager_execution",
-            "disable_control_flow_v2",
-            "disable_resource_variables",
-            "disable_tensor_equality",
-        ),
-        "it has no effect outside of model_fn, and says so: a model_fn is traced as a TensorFlow 1 graph anyway, and "
-        "everything else is eager; what needs a graph there, write it under `with tf.Graph().as_default():`",
-    ),
-    _differs(
-        ("placeholder",),
-        "outside of model_fn everything is eager: after disable_v2_behavior() and in files of TensorFlow 1 it says "
-        "what requests look like, for build_raw_serving_input_receiver_fn, else it raises RuntimeError; what is to be "
-        "fed, make it under `with tf.Graph().as_default():`",
-        only_in=SCRIPT,
-    ),
-    _differs(
-        ("Session", "InteractiveSession"),
-        "outside of model_fn everything is eager, disable_v2_behavior() or not, and a session cannot run what is: "
-        "make it, and the session, under `with tf.Graph().as_default():`",
-        only_in=SCRIPT,
-        without="graph",
-        num_arguments=2,
-    ),
-    _differs(
-        ("keras.optimizers.*", "optimizers.*"),
-        "the gradient is the mean over the global batch; on several replicas tf.estimator added the replicas' means "
-        "up: to get those updates again, multiply the learning rate by the number of replicas",
-        only_in=MODEL_FN,
-    ),
-    _differs(
-        ("clip_by_global_norm", "clip_by_norm", "clip_by_average_norm"),
-        "on several replicas each clips its own gradients, as in tf.estimator, so numbers depend on their number; "
-        "EstimatorSpec(optimizer=) with train.clip_global_norm clips the gradient of the global batch",
-        only_in=MODEL_FN,
-    ),
-    _differs(
-        ("py_func", "py_function", "numpy_function"),
-        "in an input_fn the position cannot be saved: a run that resumes reads and drops the batches it had; no export "
-        "and no other process has the Python function",
-    ),
-    _differs(
-        ("train.Saver",),
-        "model_fn's own Saver has no effect: the runner writes checkpoints, in its format",
-        only_in=MODEL_FN,
-    ),
-    _differs(
-        ("train.Scaffold",),
-        "init_op, init_fn, local_init_op and summary_op have an effect in training; saver, ready_op and "
-        "ready_for_local_init_op have none, and the log says so",
-    ),
-    _differs(
-        ("estimator.EvalSpec",),
-        "without steps=, 100 batches are evaluated, as in tf.estimator; steps=None evaluates every example, once, with "
-        "RunConfig(eval_distribute=) too",
-        without="steps",
-        num_arguments=2,
-    ),
-    _differs(
-        ("estimator.train_and_evaluate",),
-        "it returns metrics also where the training was finished before; the evaluator ends when training ends, for "
-        "whatever reason; saving_listeners are called under every strategy",
-    ),
-    _differs(
-        ("estimator.BestExporter",),
-        "the best value is kept in the model_dir: after a restart a worse model is not exported",
-    ),
-    _differs(
-        ("estimator.FinalExporter",),
-        "it exports at the end of training, whatever ended it; tf.estimator did so only at max_steps",
-    ),
-    _differs(
-        tuple(f"estimator.experimental.{name}" for name in names.EARLY_STOPPING),
-        "it works under every strategy, and nothing of it is in the checkpoint: a run that was stopped early stays so "
-        "with it, and can be trained on without",
-    ),
-    _differs(
-        ("estimator.experimental.InMemoryEvaluatorHook",),
-        "it works under every strategy of one process, too",
-    ),
-    _differs(
-        ("distribute.experimental.ParameterServerStrategy", "distribute.ParameterServerStrategy"),
-        "tf.estimator refused it; here a coordinator hands steps to the workers, and each gradient is one update",
-    ),
-    _differs(
-        ("train.Server", "distribute.Server"),
-        "the runner starts the servers of a cluster itself, and ends them with the run: TF_CONFIG is enough",
-    ),
-    _differs(
-        ("nn.dropout", "layers.dropout", "layers.Dropout", "random_uniform", "random_normal", "truncated_normal"),
-        "the numbers are other ones than those of TensorFlow 1, drawn from the seed, the step and the replica: a run "
-        "that resumes draws what the undisturbed one would have drawn",
-        only_in=MODEL_FN,
-    ),
-    # --- methods
-    _differs(
-        (".run",),
-        "in a hook it sees what does not depend on a batch, and only a placeholder that model_fn or a hook made can be "
-        "fed",
-        only_in=HOOK,
-    ),
-    _differs(
-        (".evaluate",),
-        "'loss' is the mean over examples, which was the mean over batches (and is, of heads that sum); each example "
-        "counts once under every strategy; without a checkpoint it raises ValueError, and does not evaluate initial "
-        "values",
-    ),
-    _differs(
-        (".predict",),
-        "with RunConfig(eval_distribute=) it runs on the devices of that strategy, which was always one device, and "
-        "keeps the order of the input; without a checkpoint it raises ValueError",
-    ),
+    Rule(CANNOT, ("train.Saver",), _EAGER, only_in=SCRIPT, without="var_list", num_arguments=1),
+    Rule(DIFFERS, ("Session", "InteractiveSession"), _SESSION, only_in=SCRIPT, without="graph", num_arguments=2),
+    Rule(DIFFERS, ("estimator.EvalSpec",), _EVAL_SPEC, without="steps", num_arguments=2),
 )
 
 _IGNORED = "has no effect here, and the log says so"

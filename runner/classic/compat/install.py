@@ -25,7 +25,7 @@ _OUT_OF_EAGER = frozenset({"disable_v2_behavior", "disable_eager_execution"})
 SHAPES = frozenset({"disable_v2_behavior", "disable_v2_tensorshape"})
 """Switches after which the dimensions of a shape have a `value`."""
 
-_SWITCHES = (
+SWITCHES = (
     *SHAPES, "disable_eager_execution", "disable_control_flow_v2", "disable_resource_variables",
     "disable_tensor_equality",
 )  # fmt: skip
@@ -90,7 +90,7 @@ def _put_on_v1(v1: Any) -> None:
         setattr(v1, name, _where_sessions_are(getattr(v1, name)))
     for name in _PLACEHOLDERS:
         setattr(v1, name, _as_in_a_graph(getattr(v1, name)))
-    for name in _SWITCHES:
+    for name in SWITCHES:
         setattr(v1, name, _without_effect(name))
     for name in ("distribute", "nn", "tpu", "train"):  # an import of them would put another copy in their place
         sys.modules.setdefault(f"tensorflow.compat.v1.{name}", getattr(v1, name))
@@ -241,25 +241,14 @@ class _AfterImport(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, put)
+            spec.loader.exec_module = functools.partial(_execute, spec.loader.exec_module, put)  # type: ignore[method-assign]
         return spec
 
 
-class _Loader(importlib.abc.Loader):
-    """Does what the module's own loader does, and then puts the names there."""
-
-    def __init__(self, loader: Any, put: Callable[[Any], None]) -> None:
-        self._loader, self._put = loader, put
-
-    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
-        module: types.ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        assert module.__spec__ is not None
-        module.__spec__.loader = module.__loader__ = self._loader  # TensorFlow looks for its files by it
-        self._loader.exec_module(module)
-        self._put(sys.modules[module.__name__])  # TensorFlow puts something else in its place
+def _execute(execute: Callable[[types.ModuleType], None], put: Callable[[Any], None], module: types.ModuleType) -> None:
+    """Execute the module as its own loader does, and then put the names there."""
+    execute(module)
+    put(sys.modules[module.__name__])  # TensorFlow puts something else in its place
 
 
 _V2 = Names("tf.estimator", names.NAMES)

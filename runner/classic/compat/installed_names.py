@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib.util
+import os
 import re
+import symtable
 from pathlib import Path
 
 from runner.config.source_names import V1, canonical
@@ -28,19 +29,16 @@ OF_EVERY_MODULE = frozenset({"__dict__", "__doc__", "__file__", "__loader__", "_
 
 
 class Installed:
-    """Public names of an installed TensorFlow and of the Keras it loads.
+    """Public names of the installed TensorFlow and of the Keras it loads.
 
-    Args:
-      root: the folder that the packages are in; None: where Python finds them.
+    Attributes:
+      is_there: there is a TensorFlow to ask.
     """
 
-    def __init__(self, root: Path | None = None) -> None:
-        self._root = root or _site_packages()
-
-    @property
-    def is_there(self) -> bool:
-        """Whether there is a TensorFlow to ask."""
-        return self._root is not None
+    def __init__(self) -> None:
+        origin = getattr(importlib.util.find_spec("tensorflow"), "origin", None)
+        self.is_there = origin is not None
+        self._root = Path(origin).parent.parent if origin else Path(os.devnull)  # which has no files in it
 
     def has(self, name: str) -> bool:
         """Whether the dotted name `name` leads to something public: a module, or an object in one.
@@ -63,8 +61,6 @@ class Installed:
 
     def has_private(self, name: str) -> bool:
         """Whether `tensorflow.python.x.y` is a module, or an object that a module defines at its top level."""
-        if self._root is None:
-            return False
         path = self._root.joinpath(*name.split("."))
         if path.is_dir() or path.with_suffix(".py").exists():
             return True
@@ -72,13 +68,10 @@ class Installed:
         return source.exists() and path.name in _defined(source)
 
     def _files(self, name: str) -> list[Path]:
-        if self._root is None:
-            return []
         found = [folder / "__init__.py" for folder in self._folders(name)]
         return [path for path in found if path.exists()]
 
     def _folders(self, name: str) -> list[Path]:
-        assert self._root is not None
         if name == "tensorflow":
             return [self._root / "tensorflow"]
         fits = [module for module in _ELSEWHERE if name == module or name.startswith(f"{module}.")]
@@ -103,26 +96,10 @@ class Installed:
 
 @functools.cache
 def _defined(path: Path) -> frozenset[str]:
-    """The names that a source file defines or imports at its top level, and those that it sets on itself."""
+    """Return the names that a source file has at its top level in the end, and those that it sets on itself."""
     text = path.read_text()
-    names = set(re.findall(r'setattr\(_current_module, "(\w+)"', text))
-    names |= set(re.findall(r"^_current_module\.(\w+) = ", text, re.MULTILINE))
-    stack: list[ast.AST] = [ast.parse(text)]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
-            continue
-        if isinstance(node, ast.ImportFrom):
-            names |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, ast.Assign):
-            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            names.add(node.target.id)
-        stack.extend(ast.iter_child_nodes(node))
-    return frozenset(names)
-
-
-def _site_packages() -> Path | None:
-    spec = importlib.util.find_spec("tensorflow")
-    return Path(spec.origin).parent.parent if spec is not None and spec.origin else None
+    symbols = symtable.symtable(text, str(path), "exec").get_symbols()
+    names = {one.get_name() for one in symbols if one.is_assigned() or one.is_imported()}
+    names -= set(re.findall(r"^ *del (\w+)", text, re.MULTILINE))  # as symtable sees it, that assigns
+    names |= set(re.findall(r'setattr\(_current_module, "(\w+)"', text))
+    return frozenset(names | set(re.findall(r"^_current_module\.(\w+) = ", text, re.MULTILINE)))

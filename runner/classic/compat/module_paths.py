@@ -9,23 +9,26 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from typing import Any
 
 from runner.classic.compat import names
 
-_PACKAGES = ("tensorflow_estimator", "tensorflow_estimator.python")
 _ROOTS = ("tensorflow_estimator.python.estimator", "tensorflow.python.estimator")
-_MODULES = frozenset(
-    """
+_IN_ROOTS = """
     canned canned.baseline canned.dnn canned.dnn_linear_combined canned.head canned.linear canned.metric_keys
     canned.optimizers canned.parsing_utils canned.prediction_keys early_stopping estimator estimator_lib export
     export.export export.export_lib export.export_output exporter extenders head head.base_head head.binary_class_head
     head.multi_class_head head.multi_head head.multi_label_head head.regression_head hooks hooks.basic_session_run_hooks
     hooks.hooks hooks.session_run_hook inputs inputs.inputs inputs.numpy_io inputs.pandas_io keras keras_lib mode_keys
     model_fn run_config tpu tpu.tpu_config tpu.tpu_estimator training
-    """.split()
+""".split()
+_MODULES = frozenset(
+    {
+        *("tensorflow_estimator", "tensorflow_estimator.python", *_ROOTS),
+        *(f"{root}.{name}" for root in _ROOTS for name in _IN_ROOTS),
+    }
 )
 _OTHERS = {
     "MetricKeys": "runner.classic.keys:MetricKeys",
@@ -36,39 +39,25 @@ _OTHERS = {
 }
 
 
-def is_module(name: str) -> bool:
-    """Whether `name` is such a module, or a package of them."""
-    root, rest = _parted(name)
-    return name in _PACKAGES or (bool(root) and (not rest or rest in _MODULES))
-
-
 def leads_to(name: str) -> bool:
-    """Whether the dotted `name` is such a module, or something in one; what comes after an object is not looked at."""
+    """Report whether the dotted `name` is such a module or in one; what comes after an object is not looked at."""
     parts = name.split(".")
-    modules = [end for end in range(1, len(parts) + 1) if is_module(".".join(parts[:end]))]
+    modules = [end for end in range(1, len(parts) + 1) if ".".join(parts[:end]) in _MODULES]
     return bool(modules) and (
         modules[-1] == len(parts) or parts[modules[-1]] in table_of(".".join(parts[: modules[-1]]))
     )
 
 
 def table_of(module: str) -> dict[str, str]:
-    """Name in such a module -> "module:attribute": all that was public, whichever the module, and what was not."""
-    own = _parted(module)[1].partition(".")[0]
-    return {**dict(_names(own)), **_OTHERS}
-
-
-def _names(own: str) -> Iterator[tuple[str, str]]:
+    """Return name -> "module:attribute": all that was public, in whichever module, and some others."""
+    own = f"{module.partition('.estimator.')[2].partition('.')[0]}."
     public = {**names.V1_NAMES, **names.KERAS_NAMES}
-    for name in sorted(public, key=lambda name: (name.startswith(f"{own}."), "." not in name)):  # its own names win
-        yield name.rpartition(".")[2], public[name]
-    for name, place in names.NAMES.items():
-        yield f"{name}V2", place
-
-
-def _parted(name: str) -> tuple[str, str]:
-    """(which of the roots, what comes after it)."""
-    root = next((root for root in _ROOTS if name == root or name.startswith(f"{root}.")), "")
-    return root, name.removeprefix(root).removeprefix(".") if root else ""
+    in_order = sorted(public, key=lambda name: (name.startswith(own), "." not in name))  # its own names win
+    return {
+        **{name.rpartition(".")[2]: public[name] for name in in_order},
+        **{f"{name}V2": place for name, place in names.NAMES.items()},
+        **_OTHERS,
+    }
 
 
 class ModulePaths(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -77,7 +66,7 @@ class ModulePaths(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self, is_package=True) if is_module(fullname) else None
+        return ModuleSpec(fullname, self, is_package=True) if fullname in _MODULES else None
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType:
         return _Module(spec.name)
@@ -91,6 +80,6 @@ class _Module(types.ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         module = self.__dict__["__name__"]
-        if is_module(f"{module}.{name}"):
+        if f"{module}.{name}" in _MODULES:
             return importlib.import_module(f"{module}.{name}")
         return names.lookup(table_of(module), name, f"{module}.{name}")

@@ -38,7 +38,7 @@ _TPU = ("InputPipelineConfig", "RunConfig", "TPUConfig", "TPUEstimator", "TPUEst
 _COMMON: Mapping[str, str] = {
     **_at("model_fn", "EstimatorSpec", "ModeKeys"),
     **_at("classic.run_config", "RunConfig"),
-    **_at("classic.estimator", "Estimator"),
+    **_at("classic.estimator", "Estimator", "add_metrics"),
     **_at("classic.training", "EvalSpec", "TrainSpec", "train_and_evaluate"),
     **{name: f"tensorflow.compat.v1.train:{name}" for name in _HOOKS_OF_TENSORFLOW},
     **_at("classic.hooks", "ProfilerHook"),
@@ -53,7 +53,6 @@ _COMMON: Mapping[str, str] = {
     **_at("classic.heads.multi_head", "MultiHead"),
     **_at("classic.heads.multi_label", "MultiLabelHead"),
     **_at("classic.heads.regression", "LogisticRegressionHead", "PoissonRegressionHead", "RegressionHead"),
-    **_at("classic.estimator", "add_metrics"),
     **_at("classic.inputs", "classifier_parse_example_spec", "regressor_parse_example_spec"),
     **_at("classic.premade.logits", "call_logit_fn", prefix="experimental."),
     **_at("classic.warm_start", "VocabInfo", "WarmStartSettings"),
@@ -90,6 +89,11 @@ GONE: Mapping[str, str] = {
     "tpu.experimental.EmbeddingConfigSpec": "use tf.tpu.experimental.embedding with strategy=tpu",
 }
 """Names that are not there -> what to do instead."""
+
+
+def leads_to(table: Mapping[str, str], name: str) -> bool:
+    """Report whether `name` is in the table, or a module with names of it, or inside of what one of them names."""
+    return any(f"{name}.".startswith(f"{one}.") or one.startswith(f"{name}.") for one in table)
 
 
 def lookup(table: Mapping[str, str], name: str, shown: str) -> Any:

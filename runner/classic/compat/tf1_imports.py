@@ -107,7 +107,7 @@ def _has(installed: Installed, name: str) -> bool:
     module, _, rest = name.rpartition("estimator.")
     if module in ("tensorflow.", f"{V1}."):
         table = names.V1_NAMES if module == f"{V1}." else names.NAMES
-        return any(f"{rest}.".startswith(f"{one}.") or one.startswith(f"{rest}.") for one in table)
+        return names.leads_to(table, rest)
     return installed.has(name) or name.startswith(f"{V1}.contrib.")
 
 
@@ -181,7 +181,9 @@ class Sources(importlib.abc.MetaPathFinder):
     ) -> ModuleSpec | None:
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         loader = spec.loader if spec is not None else None
-        if spec is None or type(loader) is not SourceFileLoader or _is_installed(loader.path):
+        if spec is None or type(loader) is not SourceFileLoader:
+            return None
+        if loader.path.startswith(_INSTALLED) or "site-packages" in loader.path.split(os.sep):
             return None
         spec.loader = _Loader(fullname, loader.path, self)
         return spec
@@ -220,7 +222,3 @@ class _Loader(SourceFileLoader):
 
     def get_code(self, fullname: str) -> Any:
         return self._sources.compiled(self.get_data(self.path), self.path, fullname)
-
-
-def _is_installed(path: str) -> bool:
-    return path.startswith(_INSTALLED) or "site-packages" in path.split(os.sep)

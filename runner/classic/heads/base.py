@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from runner.classic import summaries
 from runner.classic.heads import checks
-from runner.classic.heads.metrics import add, mean
+from runner.classic.heads.metrics import Metrics, add, mean
 from runner.classic.optimizers import minimize, optimizer_of
 from runner.export.outputs import PredictOutput
 from runner.model_fn import EstimatorSpec, ModeKeys
@@ -120,7 +120,15 @@ class Head(abc.ABC):
             )
             weight = self.loss_weight(labels, logits, features)
             return EstimatorSpec(mode, predictions, loss, eval_metric_ops=metrics, loss_weight=weight)
-        train_op = _train_op(loss, optimizer, trainable_variables, train_op_fn, update_ops)
+        if (optimizer is None) == (train_op_fn is None):
+            given = "both" if optimizer is not None else "neither"
+            raise ValueError(f"create_estimator_spec: TRAIN takes one of optimizer and train_op_fn, and got {given}.")
+        with v1.name_scope(None), v1.name_scope("training"):  # variables of optimizers have it in their names
+            if train_op_fn is not None:
+                train_op = train_op_fn(loss)
+            else:
+                train_op = minimize(optimizer_of(optimizer), loss, trainable_variables)
+            train_op = tf.group(train_op, *(update_ops or ()))
         self._summarise(labels, logits, features)
         if self._summary_key("loss") != "loss":  # which the runner writes
             summaries.scalar(self._summary_key("loss"), loss)
@@ -144,7 +152,11 @@ class HeadOfOne(Head):
     Args: see BinaryClassHead.
     """
 
+    name: str | None = None
+    logits_dimension = 1
+    loss_reduction = "sum_over_batch_size"
     _prediction_keys: tuple[str, ...] = ()
+    _loss_dimension = 1
     _weights_may_differ_in_one_example = False
 
     def __init__(
@@ -152,23 +164,8 @@ class HeadOfOne(Head):
     ) -> None:
         checks.check_reduction(loss_reduction)
         checks.check_loss_fn(loss_fn)
-        self._logits_dimension = logits_dimension
-        self._weight_column = weight_column
-        self._loss_reduction = loss_reduction
-        self._loss_fn = loss_fn
-        self._name = name
-
-    @property
-    def name(self) -> str | None:
-        return self._name
-
-    @property
-    def logits_dimension(self) -> int:
-        return self._logits_dimension
-
-    @property
-    def loss_reduction(self) -> str:
-        return self._loss_reduction
+        self.name, self.logits_dimension, self.loss_reduction = name, logits_dimension, loss_reduction
+        self._weight_column, self._loss_fn = weight_column, loss_fn
 
     @abc.abstractmethod
     def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
@@ -177,10 +174,6 @@ class HeadOfOne(Head):
     @abc.abstractmethod
     def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         """Return the loss of each example, `[batch, ..., 1]`, or of each logit."""
-
-    @property
-    def _loss_dimension(self) -> int:
-        return 1
 
     def _weights(self, features: Any, logits: tf.Tensor) -> tf.Tensor | None:
         each = self._weights_may_differ_in_one_example
@@ -244,9 +237,8 @@ class HeadOfOne(Head):
         raise NotImplementedError
 
     def metrics(self, regularization_losses: Losses = None) -> dict[str, Any]:
-        made = {"average_loss": mean, **self._metrics()}
-        if regularization_losses is not None:
-            made["regularization_loss"] = mean
+        names = ["average_loss"] + ([] if regularization_losses is None else ["regularization_loss"])
+        made = {name: mean for name in names} | {name: make for name, (make, _) in self._metrics().items()}
         return {self._key(name): make(name) for name, make in made.items()}
 
     def update_metrics(
@@ -262,8 +254,8 @@ class HeadOfOne(Head):
         labels = self._labels(labels, logits)
         weights = self._weights(features, logits)
         add(eval_metrics[self._key("average_loss")], self._all_losses(labels, logits, features), weights=weights)
-        for name, values in self._measured(labels, logits).items():
-            add(eval_metrics[self._key(name)], *values, weights=weights)
+        for name, (_, measure) in self._metrics().items():
+            add(eval_metrics[self._key(name)], *measure(labels, logits), weights=weights)
         if regularization_losses is not None:
             add(eval_metrics[self._key("regularization_loss")], tf.add_n(list(regularization_losses)), weights=None)
         for name, operations in self._v1_metrics(labels, logits, weights).items():
@@ -271,12 +263,8 @@ class HeadOfOne(Head):
         return eval_metrics
 
     @abc.abstractmethod
-    def _metrics(self) -> dict[str, Callable[[str], Any]]:
-        """Return name -> what makes the Keras metric, without `average_loss` and `regularization_loss`."""
-
-    @abc.abstractmethod
-    def _measured(self, labels: tf.Tensor, logits: tf.Tensor) -> dict[str, tuple[tf.Tensor, ...]]:
-        """Return name -> what the metric of `_metrics` is updated with, each of the same shape."""
+    def _metrics(self) -> Metrics:
+        """Return the metrics without `average_loss` and `regularization_loss`."""
 
     def _v1_metrics(self, labels: tf.Tensor, logits: tf.Tensor, weights: tf.Tensor | None) -> dict[str, Any]:
         """Return name -> (value, update) of metrics that TensorFlow 1 computes otherwise than Keras does."""
@@ -319,22 +307,3 @@ def ids_of_labels(labels: tf.Tensor, label_vocabulary: Sequence[Any], head: str)
     unknown = tf.boolean_mask(labels, ids < 0)
     message = f"labels must be in label_vocabulary={list(label_vocabulary)[:20]}; these are not:"
     return checks.after(tf.debugging.Assert(tf.reduce_all(ids >= 0), [message, unknown], summarize=10), ids)
-
-
-def _train_op(
-    loss: tf.Tensor,
-    optimizer: Any,
-    trainable_variables: Sequence[Any] | None,
-    train_op_fn: Callable[[tf.Tensor], Any] | None,
-    update_ops: Sequence[Any] | None,
-) -> Any:
-    if (optimizer is None) == (train_op_fn is None):
-        given = "both" if optimizer is not None else "neither"
-        raise ValueError(f"create_estimator_spec: TRAIN takes one of optimizer and train_op_fn, and got {given}.")
-    with v1.name_scope(None), v1.name_scope("training"):  # variables of optimizers have it in their names
-        if optimizer is not None:
-            train_op = minimize(optimizer_of(optimizer), loss, trainable_variables)
-        else:
-            assert train_op_fn is not None
-            train_op = train_op_fn(loss)
-        return tf.group(train_op, *(update_ops or ()))

@@ -210,5 +210,5 @@ def _of_each(losses: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
 
 def after(check: Any, value: tf.Tensor) -> tf.Tensor:
     """Return `value`, which is computed only after `check` has passed."""
-    with tf.control_dependencies([check] if check is not None else []):
+    with tf.control_dependencies([check]):
         return tf.identity(value)

@@ -12,6 +12,8 @@ from runner.export.outputs import ClassificationOutput, RegressionOutput
 
 v1 = tf.compat.v1
 
+_MEAN = "sum_over_batch_size"
+
 
 class BinaryClassHead(base.HeadOfOne):
     """Two classes, one logit: sigmoid cross entropy.
@@ -36,7 +38,7 @@ class BinaryClassHead(base.HeadOfOne):
         weight_column: Any = None,
         thresholds: Sequence[float] | None = None,
         label_vocabulary: Sequence[Any] | None = None,
-        loss_reduction: str = "sum_over_batch_size",
+        loss_reduction: str = _MEAN,
         loss_fn: Callable[..., Any] | None = None,
         name: str | None = None,
     ) -> None:
@@ -62,35 +64,19 @@ class BinaryClassHead(base.HeadOfOne):
         both = tf.concat([tf.zeros_like(logits), logits], axis=-1)
         return _of_classes(key, both, self._label_vocabulary)
 
-    def _metrics(self) -> dict[str, Callable[[str], Any]]:
-        made: dict[str, Callable[[str], Any]] = {
-            "accuracy": metrics.mean,
-            "precision": metrics.precision,
-            "recall": metrics.recall,
-            "prediction/mean": metrics.mean,
-            "label/mean": metrics.mean,
-            "accuracy_baseline": metrics.baseline,
-            "auc": metrics.area,
+    def _metrics(self) -> metrics.Metrics:
+        found: metrics.Metrics = {
+            "accuracy": (metrics.mean, lambda labels, logits: (tf.equal(*_chosen(labels, logits)),)),
+            "precision": (metrics.precision, _chosen),
+            "recall": (metrics.recall, _chosen),
+            "prediction/mean": (metrics.mean, lambda labels, logits: (tf.sigmoid(logits),)),
+            "label/mean": (metrics.mean, lambda labels, logits: (labels,)),
+            "accuracy_baseline": (metrics.baseline, lambda labels, logits: (labels,)),
+            "auc": (metrics.area, metrics.with_probabilities),
         }
         if not self._is_v1:
-            made["auc_precision_recall"] = metrics.area_of_precision
-        return made | metrics.metrics_at(self._thresholds)
-
-    def _measured(self, labels: tf.Tensor, logits: tf.Tensor) -> dict[str, tuple[tf.Tensor, ...]]:
-        logistic = tf.sigmoid(logits)
-        chosen = tf.cast(logits > 0, labels.dtype)  # as argmax decides a tie
-        found: dict[str, tuple[tf.Tensor, ...]] = {
-            "accuracy": (tf.equal(labels, chosen),),
-            "precision": (labels, chosen),
-            "recall": (labels, chosen),
-            "prediction/mean": (logistic,),
-            "label/mean": (labels,),
-            "accuracy_baseline": (labels,),
-            "auc": (labels, logistic),
-        }
-        if not self._is_v1:
-            found["auc_precision_recall"] = labels, logistic
-        return found | metrics.measured_at(self._thresholds, labels, logistic)
+            found["auc_precision_recall"] = metrics.area_of_precision, metrics.with_probabilities
+        return found | metrics.metrics_at(self._thresholds)
 
     def _v1_metrics(self, labels: tf.Tensor, logits: tf.Tensor, weights: tf.Tensor | None) -> dict[str, Any]:
         if not self._is_v1:
@@ -121,7 +107,7 @@ class MultiClassHead(base.HeadOfOne):
         n_classes: int,
         weight_column: Any = None,
         label_vocabulary: Sequence[Any] | None = None,
-        loss_reduction: str = "sum_over_batch_size",
+        loss_reduction: str = _MEAN,
         loss_fn: Callable[..., Any] | None = None,
         name: str | None = None,
     ) -> None:
@@ -149,12 +135,11 @@ class MultiClassHead(base.HeadOfOne):
     def _prediction(self, key: str, logits: tf.Tensor) -> tf.Tensor:
         return logits if key == "logits" else _of_classes(key, logits, self._label_vocabulary)
 
-    def _metrics(self) -> dict[str, Callable[[str], Any]]:
-        return {"accuracy": metrics.mean}
+    def _metrics(self) -> metrics.Metrics:
+        def right(labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor]:
+            return (tf.equal(tf.cast(labels, tf.int64), tf.expand_dims(tf.argmax(logits, -1), -1)),)
 
-    def _measured(self, labels: tf.Tensor, logits: tf.Tensor) -> dict[str, tuple[tf.Tensor, ...]]:
-        chosen = tf.expand_dims(tf.argmax(logits, -1), -1)
-        return {"accuracy": (tf.equal(tf.cast(labels, tf.int64), chosen),)}
+        return {"accuracy": (metrics.mean, right)}
 
     def export_outputs(self, predictions: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
         classified = _classified(predictions, self.logits_dimension, self._label_vocabulary)
@@ -162,12 +147,17 @@ class MultiClassHead(base.HeadOfOne):
 
 
 def binary_or_multi_class_head(
-    n_classes: int, weight_column: Any, label_vocabulary: Sequence[Any] | None, loss_reduction: str
+    n_classes: int, weight_column: Any, label_vocabulary: Sequence[Any] | None, loss_reduction: str = _MEAN
 ) -> base.Head:
     """The head of a classifier."""
     if n_classes == 2:
         return BinaryClassHead(weight_column, label_vocabulary=label_vocabulary, loss_reduction=loss_reduction)
     return MultiClassHead(n_classes, weight_column, label_vocabulary, loss_reduction)
+
+
+def _chosen(labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the labels, and the class that BinaryClassHead chooses, as a number of their type."""
+    return labels, tf.cast(logits > 0, labels.dtype)  # as argmax decides a tie
 
 
 def _of_classes(key: str, logits: tf.Tensor, label_vocabulary: Sequence[Any] | None) -> tf.Tensor:

@@ -9,6 +9,9 @@ from typing import Any
 import keras  # before any trace: the runner watches what metrics of Keras write
 import tensorflow as tf
 
+Metrics = dict[str, tuple[Callable[[str], Any], Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]]]
+"""Name -> (makes the Keras metric of a name, makes of labels and logits what it is updated with, of one shape)."""
+
 
 class _Baseline(keras.metrics.Mean):
     """The accuracy of always predicting the more frequent one of the labels 0 and 1."""
@@ -18,54 +21,38 @@ class _Baseline(keras.metrics.Mean):
         return tf.maximum(frequency, 1 - frequency)
 
 
-def mean(name: str) -> Any:
-    return keras.metrics.Mean(name=_keras_name(name), dtype="float64")
+def _maker(kind: Callable[..., Any], **settings: Any) -> Callable[[str], Any]:
+    """Return what makes a metric of this kind of a name."""
+
+    def make(name: str) -> Any:
+        return kind(name=name.replace("/", "_"), dtype="float64", **settings)
+
+    return make
 
 
-def baseline(name: str) -> Any:
-    return _Baseline(name=_keras_name(name), dtype="float64")
+mean, baseline = _maker(keras.metrics.Mean), _maker(_Baseline)
+precision, recall = _maker(keras.metrics.Precision, thresholds=0.5), _maker(keras.metrics.Recall, thresholds=0.5)
+area, area_of_precision = _maker(keras.metrics.AUC, curve="ROC"), _maker(keras.metrics.AUC, curve="PR")
 
 
-def precision(name: str, threshold: float = 0.5) -> Any:
-    return keras.metrics.Precision(name=_keras_name(name), thresholds=threshold, dtype="float64")
+def with_probabilities(labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the labels, and the probabilities of logits that are independent of each other."""
+    return labels, tf.sigmoid(logits)
 
 
-def recall(name: str, threshold: float = 0.5) -> Any:
-    return keras.metrics.Recall(name=_keras_name(name), thresholds=threshold, dtype="float64")
-
-
-def area(name: str, curve: str = "ROC") -> Any:
-    return keras.metrics.AUC(name=_keras_name(name), curve=curve, dtype="float64")
-
-
-def area_of_precision(name: str) -> Any:
-    return area(name, "PR")
-
-
-def metrics_at(thresholds: Sequence[float]) -> dict[str, Callable[[str], Any]]:
-    """Return name -> what makes the metric, for accuracy, precision and recall at each threshold."""
-    made: dict[str, Callable[[str], Any]] = {}
+def metrics_at(thresholds: Sequence[float]) -> Metrics:
+    """Return accuracy, precision and recall at each threshold of the probabilities."""
+    found: Metrics = {}
     for threshold in thresholds:
-        made[_at("accuracy", threshold)] = mean
-        made[_at("precision", threshold)] = functools.partial(precision, threshold=threshold)
-        made[_at("recall", threshold)] = functools.partial(recall, threshold=threshold)
-    return made
-
-
-def measured_at(
-    thresholds: Sequence[float], labels: tf.Tensor, probabilities: tf.Tensor
-) -> dict[str, tuple[tf.Tensor, ...]]:
-    """Return name -> what the metrics of `metrics_at` are updated with."""
-    found: dict[str, tuple[tf.Tensor, ...]] = {}
-    for threshold in thresholds:
-        right = tf.equal(tf.cast(labels, tf.float64), tf.cast(probabilities > threshold, tf.float64))
-        found[_at("accuracy", threshold)] = (right,)
-        found[_at("precision", threshold)] = found[_at("recall", threshold)] = (labels, probabilities)
+        at = f"positive_threshold_{threshold:g}"
+        found[f"accuracy/{at}"] = mean, functools.partial(_right_at, threshold)
+        found[f"precision/{at}"] = _maker(keras.metrics.Precision, thresholds=threshold), with_probabilities
+        found[f"recall/{at}"] = _maker(keras.metrics.Recall, thresholds=threshold), with_probabilities
     return found
 
 
-def _at(metric: str, threshold: float) -> str:
-    return f"{metric}/positive_threshold_{threshold:g}"
+def _right_at(threshold: float, labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor]:
+    return (tf.equal(tf.cast(labels, tf.float64), tf.cast(tf.sigmoid(logits) > threshold, tf.float64)),)
 
 
 def add(metric: Any, *values: tf.Tensor, weights: tf.Tensor | None) -> None:
@@ -74,7 +61,3 @@ def add(metric: Any, *values: tf.Tensor, weights: tf.Tensor | None) -> None:
     if weights is not None:
         weights = tf.reshape(tf.cast(weights, tf.float64) * tf.ones_like(values[0], tf.float64), [-1])
     metric.update_state(*flat, sample_weight=weights)
-
-
-def _keras_name(name: str) -> str:
-    return name.replace("/", "_")

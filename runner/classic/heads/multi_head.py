@@ -102,12 +102,13 @@ class MultiHead(base.Head):
         regularization_losses: base.Losses = None,
     ) -> dict[str, Any]:
         labels, logits = self._of_heads("labels", labels), self._logits(logits)
+        num_examples = tf.shape(next(iter(logits.values())))[0]
         for name, loss in self._losses(labels, logits, features, mode).items():
             weight = self._heads[name].loss_weight(labels[name], logits[name], features)
-            add_scalar(eval_metrics[f"loss/{name}"], loss, num_examples(logits) if weight is None else weight)
+            add_scalar(eval_metrics[f"loss/{name}"], loss, num_examples if weight is None else weight)
         if regularization_losses is not None:
             name = self._key("regularization_loss")
-            add_scalar(eval_metrics[name], tf.add_n(list(regularization_losses)), num_examples(logits))
+            add_scalar(eval_metrics[name], tf.add_n(list(regularization_losses)), num_examples)
         for name, head in self._heads.items():
             head.update_metrics(eval_metrics, features, logits[name], labels[name])
         return eval_metrics
@@ -150,10 +151,6 @@ class MultiHead(base.Head):
         if missing:
             raise ValueError(f"MultiHead: {what} have no {', '.join(missing)}. There are: {', '.join(values)}.")
         return values
-
-
-def num_examples(logits: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    return tf.shape(next(iter(logits.values())))[0]
 
 
 def add_scalar(metric: Any, value: tf.Tensor, weight: tf.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -70,26 +71,17 @@ class MultiLabelHead(base.HeadOfOne):
             return tf.sigmoid(logits)
         return base.of_each_example(base.names_of_classes(self.logits_dimension, self._label_vocabulary), logits)
 
-    def _metrics(self) -> dict[str, Callable[[str], Any]]:
-        made: dict[str, Callable[[str], Any]] = {"auc": metrics.area, "auc_precision_recall": metrics.area_of_precision}
-        made |= metrics.metrics_at(self._thresholds)
-        for suffix in self._suffixes().values():
-            made[f"probability_mean/{suffix}"] = metrics.mean
-            made[f"auc/{suffix}"] = metrics.area
-            made[f"auc_precision_recall/{suffix}"] = metrics.area_of_precision
-        return made
-
-    def _measured(self, labels: tf.Tensor, logits: tf.Tensor) -> dict[str, tuple[tf.Tensor, ...]]:
-        probabilities = tf.sigmoid(logits)
-        found: dict[str, tuple[tf.Tensor, ...]] = {
-            "auc": (labels, probabilities),
-            "auc_precision_recall": (labels, probabilities),
+    def _metrics(self) -> metrics.Metrics:
+        found: metrics.Metrics = {
+            "auc": (metrics.area, metrics.with_probabilities),
+            "auc_precision_recall": (metrics.area_of_precision, metrics.with_probabilities),
         }
-        found |= metrics.measured_at(self._thresholds, labels, probabilities)
+        found |= metrics.metrics_at(self._thresholds)
         for class_id, suffix in self._suffixes().items():
-            of_class = labels[..., class_id : class_id + 1], probabilities[..., class_id : class_id + 1]
-            found[f"probability_mean/{suffix}"] = of_class[1:]
-            found[f"auc/{suffix}"] = found[f"auc_precision_recall/{suffix}"] = of_class
+            of_class = functools.partial(_of_class, class_id)
+            found[f"probability_mean/{suffix}"] = metrics.mean, functools.partial(of_class, first=1)
+            found[f"auc/{suffix}"] = metrics.area, of_class
+            found[f"auc_precision_recall/{suffix}"] = metrics.area_of_precision, of_class
         return found
 
     def _suffixes(self) -> dict[int, str]:
@@ -100,6 +92,12 @@ class MultiLabelHead(base.HeadOfOne):
     def export_outputs(self, predictions: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
         classified = ClassificationOutput(scores=predictions["probabilities"], classes=predictions["classes"])
         return base.exported(predictions, classification=classified)
+
+
+def _of_class(class_id: int, labels: tf.Tensor, logits: tf.Tensor, first: int = 0) -> tuple[tf.Tensor, ...]:
+    """Return (labels, probabilities) of a class, from the `first` of them on."""
+    both = metrics.with_probabilities(labels, logits)
+    return tuple(one[..., class_id : class_id + 1] for one in both[first:])
 
 
 def _ids(classes: Sequence[Any], num_classes: int, label_vocabulary: Sequence[Any] | None) -> list[int]:

@@ -38,12 +38,9 @@ class RegressionHead(base.HeadOfOne):
         if label_dimension < 1:
             raise ValueError(f"RegressionHead(label_dimension={label_dimension}): it is at least 1.")
         super().__init__(label_dimension, weight_column, loss_reduction, loss_fn, name)
+        self._loss_dimension = label_dimension
         self._inverse_link_fn = inverse_link_fn
         self._prediction_keys = ("predictions",) if inverse_link_fn is None else ("predictions", "logits")
-
-    @property
-    def _loss_dimension(self) -> int:
-        return self.logits_dimension
 
     def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
         return tf.cast(checks.checked_labels(labels, logits, self.logits_dimension), logits.dtype)
@@ -55,11 +52,11 @@ class RegressionHead(base.HeadOfOne):
         is_logits = key == "logits" or self._inverse_link_fn is None
         return logits if is_logits else self._inverse_link_fn(logits)  # type: ignore[misc]
 
-    def _metrics(self) -> dict[str, Callable[[str], Any]]:
-        return {"prediction/mean": metrics.mean, "label/mean": metrics.mean}
-
-    def _measured(self, labels: tf.Tensor, logits: tf.Tensor) -> dict[str, tuple[tf.Tensor, ...]]:
-        return {"prediction/mean": (self._prediction("predictions", logits),), "label/mean": (labels,)}
+    def _metrics(self) -> metrics.Metrics:
+        return {
+            "prediction/mean": (metrics.mean, lambda labels, logits: (self._prediction("predictions", logits),)),
+            "label/mean": (metrics.mean, lambda labels, logits: (labels,)),
+        }
 
     def export_outputs(self, predictions: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
         return base.exported(predictions, regression=RegressionOutput(value=predictions["predictions"]))

@@ -52,17 +52,16 @@ class Columns:
         key = f"model.params.columns.{name}"
         kind = settings.pop("kind", None)
         if kind not in _KINDS:
-            raise ValueError(f"{key}.kind={kind!r}: {_nearest(str(kind), _KINDS).strip() or _one_of(_KINDS)}")
+            raise ValueError(f"{key}.kind={kind!r}: {_nearest(str(kind), _KINDS).strip()}")
         make = _KINDS[kind]
-        takes = inspect.signature(make).parameters
+        _, *takes = inspect.signature(make).parameters.values()  # the first is the name
+        names = [one.name for one in takes]
         for setting in settings:
-            if setting not in takes or setting == "name":
+            if setting not in names:
                 raise ValueError(
-                    f"{key}.{setting}: a column of kind {kind} has no such setting."
-                    f"{_nearest(setting, [one for one in takes if one != 'name'])}"
+                    f"{key}.{setting}: a column of kind {kind} has no such setting.{_nearest(setting, names)}"
                 )
-        needed = [one for one, parameter in takes.items() if parameter.default is parameter.empty and one != "name"]
-        missing = [one for one in needed if one not in settings]
+        missing = [one.name for one in takes if one.default is one.empty and one.name not in settings]
         if missing:
             raise ValueError(f"{key}: a column of kind {kind} needs {', '.join(missing)}.")
         if "of" in settings:
@@ -85,7 +84,8 @@ def _numeric(
         values = tf.math.log1p(values) if log else values
         return (values - tf.constant(mean, tf.float32)) / tf.constant(std, tf.float32)
 
-    return fc.numeric_column(feature or name, tuple(_as_list(shape)), normalizer_fn=normalise)
+    sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    return fc.numeric_column(feature or name, sizes, normalizer_fn=normalise)
 
 
 def _bucketized(name: str, boundaries: Sequence[float], feature: str | None = None) -> Any:
@@ -120,25 +120,8 @@ def _weighted(name: str, of: Any, weight: str) -> Any:
     return fc.weighted_categorical_column(of, weight)
 
 
-_KINDS: Mapping[str, Callable[..., Any]] = {
-    "numeric": _numeric,
-    "bucketized": _bucketized,
-    "vocabulary": _vocabulary,
-    "hashed": _hashed,
-    "identity": _identity,
-    "crossed": _crossed,
-    "embedding": _embedding,
-    "indicator": _indicator,
-    "weighted": _weighted,
-}
-
-
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, Sequence) else [value]
-
-
-def _one_of(names: Any) -> str:
-    return f"it is one of {', '.join(names)}."
+_MAKE = (_numeric, _bucketized, _vocabulary, _hashed, _identity, _crossed, _embedding, _indicator, _weighted)
+_KINDS: Mapping[str, Callable[..., Any]] = {make.__name__.removeprefix("_"): make for make in _MAKE}
 
 
 def _nearest(name: str, names: Any) -> str:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable
 from typing import Any
 
 from runner.classic.estimator import Estimator
-from runner.classic.heads.base import Head
 from runner.classic.heads.classification import binary_or_multi_class_head
 from runner.classic.heads.regression import RegressionHead
 from runner.classic.premade.logits import Deep, Wide
@@ -24,86 +24,83 @@ from runner.classic.premade.model_fns import (
     dnn_model_fn,
     linear_model_fn,
 )
-from runner.classic.premade.signatures import V2_SIGNATURES, Signatures
 
 _log = logging.getLogger(__name__)
 
 _HEAD = ("n_classes", "label_dimension", "weight_column", "label_vocabulary", "loss_reduction")
 
 
-def premade(family: Family, signatures: Signatures) -> Callable[[type], type]:
-    """Give a class the constructor that `signatures` has under its name.
+class Premade(Estimator):
+    """An estimator whose constructor is made from the table of signatures.
+
+    Args:
+      family: that of the table which has the class's signature under its name; None: a class of the user's own.
+    """
+
+    def __init_subclass__(cls, family: Family | None = None, **others: Any) -> None:
+        super().__init_subclass__(**others)
+        if family is not None:
+            cls.__init__ = _constructor(cls, family)  # type: ignore[method-assign]
+
+
+def _constructor(cls: type, family: Family) -> Callable[..., None]:
+    """Return the constructor that the family's signatures have under the name of `cls`.
 
     A classifier or a regressor makes the head of its arguments, and hands the others on to the class with any head,
     which makes the model_fn.
     """
+    signature: Any = family.signatures[cls.__name__]
+    signature.__name__, signature.__module__ = "__init__", cls.__module__
+    signature.__qualname__ = f"{cls.__qualname__}.__init__"  # Python's messages about arguments begin with it
 
-    def decorated(cls: Any) -> Any:
-        signature = signatures[cls.__name__]
-        signature.__name__, signature.__module__ = "__init__", cls.__module__
-        signature.__qualname__ = f"{cls.__qualname__}.__init__"  # Python's messages about arguments begin with it
+    @functools.wraps(signature)  # so that `inspect.signature` gives the entry of the table
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        given = signature(*args, **kwargs)
+        parent: Any = super(cls, given.pop("self"))
+        if "head" not in given:
+            of_head = {name: given.pop(name) for name in _HEAD if name in given}
+            make = binary_or_multi_class_head if "n_classes" in of_head else RegressionHead
+            parent.__init__(make(**of_head), **given)
+            return
+        for name in ("partitioner", "input_layer_partitioner"):
+            if given.get(name) is not None:
+                _log.warning("%s has no effect: the strategy places variables, see strategy.partitioner.", name)
+        model_fn = _MODEL_FNS[cls.__name__](types.SimpleNamespace(**given), family)
+        warm_start_from = given.get("warm_start_from")
+        parent.__init__(model_fn, given["model_dir"], given["config"], warm_start_from=warm_start_from)
 
-        @functools.wraps(signature)  # so that `inspect.signature` gives the entry of the table
-        def __init__(*args: Any, **kwargs: Any) -> None:
-            given = signature(*args, **kwargs)
-            parent: Any = super(cls, given.pop("self"))
-            if "head" not in given:
-                of_head = {name: given.pop(name) for name in _HEAD if name in given}
-                make = binary_or_multi_class_head if "n_classes" in of_head else RegressionHead
-                parent.__init__(make(**of_head), **given)
-                return
-            for name in ("partitioner", "input_layer_partitioner"):
-                if given.get(name) is not None:
-                    _log.warning("%s has no effect: the strategy places variables, see strategy.partitioner.", name)
-            model_fn = _MODEL_FNS[cls.__name__](family, **given)
-            warm_start_from = given.get("warm_start_from")
-            parent.__init__(model_fn, given["model_dir"], given["config"], warm_start_from=warm_start_from)
-
-        cls.__init__ = __init__
-        return cls
-
-    return decorated
+    return __init__
 
 
-def _linear(
-    family: Family, *, head: Head, feature_columns: Any, sparse_combiner: str, optimizer: Any, **others: Any
-) -> ModelFn:
-    return linear_model_fn(head, Wide(feature_columns, sparse_combiner), optimizer, family)
+def _linear(given: Any, family: Family) -> ModelFn:
+    wide = Wide(given.feature_columns, given.sparse_combiner)
+    return linear_model_fn(given.head, wide, given.optimizer, family)
 
 
-def _dnn(
-    family: Family, *, head: Head, hidden_units: Sequence[int], feature_columns: Any, activation_fn: Any,
-    dropout: float | None, batch_norm: bool, optimizer: Any, **others: Any,
-) -> ModelFn:  # fmt: skip
-    return dnn_model_fn(
-        head, Deep(hidden_units, feature_columns, activation_fn, dropout, batch_norm), optimizer, family
-    )
+def _dnn(given: Any, family: Family) -> ModelFn:
+    deep = Deep(given.hidden_units, given.feature_columns, given.activation_fn, given.dropout, given.batch_norm)
+    return dnn_model_fn(given.head, deep, given.optimizer, family)
 
 
-def _dnn_linear_combined(
-    family: Family, *, head: Head, linear_feature_columns: Any, linear_sparse_combiner: str, linear_optimizer: Any,
-    dnn_hidden_units: Sequence[int] | None, dnn_feature_columns: Any, dnn_activation_fn: Any,
-    dnn_dropout: float | None, batch_norm: bool, dnn_optimizer: Any, **others: Any,
-) -> ModelFn:  # fmt: skip
-    wide = Wide(linear_feature_columns, linear_sparse_combiner)
-    deep = Deep(dnn_hidden_units or (), dnn_feature_columns, dnn_activation_fn, dnn_dropout, batch_norm)
-    return combined_model_fn(head, wide, linear_optimizer, deep, dnn_optimizer, family)
+def _dnn_linear_combined(given: Any, family: Family) -> ModelFn:
+    wide = Wide(given.linear_feature_columns, given.linear_sparse_combiner)
+    deep = Deep(
+        given.dnn_hidden_units or (), given.dnn_feature_columns, given.dnn_activation_fn, given.dnn_dropout,
+        given.batch_norm,
+    )  # fmt: skip
+    return combined_model_fn(given.head, wide, given.linear_optimizer, deep, given.dnn_optimizer, family)
 
 
-def _baseline(family: Family, *, head: Head, optimizer: Any, **others: Any) -> ModelFn:
-    return baseline_model_fn(head, optimizer, family)
-
-
-_MODEL_FNS: dict[str, Callable[..., ModelFn]] = {
+# Class -> makes the model_fn of its arguments, by name.
+_MODEL_FNS: dict[str, Callable[[Any, Family], ModelFn]] = {
     "LinearEstimator": _linear,
     "DNNEstimator": _dnn,
     "DNNLinearCombinedEstimator": _dnn_linear_combined,
-    "BaselineEstimator": _baseline,
+    "BaselineEstimator": lambda given, family: baseline_model_fn(given.head, given.optimizer, family),
 }
 
 
-@premade(V2, V2_SIGNATURES)
-class LinearEstimator(Estimator):
+class LinearEstimator(Premade, family=V2):
     """A linear model with any head.
 
     Args:
@@ -116,8 +113,7 @@ class LinearEstimator(Estimator):
     """
 
 
-@premade(V2, V2_SIGNATURES)
-class LinearClassifier(LinearEstimator):
+class LinearClassifier(LinearEstimator, family=V2):
     """A linear model of two or more classes.
 
     Args:
@@ -126,8 +122,7 @@ class LinearClassifier(LinearEstimator):
     """
 
 
-@premade(V2, V2_SIGNATURES)
-class LinearRegressor(LinearEstimator):
+class LinearRegressor(LinearEstimator, family=V2):
     """A linear model of numbers.
 
     Args:
@@ -136,8 +131,7 @@ class LinearRegressor(LinearEstimator):
     """
 
 
-@premade(V2, V2_SIGNATURES)
-class DNNEstimator(Estimator):
+class DNNEstimator(Premade, family=V2):
     """A network with any head.
 
     Args:
@@ -153,8 +147,7 @@ class DNNEstimator(Estimator):
     """
 
 
-@premade(V2, V2_SIGNATURES)
-class DNNClassifier(DNNEstimator):
+class DNNClassifier(DNNEstimator, family=V2):
     """A network for two or more classes.
 
     Args:
@@ -163,8 +156,7 @@ class DNNClassifier(DNNEstimator):
     """
 
 
-@premade(V2, V2_SIGNATURES)
-class DNNRegressor(DNNEstimator):
+class DNNRegressor(DNNEstimator, family=V2):
     """A network for numbers.
 
     Args:
@@ -173,8 +165,7 @@ class DNNRegressor(DNNEstimator):
     """
 
 
-@premade(V2, V2_SIGNATURES)
-class DNNLinearCombinedEstimator(Estimator):
+class DNNLinearCombinedEstimator(Premade, family=V2):
     """A linear model and a network with any head; each has an optimizer of its own.
 
     Args:
@@ -188,8 +179,7 @@ class DNNLinearCombinedEstimator(Estimator):
     """
 
 
-@premade(V2, V2_SIGNATURES)
-class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator):
+class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator, family=V2):
     """A linear model and a network for two or more classes.
 
     Args:
@@ -198,8 +188,7 @@ class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator):
     """
 
 
-@premade(V2, V2_SIGNATURES)
-class DNNLinearCombinedRegressor(DNNLinearCombinedEstimator):
+class DNNLinearCombinedRegressor(DNNLinearCombinedEstimator, family=V2):
     """A linear model and a network for numbers.
 
     Args:
@@ -208,8 +197,7 @@ class DNNLinearCombinedRegressor(DNNLinearCombinedEstimator):
     """
 
 
-@premade(V2, V2_SIGNATURES)
-class BaselineEstimator(Estimator):
+class BaselineEstimator(Premade, family=V2):
     """Predicts the same for every example, with any head.
 
     Args:
@@ -219,11 +207,9 @@ class BaselineEstimator(Estimator):
     """
 
 
-@premade(V2, V2_SIGNATURES)
-class BaselineClassifier(BaselineEstimator):
+class BaselineClassifier(BaselineEstimator, family=V2):
     """Predicts the frequency of each class. Args: see BaselineEstimator, BinaryClassHead and MultiClassHead."""
 
 
-@premade(V2, V2_SIGNATURES)
-class BaselineRegressor(BaselineEstimator):
+class BaselineRegressor(BaselineEstimator, family=V2):
     """Predicts the mean of the labels. Args: see BaselineEstimator and RegressionHead."""

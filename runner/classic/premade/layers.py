@@ -146,7 +146,8 @@ def activation_of(activation: Any) -> Callable[[tf.Tensor], tf.Tensor]:
 
 def _state(scope: str) -> feature_columns.Columns:
     def make(column: Any, name: str, *, shape: Any, **arguments: Any) -> Any:
-        full = f"{scope}/{_in_scope(column.name)}/{name}"
+        in_scope = re.sub(r"[^A-Za-z0-9_.\-]", "_", column.name)
+        full = f"{scope}/{in_scope}/{name}"
         return variable(full, shape, arguments.pop("initializer", None), **arguments)
 
     return feature_columns.Columns(make)
@@ -158,10 +159,6 @@ def _sum_of_ids(pair: Any, weight: Any, sparse_combiner: str) -> tf.Tensor:
     if weights is not None:
         weights = tf.sparse.reshape(weights, [tf.shape(weights)[0], -1])
     return tf.nn.safe_embedding_lookup_sparse(weight, ids, sparse_weights=weights, combiner=sparse_combiner)
-
-
-def _in_scope(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.\-]", "_", name)
 
 
 def _as_list(columns: Any) -> list[Any]:

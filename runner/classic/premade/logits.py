@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -27,6 +27,27 @@ class Deep:
     activation_fn: Any = tf.nn.relu
     dropout: float | None = None
     batch_norm: bool = False
+    name: ClassVar = "dnn"
+
+    def logits(self, features: Any, mode: str, units: int, scope: str = "") -> tf.Tensor:
+        """Return its logits. Args: scope: put before the names of the variables, `dnn/` for example."""
+        training = mode == ModeKeys.TRAIN
+        activation = layers.activation_of(self.activation_fn)
+        inputs = f"{scope}input_from_feature_columns/input_layer"
+        x = layers.dense_features(features, self.feature_columns, scope=inputs)
+        for number, size in enumerate(self.hidden_units):
+            name = f"{scope}hiddenlayer_{number}"
+            x = layers.dense(x, size, scope=name, activation=activation)
+            if self.dropout is not None and training:
+                x = tf.nn.dropout(x, rate=self.dropout)
+            if self.batch_norm:
+                x, updates = layers.batch_norm(x, scope=f"{name}/batchnorm_{number}", training=training)
+                for update in updates:
+                    v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, update)
+            summarise(x, name)
+        logits = layers.dense(x, units, scope=f"{scope}logits")
+        summarise(logits, f"{scope}logits")
+        return logits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +56,35 @@ class Wide:
 
     feature_columns: Any
     sparse_combiner: str = "sum"
+    name: ClassVar = "linear"
+
+    def logits(self, features: Any, mode: str, units: int, scope: str = "") -> tf.Tensor:
+        """Return its logits. Args: scope: as of `Deep.logits`."""
+        logits, variables = layers.linear_sum(
+            features, self.feature_columns, units=units, scope=f"{scope}linear_model",
+            sparse_combiner=self.sparse_combiner,
+        )  # fmt: skip
+        *weights, bias = map(tf.convert_to_tensor, variables)
+        if units > 1:
+            summaries.histogram("bias", bias)
+        else:
+            summaries.scalar("bias", bias[0])
+        flat = tf.concat([tf.reshape(weight, [-1]) for weight in weights], 0)
+        summaries.scalar("fraction_of_zero_weights", tf.math.zero_fraction(flat))
+        return logits
+
+
+@dataclasses.dataclass(frozen=True)
+class Baseline:
+    """Logits that do not depend on the features."""
+
+    feature_columns: Any = ()
+    name: ClassVar = ""
+
+    def logits(self, features: Any, mode: str, units: int, scope: str = "") -> tf.Tensor:
+        bias = layers.variable("baseline/bias", [units], v1.zeros_initializer())
+        feature = next(iter(features.values())) if isinstance(features, Mapping) else features
+        return bias * tf.ones([tf.shape(feature, out_type=tf.int32)[0], units])
 
 
 def call_logit_fn(logit_fn: Callable[..., Any], features: Any, mode: str, params: Any, config: Any) -> Any:
@@ -76,7 +126,7 @@ def dnn_logit_fn_builder(
 
     def dnn_logit_fn(features: Any, mode: str) -> tf.Tensor:
         layers.forget_shared_embeddings(feature_columns)
-        return deep_logits(features, mode, units, deep)
+        return deep.logits(features, mode, units)
 
     return dnn_logit_fn
 
@@ -88,47 +138,13 @@ def linear_logit_fn_builder(units: int, feature_columns: Any, sparse_combiner: s
       sparse_combiner: how the weights of several values of a categorical column are joined: sum, mean, sqrtn.
     """
     _check_units(units)
+    wide = Wide(feature_columns, sparse_combiner)
 
     def linear_logit_fn(features: Any) -> tf.Tensor:
         layers.forget_shared_embeddings(feature_columns)
-        return linear_logits(features, units, Wide(feature_columns, sparse_combiner))
+        return wide.logits(features, ModeKeys.PREDICT, units)
 
     return linear_logit_fn
-
-
-def deep_logits(features: Any, mode: str, units: int, deep: Deep, scope: str = "") -> tf.Tensor:
-    """Return the logits of a network. Args: scope: put before the names of the variables, `dnn/` for example."""
-    training = mode == ModeKeys.TRAIN
-    activation = layers.activation_of(deep.activation_fn)
-    x = layers.dense_features(features, deep.feature_columns, scope=f"{scope}input_from_feature_columns/input_layer")
-    for number, size in enumerate(deep.hidden_units):
-        name = f"{scope}hiddenlayer_{number}"
-        x = layers.dense(x, size, scope=name, activation=activation)
-        if deep.dropout is not None and training:
-            x = tf.nn.dropout(x, rate=deep.dropout)
-        if deep.batch_norm:
-            x, updates = layers.batch_norm(x, scope=f"{name}/batchnorm_{number}", training=training)
-            for update in updates:
-                v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, update)
-        summarise(x, name)
-    logits = layers.dense(x, units, scope=f"{scope}logits")
-    summarise(logits, f"{scope}logits")
-    return logits
-
-
-def linear_logits(features: Any, units: int, wide: Wide, scope: str = "") -> tf.Tensor:
-    """Return the logits of a linear model. Args: scope: as of `deep_logits`."""
-    logits, variables = layers.linear_sum(
-        features, wide.feature_columns, units=units, scope=f"{scope}linear_model", sparse_combiner=wide.sparse_combiner
-    )
-    *weights, bias = map(tf.convert_to_tensor, variables)
-    if units > 1:
-        summaries.histogram("bias", bias)
-    else:
-        summaries.scalar("bias", bias[0])
-    flat = tf.concat([tf.reshape(weight, [-1]) for weight in weights], 0)
-    summaries.scalar("fraction_of_zero_weights", tf.math.zero_fraction(flat))
-    return logits
 
 
 def summarise(values: tf.Tensor, name: str) -> None:

@@ -13,7 +13,8 @@ import tensorflow as tf
 from runner.classic.heads.base import Head, HeadOfOne
 from runner.classic.optimizers import minimize, optimizer_of, v1_optimizer_of
 from runner.classic.premade import layers
-from runner.classic.premade.logits import Deep, Wide, deep_logits, linear_logits, summarise
+from runner.classic.premade.logits import Baseline, Deep, Wide, summarise
+from runner.classic.premade.signatures import V1_SIGNATURES, V2_SIGNATURES, Signatures
 from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.tf_private.optimizers import with_slots_in
 
@@ -27,6 +28,7 @@ class Family:
     """The differences of tf.estimator and tf.compat.v1.estimator: defaults, and names in checkpoints and events.
 
     Attributes:
+      signatures: of the constructors, by the names of the classes.
       optimizer_of: makes an optimizer of what was given, and of a learning rate for one given by name.
       dnn_rate: that learning rate for a network alone; None: Keras's own.
       slot_folders: scope of a model -> where its optimizer's state is, below each variable.
@@ -34,13 +36,14 @@ class Family:
         the scope.
     """
 
+    signatures: Signatures
     optimizer_of: Callable[..., Any]
     dnn_rate: float | None
     slot_folders: Mapping[str, str]
     has_name_scopes: bool
 
     def name_scope(self, scope: str) -> contextlib.AbstractContextManager[Any]:
-        return v1.name_scope(scope) if self.has_name_scopes else contextlib.nullcontext()
+        return v1.name_scope(scope) if self.has_name_scopes and scope else contextlib.nullcontext()
 
     def update(
         self, optimizer: Any, rate: float | None, loss: tf.Tensor, variables: Sequence[Any], *, scope: str, counts: bool
@@ -70,46 +73,40 @@ def _in_head(scope: str) -> contextlib.AbstractContextManager[Any]:
 
 
 # The documentation of tf.estimator said 0.05 for networks. Version 2 took what Keras has for the name: 0.001.
-V2 = Family(optimizer_of, dnn_rate=None, slot_folders={}, has_name_scopes=False)
+V2 = Family(V2_SIGNATURES, optimizer_of, dnn_rate=None, slot_folders={}, has_name_scopes=False)
 # The folders are what was left of `part_0` where 2.15 cut off the name of the variable, and forgot its scope.
-V1 = Family(v1_optimizer_of, dnn_rate=0.05, slot_folders={"dnn": "t_0", "linear": "part_0"}, has_name_scopes=True)
+_SLOT_FOLDERS = {"dnn": "t_0", "linear": "part_0"}
+V1 = Family(V1_SIGNATURES, v1_optimizer_of, dnn_rate=0.05, slot_folders=_SLOT_FOLDERS, has_name_scopes=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """Logits, and how what makes them is trained."""
+    """What makes logits, and how that is trained.
 
-    logits: tf.Tensor
-    variables: Sequence[Any]
+    Attributes:
+      rate: learning rate of an optimizer that is given by name; None: Keras's own.
+      is_by_columns: that is at most 1 / sqrt(number of columns).
+    """
+
+    made_by: Wide | Deep | Baseline
     optimizer: Any
     rate: float | None
+    is_by_columns: bool = False
+
+    def learning_rate(self) -> float | None:
+        if self.rate is None or not self.is_by_columns:
+            return self.rate
+        return min(self.rate, 1.0 / math.sqrt(len(layers.sorted_columns(self.made_by.feature_columns))))
 
 
 def dnn_model_fn(head: Head, deep: Deep, optimizer: Any, family: Family) -> ModelFn:
     """Return the model_fn of DNNClassifier and the like."""
-
-    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
-        layers.forget_shared_embeddings(deep.feature_columns)
-        with family.name_scope("dnn"), _trained() as variables:
-            logits = deep_logits(features, mode, head.logits_dimension, deep, scope="dnn/")
-        part = _Part(logits, variables, optimizer, family.dnn_rate)
-        return _spec(features, labels, mode, head, family, [part], "dnn")
-
-    return model_fn
+    return _model_fn(head, [_Part(deep, optimizer, family.dnn_rate)], family, "dnn")
 
 
 def linear_model_fn(head: Head, wide: Wide, optimizer: Any, family: Family) -> ModelFn:
     """Return the model_fn of LinearClassifier and the like."""
-
-    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
-        layers.forget_shared_embeddings(wide.feature_columns)
-        with family.name_scope("linear"), _trained() as variables:
-            logits = linear_logits(features, head.logits_dimension, wide, scope="linear/")
-        rate = 0.2 if optimizer else _rate_of_columns(0.2, wide.feature_columns)
-        part = _Part(logits, variables, optimizer or "Ftrl", rate)
-        return _spec(features, labels, mode, head, family, [part], "linear")
-
-    return model_fn
+    return _model_fn(head, [_Part(wide, optimizer or "Ftrl", 0.2, is_by_columns=not optimizer)], family, "linear")
 
 
 def combined_model_fn(
@@ -123,55 +120,46 @@ def combined_model_fn(
         raise ValueError("give linear_feature_columns, dnn_feature_columns or both: there is nothing to predict from.")
     if deep.feature_columns and not deep.hidden_units:
         raise ValueError("dnn_hidden_units is empty: with dnn_feature_columns, give the sizes of the hidden layers.")
-
-    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
-        layers.forget_shared_embeddings(wide.feature_columns, deep.feature_columns)
-        parts = []
-        if deep.feature_columns:
-            with family.name_scope("dnn"), _trained() as variables:
-                logits = deep_logits(features, mode, head.logits_dimension, deep, scope="dnn/")
-            parts.append(_Part(logits, variables, dnn_optimizer, 0.001))
-        if wide.feature_columns:
-            with family.name_scope("linear"), _trained() as variables:
-                logits = linear_logits(features, head.logits_dimension, wide, scope="linear/")
-            with family.name_scope("linear/"):
-                summarise(logits, "linear")
-            rate = _rate_of_columns(0.005, wide.feature_columns)
-            parts.append(_Part(logits, variables, linear_optimizer, rate))
-        return _spec(features, labels, mode, head, family, parts, "")
-
-    return model_fn
+    parts = [_Part(deep, dnn_optimizer, 0.001), _Part(wide, linear_optimizer, 0.005, is_by_columns=True)]
+    return _model_fn(head, [part for part in parts if part.made_by.feature_columns], family)
 
 
 def baseline_model_fn(head: Head, optimizer: Any, family: Family) -> ModelFn:
-    """Return the model_fn of BaselineClassifier and the like: logits that do not depend on the features."""
+    """Return the model_fn of BaselineClassifier and the like."""
+    return _model_fn(head, [_Part(Baseline(), optimizer, 0.3)], family)
+
+
+def _model_fn(head: Head, parts: Sequence[_Part], family: Family, scope: str = "") -> ModelFn:
+    """Return the model_fn that adds the logits of `parts`. Args: scope: as of `Family.update`."""
 
     def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
-        units = head.logits_dimension
-        bias = layers.variable("baseline/bias", [units], v1.zeros_initializer())
-        part = _Part(bias * tf.ones([_batch_size(features), units]), [bias], optimizer, 0.3)
-        return _spec(features, labels, mode, head, family, [part], "")
+        layers.forget_shared_embeddings(*(part.made_by.feature_columns for part in parts))
+        each, trained = [], []
+        for part in parts:
+            name = part.made_by.name
+            with family.name_scope(name), _trained() as variables:
+                each.append(part.made_by.logits(features, mode, head.logits_dimension, scope=f"{name}/"))
+            if name == "linear" and not scope:
+                with family.name_scope("linear/"):
+                    summarise(each[-1], "linear")
+            trained.append((part, part.learning_rate(), variables))
+
+        def train_op_fn(loss: tf.Tensor) -> Any:
+            """The first part counts the steps."""
+            updates = [
+                family.update(part.optimizer, rate, loss, variables, scope=scope, counts=number == 0)
+                for number, (part, rate, variables) in enumerate(trained)
+            ]
+            return tf.group(*updates)
+
+        logits = tf.add_n(each)
+        updates = v1.get_collection(v1.GraphKeys.UPDATE_OPS)
+        spec = head.create_estimator_spec(features, mode, logits, labels, train_op_fn=train_op_fn, update_ops=updates)
+        if mode == ModeKeys.TRAIN:
+            family.name_losses(head, spec.loss, labels, logits, features, scope)
+        return spec
 
     return model_fn
-
-
-def _spec(
-    features: Any, labels: Any, mode: str, head: Head, family: Family, parts: Sequence[_Part], scope: str
-) -> EstimatorSpec:
-    def train_op_fn(loss: tf.Tensor) -> Any:
-        """The first part counts the steps."""
-        updates = [
-            family.update(part.optimizer, part.rate, loss, part.variables, scope=scope, counts=number == 0)
-            for number, part in enumerate(parts)
-        ]
-        return tf.group(*updates)
-
-    logits = tf.add_n([part.logits for part in parts])
-    updates = v1.get_collection(v1.GraphKeys.UPDATE_OPS)
-    spec = head.create_estimator_spec(features, mode, logits, labels, train_op_fn=train_op_fn, update_ops=updates)
-    if mode == ModeKeys.TRAIN:
-        family.name_losses(head, spec.loss, labels, logits, features, scope)
-    return spec
 
 
 @contextlib.contextmanager
@@ -181,12 +169,3 @@ def _trained() -> Any:
     found: list[Any] = []
     yield found
     found += [one for one in v1.trainable_variables() if id(one) not in before]
-
-
-def _rate_of_columns(rate: float, columns: Any) -> float:
-    return min(rate, 1.0 / math.sqrt(len(layers.sorted_columns(columns))))
-
-
-def _batch_size(features: Any) -> tf.Tensor:
-    feature = next(iter(features.values())) if isinstance(features, Mapping) else features
-    return tf.shape(feature, out_type=tf.int32)[0]

@@ -6,67 +6,53 @@ have no effect, and say so: the strategy places variables (`strategy.partitioner
 
 from __future__ import annotations
 
-from runner.classic.estimator import Estimator
-from runner.classic.premade.estimators import premade
+from runner.classic.premade.estimators import Premade
 from runner.classic.premade.model_fns import V1
-from runner.classic.premade.signatures import V1_SIGNATURES
 
 
-@premade(V1, V1_SIGNATURES)
-class LinearEstimator(Estimator):
+class LinearEstimator(Premade, family=V1):
     """Args: see tf.estimator.LinearEstimator; a name as the optimizer means one of tf.compat.v1.train."""
 
 
-@premade(V1, V1_SIGNATURES)
-class LinearClassifier(LinearEstimator):
+class LinearClassifier(LinearEstimator, family=V1):
     """Args: see tf.estimator.LinearClassifier and LinearEstimator."""
 
 
-@premade(V1, V1_SIGNATURES)
-class LinearRegressor(LinearEstimator):
+class LinearRegressor(LinearEstimator, family=V1):
     """Args: see tf.estimator.LinearRegressor and LinearEstimator."""
 
 
-@premade(V1, V1_SIGNATURES)
-class DNNEstimator(Estimator):
+class DNNEstimator(Premade, family=V1):
     """Args: see tf.estimator.DNNEstimator; a name as the optimizer means one of tf.compat.v1.train, rate 0.05."""
 
 
-@premade(V1, V1_SIGNATURES)
-class DNNClassifier(DNNEstimator):
+class DNNClassifier(DNNEstimator, family=V1):
     """Args: see tf.estimator.DNNClassifier and DNNEstimator."""
 
 
-@premade(V1, V1_SIGNATURES)
-class DNNRegressor(DNNEstimator):
+class DNNRegressor(DNNEstimator, family=V1):
     """Args: see tf.estimator.DNNRegressor and DNNEstimator."""
 
 
-@premade(V1, V1_SIGNATURES)
-class DNNLinearCombinedEstimator(Estimator):
+class DNNLinearCombinedEstimator(Premade, family=V1):
     """Args: see tf.estimator.DNNLinearCombinedEstimator; a name as an optimizer means one of tf.compat.v1.train."""
 
 
-@premade(V1, V1_SIGNATURES)
-class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator):
+class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator, family=V1):
     """Args: see tf.estimator.DNNLinearCombinedClassifier and DNNLinearCombinedEstimator."""
 
 
-@premade(V1, V1_SIGNATURES)
-class DNNLinearCombinedRegressor(DNNLinearCombinedEstimator):
+class DNNLinearCombinedRegressor(DNNLinearCombinedEstimator, family=V1):
     """Args: see tf.estimator.DNNLinearCombinedRegressor and DNNLinearCombinedEstimator."""
 
 
-@premade(V1, V1_SIGNATURES)
-class BaselineEstimator(Estimator):
+class BaselineEstimator(Premade, family=V1):
     """Args: see tf.estimator.BaselineEstimator; a name as the optimizer means one of tf.compat.v1.train."""
 
 
-@premade(V1, V1_SIGNATURES)
-class BaselineClassifier(BaselineEstimator):
+class BaselineClassifier(BaselineEstimator, family=V1):
     """Args: see tf.estimator.BaselineClassifier and BaselineEstimator."""
 
 
-@premade(V1, V1_SIGNATURES)
-class BaselineRegressor(BaselineEstimator):
+class BaselineRegressor(BaselineEstimator, family=V1):
     """Args: see tf.estimator.BaselineRegressor and BaselineEstimator."""

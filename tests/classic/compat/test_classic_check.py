@@ -406,7 +406,7 @@ def test_arguments_of_run_config_without_effect_are_those_that_it_logs() -> None
 
 def test_switches_without_effect_are_those_that_are_taken_over() -> None:
     (rule,) = (rule for rule in RULES if "disable_v2_behavior" in rule.names)
-    assert {*rule.names} == {*install._SWITCHES}
+    assert {*rule.names} == {*install.SWITCHES}
 
 
 def test_one_name_for_one_thing() -> None:
