@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from runner.config.schema import (
-    CLUSTER_STRATEGIES,
-    STRATEGY_OPTIONS,
-    TRAINING_COMMANDS,
-    Config,
-    ConfigError,
-    EvalStrategyConfig,
-)
+from runner.config import schema
+from runner.config.schema import Config, ConfigError, EvalStrategyConfig
 
 
 def check_strategies(config: Config) -> Iterator[str]:
@@ -47,7 +41,7 @@ def _check_strategy(key: str, strategy: EvalStrategyConfig) -> Iterator[str]:
     """Refuse options that the chosen strategy would ignore, and those that exclude each other."""
     if strategy.name is None and key == "strategy":
         yield "strategy.name=null: name a strategy, or leave it at default."
-    allowed = STRATEGY_OPTIONS.get(strategy.name or "", ())
+    allowed = schema.STRATEGY_OPTIONS.get(strategy.name or "", ())
     for option, value in vars(strategy).items():
         if option != "name" and value is not None and option not in allowed:
             yield (
@@ -79,7 +73,7 @@ def _check_strategy(key: str, strategy: EvalStrategyConfig) -> Iterator[str]:
 def _check_eval_strategy(config: Config) -> Iterator[str]:
     """Refuse to evaluate with several processes or a TPU: evaluation has the strategy of training, or a small one."""
     name = config.eval_strategy.name
-    if name not in (*CLUSTER_STRATEGIES, "tpu"):
+    if name not in (*schema.CLUSTER_STRATEGIES, "tpu"):
         return
     instead = "leave eval_strategy at same, which is that of training"
     if name != config.strategy.name:
@@ -110,7 +104,7 @@ def check_batch_divides(config: Config, num_workers: int, why: str = "") -> None
     if strategy.name == "multi_worker":
         replicas = num_workers * (strategy.virtual_devices or 1)
     unit = replicas * parts
-    if size is None or size % unit == 0 or config.command not in TRAINING_COMMANDS:
+    if size is None or size % unit == 0 or config.command not in schema.TRAINING_COMMANDS:
         return
     below, above = size // unit * unit, (size // unit + 1) * unit
     use = f"{below} or {above}" if below else f"{above}"

@@ -11,16 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from runner.config import schema
 from runner.config.metric_names import evaluation_prefix
-from runner.config.schema import (
-    ENVIRONMENT_COMMANDS,
-    EVALUATING_COMMANDS,
-    TRAINING_COMMANDS,
-    CheckpointConfig,
-    Config,
-    ConfigError,
-    eval_key,
-)
+from runner.config.schema import Config, ConfigError
 from runner.config.step_range import parse_step_range
 from runner.config.strategy_validation import check_strategies
 from runner.system.redaction import masked_value
@@ -90,25 +83,25 @@ def checkpoint_in(checkpoint: str, model_dir: Path) -> str:
 def _check_functions(config: Config) -> Iterator[str]:
     """Demand a function for all that the command calls."""
     command, input = config.command, config.input
-    if command in ENVIRONMENT_COMMANDS:
+    if command in schema.ENVIRONMENT_COMMANDS:
         return
     if command != "inspect" and not config.model.fn:
         yield "model.fn is not set. Give package.module or package.module.function, or choose model=..."
-    if command in TRAINING_COMMANDS and not input.train.fn:
+    if command in schema.TRAINING_COMMANDS and not input.train.fn:
         yield f"input.train.fn is not set, and command={command} trains. Choose input=... or set it."
     if command == "predict" and not input.predict.fn:
         yield "input.predict.fn is not set, and command=predict reads it. Choose input=... or set it."
     if command == "evaluate" and not input.evals:
         yield "input.eval is empty, and command=evaluate needs at least one evaluation."
-    for name, block in input.evals.items() if command in EVALUATING_COMMANDS else ():
+    for name, block in input.evals.items() if command in schema.EVALUATING_COMMANDS else ():
         if not block.fn:
             without = "" if command == "evaluate" else " Set it, or go without evaluation: input.eval=null."
-            yield f"{eval_key(name)}.fn is not set.{without}"
+            yield f"{schema.eval_key(name)}.fn is not set.{without}"
 
 
 def _check_model_dir(config: Config) -> Iterator[str]:
     """Demand a run to read, of a command that reads one."""
-    if config.command in (*TRAINING_COMMANDS, *ENVIRONMENT_COMMANDS):
+    if config.command in (*schema.TRAINING_COMMANDS, *schema.ENVIRONMENT_COMMANDS):
         return
     runs = ", ".join(map(str, newest_runs(Path("outputs"))))
     newest = f" The newest: {runs}." if runs else ""
@@ -124,7 +117,7 @@ def _check_model_dir(config: Config) -> Iterator[str]:
 def _check_inputs(config: Config) -> Iterator[str]:
     """Refuse a value in `params` that the setting of the same name would replace."""
     blocks = {"input.train": config.input.train, "input.predict": config.input.predict}
-    blocks |= {eval_key(name): block for name, block in config.input.evals.items()}
+    blocks |= {schema.eval_key(name): block for name, block in config.input.evals.items()}
     for key, block in blocks.items():
         for name in ("batch_size", "shuffle_seed"):
             setting = getattr(block, name)
@@ -138,7 +131,7 @@ def _check_inputs(config: Config) -> Iterator[str]:
 def _check_evaluation(config: Config) -> Iterator[str]:
     for name in config.input.evals:
         if name and not re.fullmatch(r"[\w.-]+", name):
-            yield f"{eval_key(name)}: a name of an evaluation is made of letters, digits, '_', '-' and '.'."
+            yield f"{schema.eval_key(name)}: a name of an evaluation is made of letters, digits, '_', '-' and '.'."
     if config.eval.at_start and not config.input.evals:
         yield "eval.at_start=true, and input.eval is empty: there is nothing to evaluate."
 
@@ -146,7 +139,7 @@ def _check_evaluation(config: Config) -> Iterator[str]:
 def _check_checkpoint(config: Config) -> Iterator[str]:
     """Refuse two cadences (the default of save_secs cannot be told from nothing), and the best by no metric."""
     steps, secs = config.checkpoint.save_steps, config.checkpoint.save_secs
-    if steps is not None and secs not in (None, CheckpointConfig().save_secs):
+    if steps is not None and secs not in (None, schema.CheckpointConfig().save_secs):
         yield (
             f"checkpoint.save_steps={steps} and checkpoint.save_secs={secs} exclude each other. "
             "Set one of them to null."
@@ -163,7 +156,7 @@ def _check_export(config: Config) -> Iterator[str]:
         yield "export.exporters=[] exports nothing. null says so."
     if "best" not in exporters:
         yield from _check_unused("export.best", export.best, "best in export.exporters")
-    if export.checkpoint is not None and config.command in TRAINING_COMMANDS:
+    if export.checkpoint is not None and config.command in schema.TRAINING_COMMANDS:
         yield f"export.checkpoint={export.checkpoint} is for command=export; training exports what it saves."
     if export.checkpoint is not None and config.command == "export":
         checkpoint_in(export.checkpoint, Path(str(config.model_dir)))
@@ -172,8 +165,8 @@ def _check_export(config: Config) -> Iterator[str]:
             f"command={config.command} exports a model for requests like the features of an input, and there is none. "
             "Set input.eval.fn, or export.receiver_fn."
         )
-    evaluates = config.command in EVALUATING_COMMANDS and config.input.evals
-    if "best" in exporters and config.command in TRAINING_COMMANDS and not evaluates:
+    evaluates = config.command in schema.EVALUATING_COMMANDS and config.input.evals
+    if "best" in exporters and config.command in schema.TRAINING_COMMANDS and not evaluates:
         yield f"export.exporters has best, and command={config.command} evaluates nothing."
     if export.best.metric is not None:
         yield from _check_metric("export.best.metric", export.best.metric, config)
@@ -197,7 +190,7 @@ def _check_warm_start(config: Config) -> Iterator[str]:
     if warm_start.include is not None and not (warm_start.include or warm_start.vocabularies):
         yield "train.warm_start.include=[] takes nothing. null takes every trainable variable."
     is_fresh = not config.model_dir or not (Path(config.model_dir) / "checkpoint").exists()
-    begins = is_fresh and config.command in TRAINING_COMMANDS
+    begins = is_fresh and config.command in schema.TRAINING_COMMANDS
     for name, vocabulary in warm_start.vocabularies.items():
         for setting in ("new_vocab", "old_vocab"):
             key, file = f"train.warm_start.vocabularies.{name}.{setting}", getattr(vocabulary, setting)
@@ -263,7 +256,7 @@ def _check_profile(config: Config) -> Iterator[str]:
         last = parse_step_range(profile).last
     except ValueError as error:
         raise ConfigError(f"run.profile={profile}: {error}.") from error
-    if config.command in TRAINING_COMMANDS and max_steps is not None and last > max_steps:
+    if config.command in schema.TRAINING_COMMANDS and max_steps is not None and last > max_steps:
         yield f"run.profile={profile} goes beyond train.max_steps={max_steps}. Profile earlier steps."
 
 
