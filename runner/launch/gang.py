@@ -201,8 +201,8 @@ class Gang:
         has_error = self._ending is not None and self._ending.code in (FAILED, USER_ERROR)
         if silent_secs > SETTLE_SECS / 2 and not has_error:
             self._freeze(task, silent_secs)  # that is why the others ended
-            return
-        self._remove(task)
+        else:
+            self._remove(task)
 
     def _remove(self, task: Task) -> None:
         process = self._running.pop(task)

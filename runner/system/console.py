@@ -9,14 +9,14 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichBar
-from rich.table import Table
+from rich.table import Column, Table
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -189,12 +189,8 @@ def print_summary(summary: Mapping[str, Any], model_dir: str, stream: IO[str] | 
     stream = stream or sys.stdout
     rows = [*_summary_rows(summary), ("model_dir", model_dir)]
     if stream.isatty() and not prefix:
-        table = Table(show_header=False, box=None, pad_edge=False)
-        table.add_column(style="bold")
-        table.add_column(overflow="fold")
-        for name, value in rows:
-            table.add_row(name, value)
-        Console(file=stream, markup=False, highlight=False).print(table)
+        columns = Column(style="bold"), Column(overflow="fold")
+        _print_rich(Table(*columns, show_header=False, box=None, pad_edge=False), rows, stream)
     else:
         for name, value in rows:
             print(f"{prefix}{name}: {value}", file=stream)
@@ -251,15 +247,19 @@ def print_table(
         table = Table(title=title, title_justify="left", show_header=any(headers))
         for column in columns:
             table.add_column(column.name, justify="right" if column.is_numeric else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*row)
-        Console(file=stream, markup=False, highlight=False).print(table)
+        _print_rich(table, rows, stream)
     else:
         print(title, file=stream)
         for row in (headers, *rows) if any(headers) else rows:
             cells = (column.padded(cell) for column, cell in zip(columns, row, strict=True))
             print("  ".join(cells).rstrip(), file=stream)
     stream.flush()
+
+
+def _print_rich(table: Table, rows: Iterable[Sequence[str]], stream: IO[str]) -> None:
+    for row in rows:
+        table.add_row(*row)
+    Console(file=stream, markup=False, highlight=False).print(table)
 
 
 def format_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
