@@ -26,6 +26,7 @@ import runner
 from runner.config import changed_keys, parsing, schema
 from runner.config.error_messages import did_you_mean, unknown_key, wrong_type
 from runner.config.job_id import job_id, sweep_id
+from runner.config.schema import ConfigError
 from runner.system.redaction import masked_override
 
 _PLUGINS = {
@@ -173,15 +174,14 @@ def worded(error: Exception, argv: Sequence[str]) -> str:
     if isinstance(error, ConfigCompositionException):
         while isinstance(cause, ConfigCompositionException):  # Hydra wraps its own error once more
             error, cause = cause, cause.__cause__
+        key = str(error).partition("Could not override '")[2].partition("'")[0]
+        word: Callable[[str, Any], ConfigError] = unknown_key
         if isinstance(cause, ConfigKeyError | ConfigAttributeError):
             key = str(cause.full_key)
-            return str(unknown_key(key, _value_typed(argv, key)))
-        if isinstance(cause, ValidationError) and cause.full_key:
-            key = str(cause.full_key)
-            return str(wrong_type(key, _value_typed(argv, key)))
-        key = str(error).partition("Could not override '")[2].partition("'")[0]
+        elif isinstance(cause, ValidationError) and cause.full_key:
+            key, word = str(cause.full_key), wrong_type
         if key:
-            return str(unknown_key(key, _value_typed(argv, key)))
+            return str(word(key, _value_typed(argv, key)))
     if str(error).startswith("Ambiguous value for argument '"):
         override = str(error).partition("'")[2].partition("'")[0]
         return f"{override} gives several values. Add --multirun to try each; a list is written [1,2]."

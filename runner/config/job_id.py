@@ -29,15 +29,14 @@ def job_id(tree: Mapping[str, Any], *, reads_a_run: bool = False) -> str:
 
 
 def _pruned(tree: Mapping[str, Any], without: Iterable[str]) -> dict[str, Any]:
-    """`tree` without the dotted keys `without`."""
-    keys = [key.partition(".") for key in without]
-    whole = {first for first, dot, _ in keys if not dot}
-    result = {}
-    for name, value in tree.items():
-        inner = [rest for first, dot, rest in keys if dot and first == name]
-        if name not in whole:
-            result[name] = _pruned(value, inner) if inner and isinstance(value, Mapping) else value
-    return result
+    """Return `tree` without the keys `without`, of one or two parts."""
+    pruned = {name: dict(value) if isinstance(value, Mapping) else value for name, value in tree.items()}
+    for key in without:
+        group, _, name = key.rpartition(".")
+        owner = pruned.get(group) if group else pruned
+        if isinstance(owner, dict):
+            owner.pop(name, None)
+    return pruned
 
 
 def is_shown_only(key: str) -> bool:

@@ -43,7 +43,8 @@ def resolved(config: Config, env: Mapping[str, str]) -> tuple[Config, str]:
       ConfigError: Keras 2 is needed and not installed.
     """
     model = config.model
-    if not any(key == "model.fn" for key, _, _ in config.functions()) or _is_decided(model):
+    is_decided = model.classic != "auto" and model.keras == "keras3"
+    if not any(key == "model.fn" for key, _, _ in config.functions()) or is_decided:
         return config, ""
     uses, imports_keras = _uses(config)
     classic, why = _first(uses, _CLASSIC), ""
@@ -75,10 +76,6 @@ def environment(model: ModelConfig, env: Mapping[str, str]) -> dict[str, str]:
     return {**env, legacy_keras.VARIABLE: "1" if model.keras == "legacy" else "0"}
 
 
-def _is_decided(model: ModelConfig) -> bool:
-    return model.classic != "auto" and model.keras == "keras3"
-
-
 def _first(uses: list[Use], names: tuple[str, ...]) -> Use | None:
     return next((use for use in uses for name in names if f"{use.name}.".startswith(f"{name}.")), None)
 
@@ -98,17 +95,10 @@ def _uses(config: Config) -> tuple[list[Use], bool]:
             tree = ast.parse(file.read_bytes())
         except (OSError, SyntaxError, ValueError):
             continue  # importing it gives the better message
-        imports_keras = imports_keras or "keras" in _imported_modules(tree)
+        imports_keras = imports_keras or bool(source_names.uses(tree, "keras"))
         uses += [Use(one.api_name, file, one.line) for one in source_names.uses(tree)]
         waiting += _files_beside(tree, file)
     return uses, imports_keras
-
-
-def _imported_modules(tree: ast.AST) -> set[str]:
-    """Top-level names of the modules that a file imports."""
-    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
-    return {name.split(".")[0] for name in names}
 
 
 def _files_beside(tree: ast.AST, file: Path) -> list[Path | None]:

@@ -13,18 +13,9 @@ from typing import Any, NoReturn
 from omegaconf import Container, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
+from runner.config import schema
 from runner.config.error_messages import check_limits, did_you_mean, nearest, unknown_key, wrong_type
-from runner.config.schema import (
-    Config,
-    ConfigError,
-    InputBlock,
-    VocabularyConfig,
-    WarmStartConfig,
-    class_at,
-    eval_key,
-    limits_of,
-    read,
-)
+from runner.config.schema import Config, ConfigError, InputBlock, VocabularyConfig, WarmStartConfig
 from runner.config.step_range import parse_step_range
 from runner.config.validation import check
 from runner.system.redaction import masked_override
@@ -49,14 +40,14 @@ def parse(tree: Mapping[str, Any]) -> Config:
     for name, vocabulary in warm_start.vocabularies.items():
         _check_limits(vocabulary, f"{_VOCABULARIES}.{name}")
     for name, block in config.input.evals.items():
-        _check_limits(block, eval_key(name))
+        _check_limits(block, schema.eval_key(name))
     check(config)
     return debugged(config)
 
 
 def load(path: Path) -> Config:
     """Return the config in a `config.yaml` that `save` wrote."""
-    return parse(read(path))
+    return parse(schema.read(path))
 
 
 def schema_node() -> Any:
@@ -100,19 +91,19 @@ def _evals(tree: Mapping[str, Any]) -> dict[str, InputBlock]:
     common = {name: value for name, value in tree.items() if name in settings}
     named = {str(name): block for name, block in tree.items() if name not in settings}
     if common and not named:
-        return {"": _merge(InputBlock, common, eval_key(""))}
+        return {"": _merge(InputBlock, common, schema.eval_key(""))}
     for name, block in named.items():
         is_misspelt = bool(nearest(name, settings, cutoff=0.8))
         if common and (is_misspelt or not isinstance(block, Mapping)):
-            raise unknown_key(eval_key(name), block)
+            raise unknown_key(schema.eval_key(name), block)
         if not isinstance(block, Mapping):
-            shown = masked_override(f"{eval_key(name)}={block!r}")
+            shown = masked_override(f"{schema.eval_key(name)}={block!r}")
             raise ConfigError(
                 f"{shown} is neither a setting of an input ({', '.join(settings)}) nor a block of them."
                 f"{did_you_mean(name, settings)}"
             )
     blocks = {name: OmegaConf.to_container(OmegaConf.merge(common, block)) for name, block in named.items()}
-    return {name: _merge(InputBlock, block, eval_key(name)) for name, block in blocks.items()}  # type: ignore[arg-type]
+    return {name: _merge(InputBlock, block, schema.eval_key(name)) for name, block in blocks.items()}  # type: ignore[arg-type]
 
 
 def _vocabularies(settings: WarmStartConfig) -> dict[str, VocabularyConfig]:
@@ -137,7 +128,7 @@ def _translate(error: OmegaConfBaseException, tree: Mapping[str, Any], at: str) 
     if key:
         raise wrong_type(full_key, value) from error
     for name, child in tree.items():  # a scalar where a group belongs: OmegaConf does not say which
-        if dataclasses.is_dataclass(class_at(f"{at}.{name}".strip("."))) and not isinstance(child, Mapping):
+        if dataclasses.is_dataclass(schema.class_at(f"{at}.{name}".strip("."))) and not isinstance(child, Mapping):
             raise ConfigError(f"{name}={child!r} is not a group of settings.") from error
     raise ConfigError(f"{at or 'config'}: {error.msg or error}") from error
 
@@ -158,8 +149,8 @@ def _check_limits(value: Any, at: str) -> None:
         key, found = f"{at}.{setting.name}".lstrip("."), getattr(value, setting.name)
         if dataclasses.is_dataclass(found):
             _check_limits(found, key)
-        elif found is not None or limits_of(setting).auto:
-            check_limits(limits_of(setting), found, f"{key}={{}}".format)
+        elif found is not None or schema.limits_of(setting).auto:
+            check_limits(schema.limits_of(setting), found, f"{key}={{}}".format)
 
 
 # --- run.debug ------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ describe. So the commands that read a run begin with its own config.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,10 @@ def changed_by(saved: Mapping[str, Any], composed: Mapping[str, Any], overrides:
     A group that was chosen (`strategy=mirrored`) is taken whole, a value (`eval.steps=3`) alone. `experiment=...` and
     groups of the user's own can change anything: with them `composed` is taken as it is.
     """
-    tree: dict[str, Any] = _copied(saved)
     keys = [_key_of(text) for text in overrides]
     if any("." not in key and key not in composed for key in keys) or "experiment" in keys:
-        tree = _copied(composed)
-        return tree
+        return copy.deepcopy(dict(composed))
+    tree = copy.deepcopy(dict(saved))
     for key in (*keys, *_OF_THIS_COMMAND):
         _take(tree, composed, key.split("."))
     return tree
@@ -52,7 +52,7 @@ def _key_of(text: str) -> str:
 
 
 def _take(tree: dict[str, Any], composed: Mapping[str, Any], path: Sequence[str]) -> None:
-    """Sets the value at `path` in `tree` to that of `composed`; deletes what is not there."""
+    """Set the value at `path` in `tree` to that of `composed`; delete what is not there."""
     for part in path[:-1]:
         if not isinstance(composed.get(part), Mapping):
             return
@@ -64,7 +64,3 @@ def _take(tree: dict[str, Any], composed: Mapping[str, Any], path: Sequence[str]
         tree[path[-1]] = composed[path[-1]]
     else:
         tree.pop(path[-1], None)
-
-
-def _copied(tree: Any) -> Any:
-    return {key: _copied(value) for key, value in tree.items()} if isinstance(tree, Mapping) else tree

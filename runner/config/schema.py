@@ -7,7 +7,7 @@ over each; Hydra merges them into this schema, and `runner.config.parsing` check
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -379,27 +379,24 @@ class Config:
         blocks = [*evals, ("input.train", self.input.train), ("input.predict", self.input.predict)]
         return next(((key, block) for key, block in blocks if block.fn), blocks[-1])
 
-    def functions(self) -> Iterator[tuple[str, str, str]]:
-        """(config key, dotted name, default function) of each function of the user that this run calls."""
-        yield from dict.fromkeys(self._functions())
-
-    def _functions(self) -> Iterator[tuple[str, str, str]]:
+    def functions(self) -> list[tuple[str, str, str]]:
+        """Return (config key, dotted name, default function) of each function of the user that this run calls."""
         if self.command in ("inspect", *ENVIRONMENT_COMMANDS):
-            return
-        assert self.model.fn is not None
-        yield "model.fn", self.model.fn, "model_fn"
+            return []
+        inputs: dict[str, InputBlock] = {}
         if self.command in TRAINING_COMMANDS:
-            yield "input.train.fn", str(self.input.train.fn), "input_fn"
+            inputs["input.train"] = self.input.train
         if self.command == "predict":
-            yield "input.predict.fn", str(self.input.predict.fn), "input_fn"
+            inputs["input.predict"] = self.input.predict
         if self.command in EVALUATING_COMMANDS:
-            for name, block in self.input.evals.items():
-                yield f"{eval_key(name)}.fn", str(block.fn), "input_fn"
+            inputs |= {eval_key(name): block for name, block in self.input.evals.items()}
+        if self.exports and not self.export.receiver_fn:
+            inputs |= dict([self.export_input])
+        found = [("model.fn", str(self.model.fn), "model_fn")]
+        found += [(f"{key}.fn", str(block.fn), "input_fn") for key, block in inputs.items()]
         if self.exports and self.export.receiver_fn:
-            yield "export.receiver_fn", self.export.receiver_fn, "serving_input_receiver_fn"
-        elif self.exports:
-            key, block = self.export_input
-            yield f"{key}.fn", str(block.fn), "input_fn"
+            found.append(("export.receiver_fn", self.export.receiver_fn, "serving_input_receiver_fn"))
+        return found
 
 
 def eval_key(name: str) -> str:

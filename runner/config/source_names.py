@@ -132,8 +132,8 @@ class Uses(ast.NodeVisitor):
             self.visit(term)
 
 
-def uses(tree: ast.AST) -> list[Use]:
-    """Every use of TensorFlow in a module, in order."""
-    walk = Uses("tensorflow")
+def uses(tree: ast.AST, root: str = "tensorflow") -> list[Use]:
+    """Return every use of the package `root` in a module, in order."""
+    walk = Uses(root)
     walk.visit(tree)
     return sorted(walk.found, key=lambda use: (use.line, use.column))

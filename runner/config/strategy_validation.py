@@ -2,74 +2,78 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Iterator
 
-from runner.config.schema import (
-    CLUSTER_STRATEGIES,
-    STRATEGY_OPTIONS,
-    TRAINING_COMMANDS,
-    Config,
-    ConfigError,
-    EvalStrategyConfig,
-)
+from runner.config import schema
+from runner.config.schema import Config, ConfigError, EvalStrategyConfig
 
 
-def check_strategies(config: Config) -> None:
-    """Checks `strategy`, `eval_strategy` and `cluster`, and that the batch divides over what they make.
-
-    Raises:
-      ConfigError: options that exclude each other, or would have no effect.
-    """
-    _check_cluster(config)
-    _check_strategy("strategy", config.strategy)
-    _check_strategy("eval_strategy", config.eval_strategy)
-    _check_eval_strategy(config)
-    _check_virtual_devices(config)
+def check_strategies(config: Config) -> Iterator[str]:
+    """Yield what is wrong with `strategy`, `eval_strategy` and `cluster`, and with a batch for what they make."""
+    yield from _check_cluster(config)
+    yield from _check_strategy("strategy", config.strategy)
+    yield from _check_strategy("eval_strategy", config.eval_strategy)
+    yield from _check_eval_strategy(config)
+    train, evaluation = config.strategy.virtual_devices, config.eval_strategy.virtual_devices
+    if train is not None and evaluation is not None and train != evaluation:
+        yield (
+            f"strategy.virtual_devices={train} and eval_strategy.virtual_devices={evaluation} differ; "
+            "the CPU of a process is split once. Give both the same number."
+        )
     check_batch_divides(config, config.cluster.num_workers if config.cluster.resolver == "local" else 1)
 
 
-def _check_cluster(config: Config) -> None:
-    """Refuses a resolver that cannot serve the strategy, and settings that the resolver does not read."""
-    cluster, strategy = config.cluster, config.strategy.name
-    if cluster.resolver == "tpu" and strategy != "tpu":
-        raise ConfigError(f"cluster.resolver=tpu goes with strategy=tpu, and not with strategy={strategy}.")
-    if strategy == "tpu" and cluster.resolver not in ("auto", "tpu"):
-        raise ConfigError(f"cluster.resolver={cluster.resolver} with strategy=tpu: a TPU is found by auto or tpu.")
-    readers = {"port": ("auto", "slurm", "kubernetes"), "service": ("auto", "kubernetes")}
-    for name, resolvers in readers.items():
-        value = getattr(cluster, name)
-        if value is not None and cluster.resolver not in resolvers:
-            raise ConfigError(
-                f"cluster.{name}={value} has no effect with cluster.resolver={cluster.resolver}, only with "
-                f"{' and '.join(resolvers[1:])}."
-            )
+def _check_cluster(config: Config) -> Iterator[str]:
+    """Refuse a resolver that cannot serve the strategy, and settings that the resolver does not read."""
+    resolver, strategy = config.cluster.resolver, config.strategy.name
+    if resolver == "tpu" and strategy != "tpu":
+        yield f"cluster.resolver=tpu goes with strategy=tpu, and not with strategy={strategy}."
+    if strategy == "tpu" and resolver not in ("auto", "tpu"):
+        yield f"cluster.resolver={resolver} with strategy=tpu: a TPU is found by auto or tpu."
+    for name, resolvers in (("port", ("slurm", "kubernetes")), ("service", ("kubernetes",))):
+        value = getattr(config.cluster, name)
+        if value is not None and resolver not in ("auto", *resolvers):
+            only = " and ".join(resolvers)
+            yield f"cluster.{name}={value} has no effect with cluster.resolver={resolver}, only with {only}."
 
 
-def _check_strategy(key: str, strategy: EvalStrategyConfig) -> None:
-    """Refuses options that the chosen strategy would ignore, and those that exclude each other."""
+def _check_strategy(key: str, strategy: EvalStrategyConfig) -> Iterator[str]:
+    """Refuse options that the chosen strategy would ignore, and those that exclude each other."""
     if strategy.name is None and key == "strategy":
-        raise ConfigError("strategy.name=null: name a strategy, or leave it at default.")
-    allowed = STRATEGY_OPTIONS.get(strategy.name or "", ())
-    for option in (setting.name for setting in dataclasses.fields(strategy)):
-        value = getattr(strategy, option)
+        yield "strategy.name=null: name a strategy, or leave it at default."
+    allowed = schema.STRATEGY_OPTIONS.get(strategy.name or "", ())
+    for option, value in vars(strategy).items():
         if option != "name" and value is not None and option not in allowed:
-            raise ConfigError(
+            yield (
                 f"{key}.{option}={value} has no effect with {key}={strategy.name or 'same'}. "
                 f"Its options: {', '.join(allowed) or 'none'}."
             )
-    _check_devices(key, strategy)
+    devices, num_gpus, virtual_devices = strategy.devices, strategy.num_gpus, strategy.virtual_devices
+    if devices is not None and not devices:
+        yield f"{key}.devices=[] names no device. null means all."
+    if devices and len(set(devices)) < len(devices):
+        yield f"{key}.devices={devices} names a device twice."
+    if strategy.name == "one_device" and devices and len(devices) != 1:
+        yield f"{key}.devices={devices}: one_device takes exactly one. Use {key}=mirrored for more."
+    if devices and num_gpus is not None:
+        yield f"{key}.devices and {key}.num_gpus exclude each other: name the devices, or count them."
+    if num_gpus and virtual_devices is not None:
+        yield (
+            f"{key}.num_gpus={num_gpus} and {key}.virtual_devices={virtual_devices} exclude each other: "
+            "compute on GPUs, or split the CPU."
+        )
     packed = ("nccl", "hierarchical_copy")
     if strategy.num_packs is not None and strategy.cross_device_ops not in packed:
-        raise ConfigError(
+        yield (
             f"{key}.num_packs={strategy.num_packs} has no effect with {key}.cross_device_ops="
             f"{strategy.cross_device_ops or 'null'}. Set that to {' or '.join(packed)}."
         )
 
 
-def _check_eval_strategy(config: Config) -> None:
-    """That evaluation has the strategy of training, or one of a single process."""
+def _check_eval_strategy(config: Config) -> Iterator[str]:
+    """Refuse to evaluate with several processes or a TPU: evaluation has the strategy of training, or a small one."""
     name = config.eval_strategy.name
-    if name not in (*CLUSTER_STRATEGIES, "tpu"):
+    if name not in (*schema.CLUSTER_STRATEGIES, "tpu"):
         return
     instead = "leave eval_strategy at same, which is that of training"
     if name != config.strategy.name:
@@ -77,40 +81,14 @@ def _check_eval_strategy(config: Config) -> None:
             f"evaluate in a run of its own, command=evaluate strategy={name} model_dir=..., or choose same, default, "
             "one_device, mirrored or central_storage"
         )
-    raise ConfigError(
+    yield (
         f"eval_strategy={name} with strategy={config.strategy.name}: processes and TPUs are joined for one strategy; "
         f"{instead}."
     )
 
 
-def _check_devices(key: str, strategy: EvalStrategyConfig) -> None:
-    devices, num_gpus = strategy.devices, strategy.num_gpus
-    if devices is not None and not devices:
-        raise ConfigError(f"{key}.devices=[] names no device. null means all.")
-    if devices and len(set(devices)) < len(devices):
-        raise ConfigError(f"{key}.devices={devices} names a device twice.")
-    if strategy.name == "one_device" and devices and len(devices) != 1:
-        raise ConfigError(f"{key}.devices={devices}: one_device takes exactly one. Use {key}=mirrored for more.")
-    if devices and num_gpus is not None:
-        raise ConfigError(f"{key}.devices and {key}.num_gpus exclude each other: name the devices, or count them.")
-    if num_gpus and strategy.virtual_devices is not None:
-        raise ConfigError(
-            f"{key}.num_gpus={num_gpus} and {key}.virtual_devices={strategy.virtual_devices} exclude each other: "
-            "compute on GPUs, or split the CPU."
-        )
-
-
-def _check_virtual_devices(config: Config) -> None:
-    train, evaluation = config.strategy.virtual_devices, config.eval_strategy.virtual_devices
-    if train is not None and evaluation is not None and train != evaluation:
-        raise ConfigError(
-            f"strategy.virtual_devices={train} and eval_strategy.virtual_devices={evaluation} differ; "
-            "the CPU of a process is split once. Give both the same number."
-        )
-
-
 def check_batch_divides(config: Config, num_workers: int, why: str = "") -> None:
-    """Refuses a train batch that does not divide, as far as the number of replicas is known without TensorFlow.
+    """Refuse a train batch that does not divide, as far as the number of replicas is known without TensorFlow.
 
     Args:
       num_workers: that strategy=multi_worker trains with; 1: only the environment tells.
@@ -126,7 +104,7 @@ def check_batch_divides(config: Config, num_workers: int, why: str = "") -> None
     if strategy.name == "multi_worker":
         replicas = num_workers * (strategy.virtual_devices or 1)
     unit = replicas * parts
-    if size is None or size % unit == 0 or config.command not in TRAINING_COMMANDS:
+    if size is None or size % unit == 0 or config.command not in schema.TRAINING_COMMANDS:
         return
     below, above = size // unit * unit, (size // unit + 1) * unit
     use = f"{below} or {above}" if below else f"{above}"

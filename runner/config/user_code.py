@@ -57,14 +57,13 @@ def locate(key: str, name: str, default: str) -> Location:
     spec, rest, directories = _deepest_module(key, name)
     attribute = ".".join(rest) or default
     file = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
-    if spec.origin is None and directories:  # a package without __init__.py defines nothing itself
-        raise UserCodeError(_missing_module(key, name, spec.name, rest, directories))
-    defined = _top_level_names(file) if file else None
+    is_bare = spec.origin is None and bool(directories)  # a package without __init__.py defines nothing itself
+    defined = set[str]() if is_bare else _top_level_names(file) if file else None
     first = attribute.split(".")[0]
     if defined is not None and first not in defined:
+        if is_bare or (rest and directories):
+            raise UserCodeError(_missing_module(f"{key}={name}", spec.name, rest, directories, defined))
         hint = did_you_mean(first, defined)
-        if rest and directories:
-            raise UserCodeError(_missing_module(key, name, spec.name, rest, directories, defined))
         raise UserCodeError(f"{key}={name}: {file} defines no {first!r}.{hint} Give {spec.name}.<function>.")
     return Location(spec.name, attribute, file)
 
@@ -129,15 +128,14 @@ def _find_spec(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
     return None
 
 
-def _missing_module(
-    key: str, name: str, package: str, rest: list[str], path: list[str], defined: Iterable[str] = ()
-) -> str:
+def _missing_module(written: str, package: str, rest: list[str], path: list[str], defined: Iterable[str]) -> str:
+    """Return what is wrong with a name whose first part is `package`, and whose `rest` nothing in it has."""
     names = sorted(module.name for module in pkgutil.iter_modules(path) if not module.name.startswith("_"))
     directories = ", ".join(entry for entry in path if os.path.isdir(entry))
     if not rest:
-        return f"{key}={name} is a package. Name a module in it: {', '.join(names) or 'it has none'}."
+        return f"{written} is a package. Name a module in it: {', '.join(names) or 'it has none'}."
     hint = did_you_mean(rest[0], [*names, *defined])
-    return f"{key}={name}: no {rest[0]!r} in {package} ({directories}).{hint} There are: {', '.join(names) or 'none'}."
+    return f"{written}: no {rest[0]!r} in {package} ({directories}).{hint} There are: {', '.join(names) or 'none'}."
 
 
 def _top_level_names(file: Path) -> set[str] | None:

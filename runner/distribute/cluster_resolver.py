@@ -98,11 +98,8 @@ def _from_kubernetes(env: Mapping[str, str], settings: ClusterConfig, strategy: 
                 f"Kubernetes: HOSTNAME={env['HOSTNAME']} is {pod.role} {pod.index}, and strategy={strategy} has "
                 f"{_counted_by(counts)} ({_keys(settings)}). Give the same numbers to the manifest and the config."
             )
-        tasks = {
-            role: pod.addresses(role, count, settings.service, settings.port)
-            for role, count in counts.items()
-            if role != "evaluator"
-        }
+        trainers = task_counts(settings, strategy).items()
+        tasks = {role: pod.addresses(role, count, settings.service, settings.port) for role, count in trainers}
         place = Cluster(pod.role, pod.index, tasks)
     else:
         total = sum(counts.values())

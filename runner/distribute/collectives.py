@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from runner.distribute.cluster import Cluster
-from runner.distribute.errors import PeerLost
+from runner.distribute.errors import OF_A_LOST_PEER, PeerLost
 from runner.distribute.reductions import local_replica
 from runner.distribute.strategy import is_parameter_server
 
@@ -28,75 +28,51 @@ _FEWEST = 16
 # Sums wait for whoever writes a checkpoint or evaluates alone; that a peer is gone, its heartbeat tells.
 _PATIENT_SECS = 1e9
 
-_LOST = (
-    tf.errors.UnavailableError,
-    tf.errors.AbortedError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.CancelledError,
-)
+_LOST = tuple(getattr(tf.errors, name) for name in OF_A_LOST_PEER)
 # TensorFlow 2.21 has no code of its own for these: a peer that ends while it is waited for.
 _LOST_WORDS = ("Collective ops is aborted", "onnection reset", "Socket closed", "coordination service", "heartbeat")
 
 
-class Collectives(Protocol):
-    """See `SingleProcess` and `WorkerCollectives`. Every worker calls the same methods in the same order."""
+class Collectives:
+    """How the workers of a cluster agree. This is a single process: what it thinks is agreed.
 
-    @property
-    def num_workers(self) -> int: ...
-
-    @property
-    def worker_index(self) -> int: ...
-
-    @property
-    def is_chief(self) -> bool: ...
-
-    def sum(self, values: Sequence[float]) -> list[float]:
-        """Element by element over the workers, in float64; as many values on each. No values: all have met here."""
-
-    def any(self, flag: bool) -> bool:
-        """Whether it is so on any worker."""
-
-    def broadcast(self, values: Sequence[float]) -> list[float]:
-        """The chief's values, which are as many as those of each worker."""
-
-    def broadcast_text(self, text: str) -> str:
-        """The chief's text."""
-
-    def sum_in_graph(self, value: tf.Tensor) -> tf.Tensor:
-        """`value` (the same shape on all workers) summed over the workers; for use inside a tf.function."""
-
-    def noticing_lost_peers(self) -> contextlib.AbstractContextManager[None]:
-        """While entered, what TensorFlow raises when a peer has gone is raised as PeerLost."""
-
-
-class SingleProcess:
-    """One process: what it thinks is agreed."""
+    Every worker calls the same methods in the same order.
+    """
 
     num_workers, worker_index, is_chief = 1, 0, True
 
     def sum(self, values: Sequence[float]) -> list[float]:
+        """Return the sum over the workers, element by element in float64, of as many values on each.
+
+        No values: all have met here.
+        """
         return list(values)
 
     def any(self, flag: bool) -> bool:
+        """Report whether `flag` is set on any worker."""
         return flag
 
     def broadcast(self, values: Sequence[float]) -> list[float]:
+        """Return the chief's values, which are as many as those of each worker."""
         return list(values)
 
     def broadcast_text(self, text: str) -> str:
+        """Return the chief's text."""
         return text
 
     def sum_in_graph(self, value: tf.Tensor) -> tf.Tensor:
+        """Return `value` (the same shape on all workers) summed over the workers; for use inside a tf.function."""
         return value
 
     def noticing_lost_peers(self) -> contextlib.AbstractContextManager[None]:
+        """While entered, what TensorFlow raises when a peer has gone is raised as PeerLost."""
         return contextlib.nullcontext()
 
 
-SINGLE_PROCESS = SingleProcess()
+SINGLE_PROCESS = Collectives()
 
 
-class WorkerCollectives:
+class WorkerCollectives(Collectives):
     """The workers of a MultiWorkerMirroredStrategy. A sum takes about 1 ms on one host."""
 
     def __init__(self, strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:

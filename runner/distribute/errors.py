@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from runner.distribute.cluster import Cluster
 
-_OF_A_LOST_PEER = ("UnavailableError", "AbortedError", "DeadlineExceededError", "CancelledError")
+OF_A_LOST_PEER = ("UnavailableError", "AbortedError", "DeadlineExceededError", "CancelledError")
+"""Names of the errors that TensorFlow raises where a peer is gone."""
 
 
 class PeerLost(RuntimeError):
@@ -12,8 +13,8 @@ class PeerLost(RuntimeError):
 
 
 def tells_of_a_lost_peer(error: BaseException, cluster: Cluster) -> bool:
-    """Whether a task of several stopped because of another one."""
+    """Report whether a task of several stopped because of another one."""
     if isinstance(error, PeerLost):
         return True
     of_tensorflow = type(error).__module__.startswith("tensorflow.")
-    return cluster.num_workers > 1 and of_tensorflow and type(error).__name__ in _OF_A_LOST_PEER
+    return cluster.num_workers > 1 and of_tensorflow and type(error).__name__ in OF_A_LOST_PEER

@@ -36,7 +36,8 @@ def read_slurm(env: Mapping[str, str], port: int | None) -> tuple[int, Sequence[
         raise ConfigError(f"SLURM_PROCID={rank}: the step has {count} tasks, 0 to {count - 1}.")
     name, nodelist = _first(env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
     nodes = expand_nodes(nodelist, name)
-    places = _places(nodes, _tasks_per_node(env, nodes, count), is_cyclic=_is_cyclic(env))
+    is_cyclic = env.get("SLURM_DISTRIBUTION", "block").startswith("cyclic")
+    places = _places(nodes, _tasks_per_node(env, nodes, count), is_cyclic=is_cyclic)
     if len(places) != count:
         raise ConfigError(f"Slurm's variables differ: {name}={nodelist} holds {len(places)} tasks, and not {count}.")
     _check_own_place(env, places[rank], nodes, rank)
@@ -90,10 +91,6 @@ def _places(nodes: Sequence[str], tasks_per_node: Sequence[int], *, is_cyclic: b
     """(number of the node, place on it) of each rank."""
     places = [(node, local) for node in range(len(nodes)) for local in range(tasks_per_node[node])]
     return sorted(places, key=lambda place: (place[1], place[0])) if is_cyclic else places
-
-
-def _is_cyclic(env: Mapping[str, str]) -> bool:
-    return env.get("SLURM_DISTRIBUTION", "block").startswith("cyclic")
 
 
 def _check_own_place(env: Mapping[str, str], place: tuple[int, int], nodes: Sequence[str], rank: int) -> None:

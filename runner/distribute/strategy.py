@@ -12,11 +12,6 @@ from runner.config.schema import ConfigError
 from runner.distribute import tpu
 from runner.tf_private import cluster
 
-_COMMUNICATION = {
-    "auto": tf.distribute.experimental.CommunicationImplementation.AUTO,
-    "ring": tf.distribute.experimental.CommunicationImplementation.RING,
-    "nccl": tf.distribute.experimental.CommunicationImplementation.NCCL,
-}
 _CROSS_DEVICE_OPS = {
     "nccl": tf.distribute.NcclAllReduce,
     "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
@@ -75,7 +70,7 @@ def build_strategy(
       ValueError: the name, a device or cross_device_ops is not there; the message lists those that are.
     """
     _check_known("name", name, ("default", "one_device", "mirrored", "central_storage", "multi_worker", "tpu"))
-    _check_known("communication", communication, tuple(_COMMUNICATION))
+    _check_known("communication", communication, ("auto", "ring", "nccl"))
     _check_known("cross_device_ops", cross_device_ops, ("auto", *_CROSS_DEVICE_OPS))
     split_cpu(virtual_devices)
     if name == "tpu":
@@ -86,7 +81,7 @@ def build_strategy(
         options = tf.distribute.experimental.CommunicationOptions(
             bytes_per_pack=bytes_per_pack,
             timeout_seconds=timeout_secs,
-            implementation=_COMMUNICATION[communication],
+            implementation=tf.distribute.experimental.CommunicationImplementation[communication.upper()],
         )
         with cluster.cpus_of_worker(virtual_devices or 1):
             return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)

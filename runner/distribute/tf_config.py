@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -90,14 +91,9 @@ def _listed(task_type: str, addresses: Any) -> list[Any]:
 
 
 def _check_address(where: str, address: Any) -> None:
-    host, colon, port = str(address).rpartition(":")
-    is_one = (
-        isinstance(address, str)
-        and bool(host)
-        and not set("/ \t\n") & set(host)
-        and (":" not in host or host[0] == "[")
-    )
-    if not (is_one and colon and port.isdecimal() and 0 < int(port) < 65536):
+    # host:port; only a host in brackets, which is an IPv6 address, has colons.
+    found = re.fullmatch(r"(?:\[[^/ \t\n]*|[^/ \t\n:]+):(\d+)", address) if isinstance(address, str) else None
+    if found is None or not 0 < int(found[1]) < 65536:
         raise ConfigError(f"TF_CONFIG: {where}={json.dumps(address)} is no address. Write host:port, as node1:2222.")
 
 

@@ -26,16 +26,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from runner.config import changed_keys, model_source, parsing, saved_config, strategy_validation, user_code
+from runner.config import changed_keys, model_source, parsing, saved_config, schema, strategy_validation, user_code
 from runner.config.hydra import Composition, conf_path, prepare, worded
-from runner.config.schema import (
-    CLUSTER_COMMANDS,
-    ENVIRONMENT_COMMANDS,
-    TRAINING_COMMANDS,
-    TRAINING_RUNS,
-    Config,
-    ConfigError,
-)
+from runner.config.schema import Config, ConfigError
 from runner.config.user_code import UserCodeError
 from runner.distribute import cluster_resolver
 from runner.launch.stop_requests import StopRequests
@@ -155,13 +148,13 @@ class CommandLine:
                     "hydra.job.chdir=true: a run stays in the directory where it was started. Leave it out."
                 )
             config = _checked(composed, directory, overrides, self.env, is_sweep=is_sweep)
-            if is_sweep and config.command in TRAINING_RUNS:
+            if is_sweep and config.command in schema.TRAINING_RUNS:
                 from runner.launch.multirun import SweepJob
 
                 name = self._name_of_job(hydra_config, overrides)
                 job = SweepJob(hydra_config.job.num, name, config, ["runner", *overrides])
                 return self._multirun.run(job, Path(hydra_config.sweep.dir).absolute(), hydra_config.runtime.choices)
-            if config.command in ENVIRONMENT_COMMANDS:
+            if config.command in schema.ENVIRONMENT_COMMANDS:
                 from runner.launch import cluster_info
 
                 cluster_info.show(config, self.env)
@@ -201,20 +194,18 @@ class CommandLine:
             with Composition() as composition:
                 self._composition_paused = composition.paused
                 hydra.main(version_base="1.3", config_path=conf_path(), config_name="runner")(self.run_job)()
-        except OSError as error:
+        except (OSError, AssertionError, ValueError) as error:
             if self._called or isinstance(error, HydraException):
                 raise
-            raise ConfigError(f"cannot make the output directory: {error}. Choose another model_dir.") from error
-        except AssertionError as error:  # Hydra 1.3.8, of a key below one that is null
-            if self._called:
+            if isinstance(error, OSError):
+                reason = f"cannot make the output directory: {error}. Choose another model_dir."
+            elif isinstance(error, AssertionError):  # Hydra 1.3.8, of a key below one that is null
+                reason = f"cannot compose {' '.join(self.argv)}: a key is set in something that is null."
+            elif str(error).startswith("Config group override"):
+                reason = f"{error}. A group takes the name of one of its files: strategy=mirrored."
+            else:
                 raise
-            raise ConfigError(
-                f"cannot compose {' '.join(self.argv)}: a key is set in something that is null."
-            ) from error
-        except ValueError as error:
-            if self._called or not str(error).startswith("Config group override"):
-                raise
-            raise ConfigError(f"{error}. A group takes the name of one of its files: strategy=mirrored.") from error
+            raise ConfigError(reason) from error
 
 
 def _checked(
@@ -227,7 +218,7 @@ def _checked(
     """
     tree: Any = OmegaConf.to_container(composed, resolve=True)
     command, model_dir = tree.get("command"), tree.get("model_dir")
-    reads_a_run = command not in (*TRAINING_COMMANDS, *ENVIRONMENT_COMMANDS)
+    reads_a_run = command not in (*schema.TRAINING_COMMANDS, *schema.ENVIRONMENT_COMMANDS)
     left = saved_config.read_saved(Path(model_dir)) if model_dir and reads_a_run else None
     if left is None:
         config = parsing.parse(tree)
@@ -238,7 +229,7 @@ def _checked(
             raise ConfigError(f"{error} (the config that {model_dir} left, changed by the command line)") from error
     if is_sweep and config.run.inline:
         raise ConfigError("run.inline=true with --multirun: TensorFlow is configured once a process. Leave it out.")
-    if config.model_dir and is_sweep and config.command in TRAINING_RUNS:
+    if config.model_dir and is_sweep and config.command in schema.TRAINING_RUNS:
         raise ConfigError(
             f"model_dir={config.model_dir} with --multirun: the runs would overwrite each other. Leave it out."
         )
@@ -247,14 +238,14 @@ def _checked(
     config, why = model_source.resolved(config, env)
     if why and config.run.progress != "off" and not is_sweep:
         say(why)
-    if config.command in CLUSTER_COMMANDS or (config.strategy.name == "tpu" and config.command != "inspect"):
+    if config.command in schema.CLUSTER_COMMANDS or (config.strategy.name == "tpu" and config.command != "inspect"):
         found = cluster_resolver.detect(env, config.cluster, config.strategy)
         if found.has_others:
             _check_shared(config, found, is_sweep=is_sweep)
             strategy_validation.check_batch_divides(config, found.cluster.num_workers, found.why)
         else:
             strategy_validation.check_batch_divides(config, config.cluster.num_workers)
-    if config.command in TRAINING_RUNS:
+    if config.command in schema.TRAINING_RUNS:
         return dataclasses.replace(config, model_dir=str(Path(config.model_dir or directory).absolute()))
     return dataclasses.replace(config, model_dir=config.model_dir and str(Path(config.model_dir).absolute()))
 

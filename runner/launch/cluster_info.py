@@ -65,12 +65,8 @@ def _rows(found: Detected, places: Sequence[Cluster]) -> Iterator[list[str]]:
     this = found.cluster
     for role, addresses in this.tasks.items():
         for index, address in enumerate(addresses):
-            yield [
-                role,
-                str(index),
-                address,
-                "this process" if (role, index) == (this.task_type, this.task_index) else "",
-            ]
+            is_this = (role, index) == (this.task_type, this.task_index)
+            yield [role, str(index), address, "this process" if is_this else ""]
     for place in places:
         address = f"{HOST}:<free port>" if place.tasks and place.task_type != "evaluator" else "-"
         yield [place.role, str(place.task_index), address, ""]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from runner.distribute.cluster import ALONE, Cluster
 from runner.system.child_process import Process, describe_exit, start_process
@@ -70,34 +70,26 @@ class GangResult:
         return {INTERRUPTED: SAVE_SECS, -signal.SIGKILL: NOTICE_SECS}.get(self.code, SETTLE_SECS)
 
 
+@dataclass(eq=False, kw_only=True)
 class Gang:
     """The processes of some tasks, the chief's first.
 
-    Args:
+    Attributes:
       start_timeout_secs: how long the tasks of a cluster may take to find each other.
       has_joined: whether a task has found the others.
       may_replace: asked when a task is lost that the others can do without for a while; it may wait.
       look_around: what happened elsewhere that ends the tasks here; an interruption has them asked to stop.
-
-    Attributes:
       stop_wanted: whether a server asked for the end of the run.
       asked_to_stop: names of tasks that are known to have been asked, others than those that train or evaluate here.
     """
 
-    def __init__(
-        self,
-        *,
-        start_timeout_secs: float = float("inf"),
-        has_joined: Callable[[Task], bool] = lambda task: True,
-        may_replace: Callable[[GangResult], bool] = lambda ending: False,
-        look_around: Callable[[], GangResult | None] = lambda: None,
-    ) -> None:
-        self._start_timeout_secs, self._has_joined = start_timeout_secs, has_joined
-        self._may_replace, self._look_around = may_replace, look_around
-        self.stop_wanted = False
-        self.asked_to_stop: set[str] = set()
-        self._running: dict[Task, Process] = {}
-        self._begin(())
+    start_timeout_secs: float = float("inf")
+    has_joined: Callable[[Task], bool] = lambda task: True
+    may_replace: Callable[[GangResult], bool] = lambda ending: False
+    look_around: Callable[[], GangResult | None] = lambda: None
+    stop_wanted: bool = field(default=False, init=False)
+    asked_to_stop: set[str] = field(default_factory=set, init=False)
+    _running: dict[Task, Process] = field(default_factory=dict, init=False)
 
     def run(self, tasks: Sequence[Task], stops: Sequence[int] = ()) -> GangResult:
         """Start `tasks` and return when none is left. How they ended.
@@ -136,7 +128,7 @@ class Gang:
         self._ending: GangResult | None = None
         self._deadlines: dict[Task, float] = {}
         self._looked = time.monotonic()
-        self._join_until = time.monotonic() + self._start_timeout_secs
+        self._join_until = time.monotonic() + self.start_timeout_secs
         self._joining = [task for task in tasks if task.place.tasks and task.place.task_type != "evaluator"]
         self._has_others = [task.place for task in tasks] != [ALONE]
 
@@ -160,7 +152,7 @@ class Gang:
                 self.stop_wanted = True
                 self.asked_to_stop.add(task.place.name)
                 self.ask_to_stop()
-        elsewhere = self._look_around()
+        elsewhere = self.look_around()
         if elsewhere is not None and self._ending is None:
             self._follow(elsewhere)
         if self._joining and now > self._join_until:
@@ -175,7 +167,7 @@ class Gang:
             return
         reason = reason or ("lost its connection to a peer" if code == PEER_LOST else describe_exit(code))
         ending = GangResult(code, task, f"{task.place.name if self._has_others else 'the task'} {reason}")
-        if ending.is_loss and task.is_replaceable and self._ending is None and self._may_replace(ending):
+        if ending.is_loss and task.is_replaceable and self._ending is None and self.may_replace(ending):
             self._running[task] = _start(task)
             return
         if self._ending is None:
@@ -209,8 +201,8 @@ class Gang:
         has_error = self._ending is not None and self._ending.code in (FAILED, USER_ERROR)
         if silent_secs > SETTLE_SECS / 2 and not has_error:
             self._freeze(task, silent_secs)  # that is why the others ended
-            return
-        self._remove(task)
+        else:
+            self._remove(task)
 
     def _remove(self, task: Task) -> None:
         process = self._running.pop(task)
@@ -223,11 +215,11 @@ class Gang:
             self._deadlines.setdefault(task, time.monotonic() + secs)
 
     def _check_joined(self) -> None:
-        missing = [task for task in self._joining if not self._has_joined(task)]
+        missing = [task for task in self._joining if not self.has_joined(task)]
         self._joining = []
         if missing and self._ending is None:
             names = ", ".join(task.place.name for task in missing)
-            reason = f"did not find the others within cluster.start_timeout_secs={self._start_timeout_secs:g}"
+            reason = f"did not find the others within cluster.start_timeout_secs={self.start_timeout_secs:g}"
             self._ending = GangResult(FAILED, missing[0], f"{names} {reason}")
             self._limit(0, self._running)
 

@@ -17,6 +17,7 @@ from runner.launch.sweep import Sweep
 from runner.system.redaction import masked_override
 from runner.system.standard_streams import say
 from runner.tracking.exit_codes import CODES, FAILED, FINISHED, INTERRUPTED, USER_ERROR
+from runner.tracking.run_record import RunRecord
 
 if TYPE_CHECKING:
     from runner.launch.app import CommandLine
@@ -126,7 +127,7 @@ class Multirun:
         command = self._command
         if command.stops.came:
             return None
-        if sweep.is_finished(job.folder):
+        if RunRecord.read(job.folder).training == "finished":
             say(f"job {job.number + 1}: {job.name} is finished already")
             return sweep.result_of(job.folder, job.name).value
         say(f"job {job.number + 1}: {job.name}")

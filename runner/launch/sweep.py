@@ -26,7 +26,6 @@ from runner.tracking.exit_codes import MLFLOW_STATUS, STILL_RUNNING
 from runner.tracking.mlflow_tracker import build_tracker
 from runner.tracking.provenance import tags_of_this_process
 from runner.tracking.run_lock import alone_in
-from runner.tracking.run_record import RunRecord
 from runner.tracking.summary import SUMMARY_FILE
 from runner.tracking.tracker import Point, Tracker, describe
 
@@ -110,20 +109,14 @@ class Sweep:
             self._save(record.get("start"), [*self.results, result])
         return result
 
-    @staticmethod
-    def is_finished(folder: Path) -> bool:
-        """Whether the job in `folder` has nothing left to do."""
-        return RunRecord.read(folder).training == "finished"
+    def end(self, *, interrupted: bool, failed: bool) -> None:
+        """Say the ranking and close the sweep's run in MLflow: FAILED where a job failed, or the sweep itself.
 
-    def ranked(self) -> list[JobResult]:
-        """The jobs, the best first; those without the metric last, in the order in which they ended."""
+        The best job comes first; those without the metric last, in the order in which they ended.
+        """
         results = self.results
         sign = 1 if self._mode(results) == "min" else -1
-        return sorted(results, key=lambda job: math.inf if job.value is None else sign * job.value)
-
-    def end(self, *, interrupted: bool, failed: bool) -> None:
-        """Says the ranking and closes the sweep's run in MLflow: FAILED where a job failed, or the sweep itself."""
-        ranked = self.ranked()
+        ranked = sorted(results, key=lambda job: math.inf if job.value is None else sign * job.value)
         with self._lock:
             self._save((read_json(self.directory / SWEEP_FILE) or {}).get("start"), ranked)
         self._print(ranked)

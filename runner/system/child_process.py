@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import IO
 
 from runner.system.heartbeat import HEARTBEAT, HeartbeatMonitor
@@ -23,33 +24,29 @@ LIFELINE = "RUNNER_LIFELINE_FD"
 """The environment variable that tells a child which file descriptor ends when its parent does."""
 
 
+@dataclass(eq=False)
 class Process:
     """A running child. Its group is `pid`: it leads its own session.
 
     Attributes:
+      lifeline: our end of the pipe that ends when we do; -1 once it is closed.
       monitor: its signs of life.
+      pumps: the threads that copy what it says.
     """
 
-    def __init__(
-        self,
-        popen: subprocess.Popen[bytes],
-        lifeline: int,
-        monitor: HeartbeatMonitor,
-        pumps: Sequence[threading.Thread] = (),
-    ) -> None:
-        self.monitor = monitor
-        self._popen = popen
-        self._lifeline = lifeline
-        self._pumps = pumps
+    popen: subprocess.Popen[bytes]
+    lifeline: int
+    monitor: HeartbeatMonitor
+    pumps: Sequence[threading.Thread] = ()
 
     @property
     def pid(self) -> int:
-        return self._popen.pid
+        return self.popen.pid
 
     def wait(self, timeout_secs: float | None = None) -> int | None:
         """The exit code (negative: the signal that ended it); None when it still runs after `timeout_secs`."""
         try:
-            return self._popen.wait(timeout_secs)
+            return self.popen.wait(timeout_secs)
         except subprocess.TimeoutExpired:
             return None
 
@@ -74,12 +71,12 @@ class Process:
 
     def close(self) -> int:
         """Waits for the end and lets the lifeline go. The child's exit code."""
-        code = self._popen.wait()
-        for pump in self._pumps:
+        code = self.popen.wait()
+        for pump in self.pumps:
             pump.join()
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
+        if self.lifeline >= 0:
+            os.close(self.lifeline)
+            self.lifeline = -1
             self.monitor.close()
         return code
 

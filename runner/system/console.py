@@ -9,20 +9,23 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichBar
-from rich.table import Table
+from rich.table import Column, Table
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-class Progress(Protocol):
-    """How far training is, for a person. `update` comes once per inner loop; it must be cheap."""
+class Progress:
+    """How far training is, for a person; this one says nothing.
+
+    `update` comes once per inner loop; it must be cheap.
+    """
 
     def start(self, total_steps: int | None, step: int) -> None:
         """Training goes from global step `step` up to `total_steps`; None: until the input ends."""
@@ -34,27 +37,17 @@ class Progress(Protocol):
         """The evaluation or prediction `what` has seen so many examples."""
 
     def message(self, text: str) -> None:
-        """Says a line without disturbing the progress line; what was counted has ended."""
+        """Say a line without disturbing the progress line; what was counted has ended."""
 
     def stop(self) -> None:
         """Training has ended; may be called more than once."""
 
 
-class NullProgress:
+class NullProgress(Progress):
     """Says nothing."""
 
-    def start(self, total_steps: int | None, step: int) -> None: ...
 
-    def update(self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float) -> None: ...
-
-    def count(self, what: str, examples: int) -> None: ...
-
-    def message(self, text: str) -> None: ...
-
-    def stop(self) -> None: ...
-
-
-class PlainProgress:
+class PlainProgress(Progress):
     """One line per period, for logs and pipes; the last state is always said."""
 
     def __init__(
@@ -65,21 +58,21 @@ class PlainProgress:
         self._clock = clock
         self._pace = _Pace(None)
         self._said_at: float | None = None
-        self._unsaid: str | None = None
+        self._unsaid: list[str] = []
         self._counted: tuple[str, int] = ("", 0)
         self._counted_at = 0.0
 
     def start(self, total_steps: int | None, step: int) -> None:
-        self._pace, self._said_at, self._unsaid = _Pace(total_steps), None, None
+        self._pace, self._said_at, self._unsaid = _Pace(total_steps), None, []
 
     def update(self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float) -> None:
         facts = self._pace.facts(step, loss, steps_per_sec, examples_per_sec)
         total = f"/{self._pace.total_steps}" if self._pace.total_steps else ""
-        self._unsaid = "  ".join([f"step {step}{total}", *facts])
+        self._unsaid = ["  ".join([f"step {step}{total}", *facts])]
         now = self._clock()
         if self._said_at is None or now - self._said_at >= self._period_secs:
             self._said_at = now
-            self._say_unsaid()
+            self._say()
 
     def count(self, what: str, examples: int) -> None:
         now, (last_what, last_examples) = self._clock(), self._counted
@@ -88,23 +81,22 @@ class PlainProgress:
             self._counted_at = now  # a new one: short ones say nothing
         elif now - self._counted_at >= self._period_secs:
             self._counted_at = now
-            self._say_unsaid()
-            print(f"{what}: {examples:,} examples", file=self._stream, flush=True)
+            self._say(f"{what}: {examples:,} examples")
 
     def message(self, text: str) -> None:
-        self._say_unsaid()
-        print(text, file=self._stream, flush=True)
+        self._say(text)
 
     def stop(self) -> None:
-        self._say_unsaid()
+        self._say()
 
-    def _say_unsaid(self) -> None:
-        if self._unsaid is not None:
-            print(self._unsaid, file=self._stream, flush=True)
-        self._unsaid = None
+    def _say(self, *texts: str) -> None:
+        """Say the last state, where it was not said yet, and then `texts`."""
+        for text in (*self._unsaid, *texts):
+            print(text, file=self._stream, flush=True)
+        self._unsaid = []
 
 
-class RichProgress:
+class RichProgress(Progress):
     """A live line on a terminal. NO_COLOR takes the colours away, not the line."""
 
     def __init__(self, console: Console | None = None) -> None:
@@ -197,12 +189,8 @@ def print_summary(summary: Mapping[str, Any], model_dir: str, stream: IO[str] | 
     stream = stream or sys.stdout
     rows = [*_summary_rows(summary), ("model_dir", model_dir)]
     if stream.isatty() and not prefix:
-        table = Table(show_header=False, box=None, pad_edge=False)
-        table.add_column(style="bold")
-        table.add_column(overflow="fold")
-        for name, value in rows:
-            table.add_row(name, value)
-        Console(file=stream, markup=False, highlight=False).print(table)
+        columns = Column(style="bold"), Column(overflow="fold")
+        _print_rich(Table(*columns, show_header=False, box=None, pad_edge=False), rows, stream)
     else:
         for name, value in rows:
             print(f"{prefix}{name}: {value}", file=stream)
@@ -259,15 +247,19 @@ def print_table(
         table = Table(title=title, title_justify="left", show_header=any(headers))
         for column in columns:
             table.add_column(column.name, justify="right" if column.is_numeric else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*row)
-        Console(file=stream, markup=False, highlight=False).print(table)
+        _print_rich(table, rows, stream)
     else:
         print(title, file=stream)
         for row in (headers, *rows) if any(headers) else rows:
             cells = (column.padded(cell) for column, cell in zip(columns, row, strict=True))
             print("  ".join(cells).rstrip(), file=stream)
     stream.flush()
+
+
+def _print_rich(table: Table, rows: Iterable[Sequence[str]], stream: IO[str]) -> None:
+    for row in rows:
+        table.add_row(*row)
+    Console(file=stream, markup=False, highlight=False).print(table)
 
 
 def format_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -283,31 +275,24 @@ def relative(path: Path) -> str:
 
 
 def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    rows = [("status", str(summary["status"]))]
-    if summary.get("error"):
-        rows.append(("error", str(summary["error"])))
-    if summary.get("interrupted_by"):
-        rows.append(("asked to stop", str(summary["interrupted_by"])))
-    if summary.get("stopped_early"):
-        rows.append(("stopped early", str(summary["stopped_early"])))
-    if summary.get("global_step") is not None:
-        rows.append(("global_step", format_number(summary["global_step"])))
-    for name, value in summary.get("metrics", {}).items():
-        rows.append((name, format_number(float(value))))  # JSON has no word for NaN: it is the text "nan"
-    if summary.get("repeated_steps"):
-        rows.append(("repeated_steps", format_number(summary["repeated_steps"])))
-    if summary.get("steps_per_sec"):
-        rows.append(("steps_per_sec", format_number(summary["steps_per_sec"])))
+    """Return name and value of what there is to say."""
+    step, replicas = summary.get("global_step"), summary.get("num_replicas")
+    strategy = f"{summary.get('strategy')}, {replicas} replica{'' if replicas == 1 else 's'}"
     phases = {name: secs for name, secs in (summary.get("phases") or {}).items() if secs >= 0.05}
-    if phases:
-        rows.append(("time", ", ".join(f"{name} {_format_phase(secs)}" for name, secs in phases.items())))
-    strategy, replicas = summary.get("strategy"), summary.get("num_replicas")
-    if replicas is not None:
-        rows.append(("strategy", f"{strategy}, {replicas} replica{'' if replicas == 1 else 's'}"))
-    for name in ("checkpoint", "predictions", "exports", "mlflow_run_id", "resume"):
-        if summary.get(name):
-            rows.append((name, str(summary[name])))
-    return rows
+    rows: list[tuple[str, Any]] = [
+        ("status", summary["status"]),
+        ("error", summary.get("error")),
+        ("asked to stop", summary.get("interrupted_by")),
+        ("stopped early", summary.get("stopped_early")),
+        ("global_step", None if step is None else format_number(step)),
+        # JSON has no word for NaN: it is the text "nan".
+        *((name, format_number(float(value))) for name, value in summary.get("metrics", {}).items()),
+        *((name, summary.get(name) and format_number(summary[name])) for name in ("repeated_steps", "steps_per_sec")),
+        ("time", ", ".join(f"{name} {_format_phase(secs)}" for name, secs in phases.items())),
+        ("strategy", None if replicas is None else strategy),
+        *((name, summary.get(name)) for name in ("checkpoint", "predictions", "exports", "mlflow_run_id", "resume")),
+    ]
+    return [(name, str(value)) for name, value in rows if value]
 
 
 def _format_phase(secs: float) -> str:

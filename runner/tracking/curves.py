@@ -163,19 +163,15 @@ def _draw_curve(axes: Axes, points: Points, colour: str, label: str) -> None:
     )  # fmt: skip
 
 
-def _thinned(
-    steps: Sequence[float], values: Sequence[float]
-) -> tuple[list[float], list[float], list[float], list[float]]:
+def _thinned(steps: Sequence[float], values: Sequence[float]) -> list[list[float]]:
     """Return middle step, mean, least and greatest value of each of MAX_POINTS groups; nan where none is finite."""
     bounds = [round(len(steps) * number / MAX_POINTS) for number in range(MAX_POINTS + 1)]
-    middles, means, least, greatest = [], [], [], []
+    groups = []
     for first, end in pairwise(bounds):
         known = [value for value in values[first:end] if not math.isnan(value)] or [math.nan]
-        middles.append((steps[first] + steps[end - 1]) / 2)
-        means.append(math.fsum(known) / len(known))
-        least.append(min(known))
-        greatest.append(max(known))
-    return middles, means, least, greatest
+        middle, mean = (steps[first] + steps[end - 1]) / 2, math.fsum(known) / len(known)
+        groups.append((middle, mean, min(known), max(known)))
+    return [list(column) for column in zip(*groups, strict=True)]
 
 
 def _label(name: str, points: Points) -> str:

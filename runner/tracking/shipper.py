@@ -82,7 +82,10 @@ class Shipper:
         with self._failures_said():
             if not self._is_guest:
                 self._tracker.set_tags(tags)
-            for file in [*files, *self._drawn_curves()]:
+            drawn = None
+            with self._warning("no learning curves"):
+                drawn = draw_curves(self._model_dir)
+            for file in filter(None, [*files, drawn]):
                 if file.exists():
                     self._tracker.log_file(file)
             for model in models:
@@ -90,14 +93,6 @@ class Shipper:
         with self._failures_said():
             if not self._is_guest:
                 self._tracker.end(status)
-
-    def _drawn_curves(self) -> list[Path]:
-        try:
-            drawn = draw_curves(self._model_dir)
-        except Exception as error:
-            self._warn(f"tracking: no learning curves: {describe(error)}")
-            return []
-        return [drawn] if drawn else []
 
     def _ship_until_end(self) -> None:
         until = time.monotonic() + self._patience_secs
@@ -118,7 +113,10 @@ class Shipper:
         with self._failures_said():
             if not self._opened:
                 self._open()
-                self._close_abandoned()
+                host = self._described.tags.get("host")
+                if self._run_id is not None and host:
+                    with self._warning("cannot look for runs that were killed"):
+                        close_abandoned(self._tracker, host)
             if self._run_id is not None:
                 for path in journals_in(self._model_dir):
                     self._ship_journal(path)
@@ -154,14 +152,6 @@ class Shipper:
             return None
         return next((run_id for run_id, lock in running.items() if lock == self._described.tags.get("lock")), None)
 
-    def _close_abandoned(self) -> None:
-        if self._run_id is None or not self._described.tags.get("host"):
-            return
-        try:
-            close_abandoned(self._tracker, self._described.tags["host"])
-        except Exception as error:
-            self._warn(f"tracking: cannot look for runs that were killed: {describe(error)}")
-
     def _ship_journal(self, path: Path) -> None:
         lines, offset = read_journal(path, self.record.offsets.get(path.name, 0))
         last_steps = dict(self.record.last_steps)
@@ -181,6 +171,14 @@ class Shipper:
         if is_new:
             last_steps[point.name] = point.step
         return is_new
+
+    @contextmanager
+    def _warning(self, what: str) -> Iterator[None]:
+        """Go on without what the body does, and say `what` is missing and why."""
+        try:
+            yield
+        except Exception as error:
+            self._warn(f"tracking: {what}: {describe(error)}")
 
     @contextmanager
     def _failures_said(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from runner.distribute.collectives import SINGLE_PROCESS, SingleProcess, collectives_of, is_loss_of_peer
+from runner.distribute.collectives import SINGLE_PROCESS, Collectives, collectives_of, is_loss_of_peer
 from runner.estimator.loop_boundary import Boundary
 
 
@@ -34,7 +34,7 @@ class Workers:
         return results
 
 
-class Together(SingleProcess):
+class Together(Collectives):
     def __init__(self, workers: Workers, worker: int) -> None:
         self._workers, self.worker_index = workers, worker
         self.num_workers, self.is_chief = len(workers.values), worker == 0
