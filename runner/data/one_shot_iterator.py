@@ -42,8 +42,7 @@ def call(fn: Callable[[], Any], name: str, *, training: bool) -> Any:
         return result
     if not taken:
         return _drawn(fn) if training and _may_change(fn, result) else result
-    twice = len({id(iterator) for iterator in taken}) < len(taken)
-    if twice:
+    if len({id(iterator) for iterator in taken}) < len(taken):
         raise ValueError(
             f"{name} calls get_next() twice on one iterator. Call it once and use its tensors, or return the "
             "tf.data.Dataset itself."
@@ -55,7 +54,7 @@ def call(fn: Callable[[], Any], name: str, *, training: bool) -> Any:
         remaining = iter(elements)
         with v1.iterators_made_by(lambda dataset: _Iterator(dataset, lambda iterator: next(remaining))):
             made = fn()
-        return made if isinstance(made, tuple) else (tuple(made) if isinstance(made, list) else made)
+        return tuple(made) if isinstance(made, list) else made
 
     return tf.data.Dataset.zip(datasets).map(rest)
 
@@ -71,13 +70,13 @@ def _may_change(fn: Callable[[], Any], result: Any) -> bool:
     return any(has_effect(operation) or operation.type in KERNEL_RANDOM for operation in graph.get_operations())
 
 
-@tf.autograph.experimental.do_not_convert
 def _drawn(fn: Callable[[], Any]) -> tf.data.Dataset:
+    @tf.autograph.experimental.do_not_convert
     def draw(_: Any) -> Any:
         made = fn()
         return tuple(made) if isinstance(made, list) else made
 
-    return tf.data.Dataset.from_tensors(0).repeat().map(tf.autograph.experimental.do_not_convert(draw))
+    return tf.data.Dataset.from_tensors(0).repeat().map(draw)
 
 
 class _Iterator:

@@ -182,17 +182,11 @@ def _marked(own: tf.data.Dataset, whole: tf.data.Dataset) -> tf.data.Dataset:
     That is its own first one, or where it has none the first one of all: something that the model is made for.
     """
     placeholder = own.take(1).concatenate(whole.take(1)).take(1).cache().repeat()
-    return own.map(_real).concatenate(placeholder.map(_not_real))
+    return own.map(_saying(True)).concatenate(placeholder.map(_saying(False)))
 
 
-@tf.autograph.experimental.do_not_convert
-def _real(*element: Any) -> tuple[Any, ...]:
-    return (*element, True)
-
-
-@tf.autograph.experimental.do_not_convert
-def _not_real(*element: Any) -> tuple[Any, ...]:
-    return (*element, False)
+def _saying(is_real: bool) -> Callable[..., tuple[Any, ...]]:
+    return tf.autograph.experimental.do_not_convert(lambda *element: (*element, is_real))
 
 
 def _files(dataset: tf.data.Dataset, place: WorkerPlace) -> tuple[bool, str]:

@@ -41,8 +41,8 @@ def read_step(pipeline: InputPipeline, element: Any, iterator: Any) -> tuple[Rep
     Args:
       iterator: gives further elements where a step takes several; None where it takes one.
     """
-    batches = pipeline.replica_batches(element, iterator)
-    return batches, step_inputs(batches, pipeline.global_count(element, batches))
+    batches = pipeline.division.replica_batches(element, iterator)
+    return batches, step_inputs(batches, batches.global_count)
 
 
 def replica_inputs(pipeline: InputPipeline, replica: Replica) -> tuple[Any, Any]:

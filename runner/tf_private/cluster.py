@@ -16,8 +16,6 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import Collecti
 
 from runner.tf_private.replaced import replaced
 
-__all__ = ["cpus_of_worker", "num_files", "part_of_files"]
-
 
 @contextlib.contextmanager
 def cpus_of_worker(count: int) -> Iterator[None]:

@@ -16,20 +16,6 @@ from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
 from runner.tf_private.replaced import replaced
 
-__all__ = [
-    "LossInALine",
-    "ShardedVariable",
-    "anonymous_variable",
-    "lookup_by_rows",
-    "partitioner_of",
-    "repeated_requests",
-    "say_losses_in_a_line",
-    "remote_variables",
-    "tasks_of",
-    "traced_before_scheduled",
-    "variable_on",
-]
-
 # What tf.distribute itself serves in place of a variable that is divided over parameter servers. When it moves: it is
 # what a variable made under a ParameterServerStrategy with a partitioner is an instance of.
 ShardedVariable = tf.__internal__.distribute.ShardedVariable
