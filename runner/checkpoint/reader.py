@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 """Key of a checkpoint of objects: which variable each of its other keys is."""
 
 ITERATOR = "iterator"
+
+_log = logging.getLogger(__name__)
 
 
 class Reader:
@@ -115,8 +118,38 @@ def checkpoint_step(path: str | os.PathLike[str]) -> int:
     return step
 
 
+def numbered(reader: Reader, shapes: Mapping[str, tf.TensorShape]) -> dict[str, str]:
+    """Name -> the name that it has in a checkpoint of tf.estimator, of the variables that are there under another.
+
+    In what a run of ours wrote, `count_1` is another variable: of a model that was changed since.
+
+    In 2.15 input and model shared a graph: after `dataset.repeat(3)`, which makes an operation `count`, a
+    `tf.Variable(name="count")` was `count_1`, and its slots `count_1/Adam`.
+
+    Args:
+      shapes: of the variables of the model, by name.
+    """
+    if reader.is_of_a_run:
+        return {}
+    there = reader.names()
+    missing = {name: shape for name, shape in shapes.items() if name not in there}
+
+    def is_free(key: str, shape: tf.TensorShape) -> bool:
+        return key in there and key not in shapes and shape.is_compatible_with(there[key][0])
+
+    roots = [name for name, shape in missing.items() if is_free(f"{name}_1", shape)]
+    found = {root: f"{root}_1" for root in roots}
+    for root in roots:
+        below = {name: f"{root}_1{name.removeprefix(root)}" for name in missing if name.startswith(f"{root}/")}
+        found |= {name: key for name, key in below.items() if is_free(key, missing[name])}
+    if found:
+        shown = ", ".join(f"{name!r} ({key!r} there)" for name, key in found.items())
+        _log.info("tf.estimator's input had operations of the same names: %s has %s.", reader.path, shown)
+    return found
+
+
 def has_iterator(path: str | os.PathLike[str], worker: int) -> bool:
-    """Whether the checkpoint `path` holds where the iterator of `worker` stood."""
+    """Report whether the checkpoint `path` holds where the iterator of `worker` stood."""
     return ((manifest.read_manifest(path) or {}).get("input") or {}).get(str(worker)) == "saved"
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner.checkpoint import warm_start
-from runner.checkpoint.reader import Reader
-from runner.checkpoint.tf_estimator_names import numbered
+from runner.checkpoint.reader import Reader, numbered
 from runner.export.graph import ExportGraph
 from runner.programs.ema import averages_in
 from runner.programs.model import check_shapes
