@@ -73,14 +73,18 @@ class Reader:
         keys = {name: self.key(name) for name in names}
         for name, key in keys.items():
             if key not in self._entries:
-                raise KeyError(self._not_there(name))
+                hint = did_you_mean(name, self.names(), n=3) or f" It has: {', '.join(self.names())}."
+                raise KeyError(f"no variable {name!r} in {self.path}.{hint}")
         values = tensor_bundle.read_bundle(self.path, {key: self._entries[key][1] for key in keys.values()})
         return {name: values[key].numpy() for name, key in keys.items()}
 
     def extra(self) -> dict[str, Any]:
         """What Snapshot.extra held: arrays as arrays, the rest as JSON gives it back; {} of another's checkpoint."""
         values = self.get_many(name for name in self._entries if name.startswith(EXTRA))
-        return {name.removeprefix(EXTRA): _decode(value) for name, value in values.items()}
+        return {
+            name.removeprefix(EXTRA): json.loads(value) if isinstance(value, bytes) else value
+            for name, value in values.items()
+        }
 
     @functools.cached_property
     def _entries(self) -> dict[str, tuple[tuple[int, ...], tf.DType]]:
@@ -96,10 +100,6 @@ class Reader:
     def _keys_of_objects(self) -> dict[str, str]:
         graph = tensor_bundle.read_bundle(self.path, {OBJECT_GRAPH: tf.string})[OBJECT_GRAPH]
         return graphs.names_in_object_graph(graph.numpy())
-
-    def _not_there(self, name: str) -> str:
-        hint = did_you_mean(name, self.names(), n=3) or f" It has: {', '.join(self.names())}."
-        return f"no variable {name!r} in {self.path}.{hint}"
 
 
 def checkpoint_step(path: str | os.PathLike[str]) -> int:
@@ -177,7 +177,3 @@ def restore_iterator(path: str | os.PathLike[str], worker: int, iterator: tf.dat
 def input_path(path: Path, worker: int) -> Path:
     """The bundle beside the checkpoint `path` that says where the input of `worker` stood."""
     return path.with_name(f"{path.name}.input-{worker}")
-
-
-def _decode(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, bytes) else value

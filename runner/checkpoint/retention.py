@@ -147,7 +147,7 @@ def _reasons(
     model_dir: Path, whole: list[str], groups: Mapping[str, list[str]], keep: Keep, began: float
 ) -> dict[str, list[str]]:
     """Args: whole: the complete ones by age. began: the time of the first save. Returns: name -> why it stays."""
-    leased = (read_json(model_dir / LEASE) or {}).get("checkpoint")
+    leased = str((read_json(model_dir / LEASE) or {}).get("checkpoint"))
     times = {name: manifest.time_in(model_dir, name, groups[name]) for name in whole}
     kept = [
         (f"last {keep.newest}" if keep.newest else "all are kept", whole[-keep.newest :] if keep.newest else whole),

@@ -18,7 +18,6 @@ from runner.run_config import WarmStart
 from runner.tracing.variable_request import VariableSpec
 
 _SAVED_MODEL = os.path.join("variables", "variables")
-_NOBODY = np.zeros(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,9 +64,7 @@ class Loaded:
         }
 
 
-def load(
-    settings: WarmStart, specs: Mapping[str, VariableSpec], initial: Callable[[str], np.ndarray] = lambda name: _NOBODY
-) -> Loaded:
+def load(settings: WarmStart, specs: Mapping[str, VariableSpec], initial: Callable[[str], np.ndarray]) -> Loaded:
     """Reads the values that a new model begins with.
 
     Args:

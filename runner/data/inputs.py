@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.data import one_shot_iterator, sharding
-from runner.data.dataset_adapter import as_dataset, check_batches, none_spec
+from runner.data import sharding
+from runner.data.dataset_adapter import as_dataset, call_input_fn, check_batches, none_spec
 from runner.data.replica_batches import Division, RoundRobin, any_rows, part_spec
 from runner.data.sharding import InputContext, Plan, WorkerPlace
 from runner.run_config import RunConfig
@@ -212,18 +212,15 @@ def _passes(dataset: tf.data.Dataset, fn: Any, num_epochs: int | None) -> tf.dat
 
 def _call(source: Input, plan: Plan, mode: str, params: Any, config: Any, num_epochs: int | None) -> Any:
     """Calls the function with those of ARGUMENTS that it declares."""
-    given: dict[str, Any] = {}
-    if plan.batch_size is not None:
-        given["batch_size"] = plan.batch_size
-    if source.shuffle_seed is not None:
-        given["shuffle_seed"] = source.shuffle_seed
+    settings = {"batch_size": plan.batch_size, "shuffle_seed": source.shuffle_seed}
+    given = {name: value for name, value in settings.items() if value is not None}
     values = copied_params(params if source.params is None else source.params, **given)
     offered = {"mode": mode, "params": values, "config": config, "input_context": plan.context}
     if num_epochs is not None or _must_be_given(source.fn, "num_epochs"):  # else its own default holds
         offered["num_epochs"] = num_epochs
     arguments = {name: offered[name] for name in _declared(source.fn) if name in offered}
     try:
-        return one_shot_iterator.call(lambda: source.fn(**arguments), _describe(source.fn), training=mode == "train")
+        return call_input_fn(lambda: source.fn(**arguments), _describe(source.fn), training=mode == "train")
     except Exception as error:
         with_what = ", ".join(arguments) or "nothing"
         error.add_note(f"in {_describe(source.fn)}, called for {_BLOCKS[mode]} with {with_what}")

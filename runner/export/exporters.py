@@ -83,9 +83,10 @@ class LatestExporter(Exporter):
     ) -> None:  # fmt: skip
         if exports_to_keep is not None and exports_to_keep <= 0:
             raise ValueError(f"exports_to_keep={exports_to_keep}: it must be positive; None keeps all.")
-        self._name = _checked_name(name)
+        if not name or os.sep in name:
+            raise ValueError(f"an exporter of the name {name!r}: give the name of a folder.")
+        self._name, self._keep = name, exports_to_keep
         self._receiver_fn, self._assets_extra, self._as_text = serving_input_receiver_fn, assets_extra, as_text
-        self._keep = exports_to_keep
 
     @property
     def name(self) -> str:
@@ -96,8 +97,7 @@ class LatestExporter(Exporter):
         is_the_final_export: bool,
     ) -> Any:  # fmt: skip
         notes = _Notes(export_path)
-        is_new = not notes.has(checkpoint_path, eval_result)
-        if not is_new or not self._is_due(notes, eval_result, is_the_final_export):
+        if notes.has(checkpoint_path, eval_result) or not self._is_due(notes, eval_result, is_the_final_export):
             return None
         path = estimator.export_saved_model(
             export_path, self._receiver_fn, self._assets_extra, self._as_text, checkpoint_path
@@ -233,9 +233,3 @@ def _facts(checkpoint_path: str, eval_result: Mapping[str, Any]) -> dict[str, An
     # JSON has no NaN: float() reads these texts.
     found = {name: repr(value) for name, value in tensorboard.scalars(eval_result).items()}
     return {"checkpoint": os.path.basename(checkpoint_path), "metrics": found}
-
-
-def _checked_name(name: str) -> str:
-    if not name or os.sep in name:
-        raise ValueError(f"an exporter of the name {name!r}: give the name of a folder.")
-    return name

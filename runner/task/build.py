@@ -97,26 +97,15 @@ def build_job(
         journal=journal,
         progress=progress,
     )
-    train_spec, predict_input = None, None
-    eval_specs: tuple[EvalSpec, ...] = ()
-    if "input.train.fn" in functions:
-        train_input = build_input(config.input.train, functions["input.train.fn"])
-        if config.run.debug == "overfit":
-            train_input = dataclasses.replace(train_input, first_batch_only=True)
-        early_stopping = EarlyStopping(**dataclasses.asdict(config.train.early_stopping))
-        train_spec = TrainSpec(
-            train_input,
-            config.train.max_steps,
-            hooks,
-            early_stopping=early_stopping,
-            max_epochs=config.train.max_epochs,
-        )
+    train_spec = (
+        _build_train_spec(config, functions["input.train.fn"], hooks) if "input.train.fn" in functions else None
+    )
     receiver_fn = _build_receiver_fn(config, functions, estimator) if config.exports else None
     exporters = _build_exporters(config, receiver_fn) if receiver_fn and config.command != "export" else ()
-    if config.command in ("train_and_evaluate", "evaluate", "dry_run"):
-        eval_specs = tuple(_build_eval_specs(config, functions, hooks, exporters))
-    if "input.predict.fn" in functions:
-        predict_input = build_input(config.input.predict, functions["input.predict.fn"])
+    evaluates = config.command in ("train_and_evaluate", "evaluate", "dry_run")
+    eval_specs = tuple(_build_eval_specs(config, functions, hooks, exporters)) if evaluates else ()
+    predict_fn = functions.get("input.predict.fn")
+    predict_input = None if predict_fn is None else build_input(config.input.predict, predict_fn)
     return Job(estimator, train_spec, eval_specs, predict_input, hooks, exporters, receiver_fn)
 
 
@@ -200,6 +189,13 @@ def _build_exporters(config: Config, receiver_fn: Callable[[], Any]) -> tuple[Ex
         "best": lambda: BestExporter("best", receiver_fn, compare_fn=is_better, exports_to_keep=keep),
     }
     return tuple(builders[name]() for name in config.export.exporters or ())
+
+
+def _build_train_spec(config: Config, fn: Any, hooks: tuple[Any, ...]) -> TrainSpec:
+    train, is_overfit = config.train, config.run.debug == "overfit"
+    train_input = dataclasses.replace(build_input(config.input.train, fn), first_batch_only=is_overfit)
+    early_stopping = EarlyStopping(**dataclasses.asdict(train.early_stopping))
+    return TrainSpec(train_input, train.max_steps, hooks, early_stopping=early_stopping, max_epochs=train.max_epochs)
 
 
 def _build_eval_specs(

@@ -124,12 +124,10 @@ def _print_checkpoints(found: Sequence[RunInspection], newest: RunInspection | N
 
 
 def _print_variables(path: str) -> None:
-    rows, parameters, num_bytes = [], 0, 0
-    for name, (shape, dtype) in sorted(Reader(path).names().items()):
-        size = math.prod(shape)
-        parameters += size
-        num_bytes += size * dtype.size
-        rows.append([name, str(list(shape)), dtype.name, f"{size:,}"])
+    variables = sorted(Reader(path).names().items())
+    rows = [[name, str(list(shape)), dtype.name, f"{math.prod(shape):,}"] for name, (shape, dtype) in variables]
+    parameters = sum(math.prod(shape) for _, (shape, _) in variables)
+    num_bytes = sum(math.prod(shape) * dtype.size for _, (shape, dtype) in variables)
     print()
     print_table(f"variables of {os.path.basename(path)}", ["name", "shape", "dtype", "parameters"], rows)
     print(f"total: {parameters:,} parameters in {len(rows)} variables, {format_bytes(num_bytes)}")

@@ -166,12 +166,8 @@ def remote_variables() -> Iterator[None]:
         return self
 
     def take_rows(x: Any, indices: Any, axis: int | None = None) -> Any:
-        if (
-            axis != 0
-            or not isinstance(x, Variable)
-            or not tf.is_tensor(indices)
-            or isinstance(indices, tf.SparseTensor)
-        ):
+        is_lookup = axis == 0 and isinstance(x, Variable) and tf.is_tensor(indices)
+        if not is_lookup or isinstance(indices, tf.SparseTensor):
             return take(x, indices, axis)
         ids = tf.where(indices < 0, indices + tf.cast(x.shape[0], indices.dtype), indices)
         return lookup_by_rows(x._value, ids)

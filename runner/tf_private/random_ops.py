@@ -114,7 +114,7 @@ def without_keras2_generator() -> Iterator[None]:
     Private: `tf_keras.src.backend._SEED_GENERATOR`, one a thread. Where it has moved, nothing is replaced: the initial
     values of scripts that call `set_random_seed` depend on what ran before.
     """
-    generators = getattr(sys.modules.get("tf_keras.src.backend"), "_SEED_GENERATOR", None)
+    generators: Any = getattr(sys.modules.get("tf_keras.src.backend"), "_SEED_GENERATOR", None)
     before = getattr(generators, "generator", None)
     if before is None:
         yield
