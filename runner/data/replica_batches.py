@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -29,27 +29,14 @@ class ReplicaBatch(NamedTuple):
     count: tf.Tensor
 
 
-class ReplicaBatches(tuple[ReplicaBatch, ...]):
-    """The batches of this process's replicas, in replica order.
-
-    Attributes:
-      global_count: int64 scalar, the real examples of the step over all replicas of all processes.
-    """
-
-    global_count: tf.Tensor
-
-    @classmethod
-    def build(cls, batches: Iterable[ReplicaBatch], global_count: tf.Tensor) -> ReplicaBatches:
-        built = cls(batches)
-        built.global_count = global_count
-        return built
+Batches = tuple[tuple[ReplicaBatch, ...], tf.Tensor]
 
 
 class Division(abc.ABC):
     """One way to divide the elements of a dataset over the replicas.
 
     Attributes:
-      ends_together: the end of the data is a step of `global_count` 0 on all workers, and no end of the iterator.
+      ends_together: the end of the data is a step of no examples on all workers, and no end of the iterator.
       divides_batches: several replicas get examples of one batch of the input function.
       elements_per_step: elements of the dataset that one step reads, the last one perhaps fewer.
     """
@@ -65,8 +52,10 @@ class Division(abc.ABC):
         return 1
 
     @abc.abstractmethod
-    def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> ReplicaBatches:
-        """Return the batches of this process's replicas, in replica order. In graph, once a step.
+    def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> Batches:
+        """Return the batches of this process's replicas, in replica order, and how many examples the step has.
+
+        Called in graph, once a step. The number is an int64 scalar: real examples over all replicas of all processes.
 
         Args:
           element: the first element of the step, which the caller pulled from `iterator`.
@@ -96,11 +85,11 @@ class SplitRows(Division):
     num_replicas: int
     total: int
 
-    def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> ReplicaBatches:
+    def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> Batches:
         """Return slices of `element`; with one replica the element as it is and no op but its count."""
         if self.total == 1:
             batch = _replica_batch(element)
-            return ReplicaBatches.build([batch], batch.count)
+            return (batch,), batch.count
         rows = num_rows(element)
         # The clearest case first: a batch with a static size that divides costs one aligned (copy-free) slice a tensor.
         static = _static_rows(element)
@@ -114,7 +103,7 @@ class SplitRows(Division):
                 _replica_batch(_map_leaves(lambda x, s=start, e=end: _slice(x, s, e), element), count)
                 for start, end, count in self._bounds(rows)
             ]
-        return ReplicaBatches.build(batches, rows)
+        return tuple(batches), rows
 
     def _bounds(self, rows: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
         """(first row, row after the last, examples to count) of each replica: int64 `[1]`, `[1]` and scalar."""
@@ -151,7 +140,7 @@ class RoundRobin(Division):
     total: int
     endless: bool = False
 
-    def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> ReplicaBatches:
+    def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> Batches:
         """`element` is that of replica 0; pulls `total - 1` more from `iterator`."""
         every = [_replica_batch(element)]
         for _ in range(1, self.total):
@@ -160,7 +149,7 @@ class RoundRobin(Division):
             else:
                 every.append(_next_or_placeholder(iterator.get_next_as_optional(), element))
         last = self.first + self.num_replicas
-        return ReplicaBatches.build(every[self.first : last], _total(every))
+        return tuple(every[self.first : last]), _total(every)
 
     @property
     def elements_per_step(self) -> int:
@@ -185,12 +174,13 @@ class PerWorker(Division):
     full_count: int | None
     ends_together: bool
 
-    def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> ReplicaBatches:
+    def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> Batches:
         """`element` is that of the first replica; pulls one more for each other replica from `iterator`."""
-        batches = [self._marked_batch(one) for one in [element, *(next(iterator) for _ in range(1, self.num_replicas))]]
+        elements = [element, *(next(iterator) for _ in range(1, self.num_replicas))]
+        batches = tuple(self._marked_batch(one) for one in elements)
         if self.full_count is not None:
-            return ReplicaBatches.build(batches, tf.constant(self.full_count, tf.int64))
-        return ReplicaBatches.build(batches, self.sum_over_workers(_total(batches)))
+            return batches, tf.constant(self.full_count, tf.int64)
+        return batches, self.sum_over_workers(_total(batches))
 
     def _marked_batch(self, element: tuple[Any, ...]) -> ReplicaBatch:
         if not self.ends_together:

@@ -77,7 +77,6 @@ def write_saved_model(
     *,
     assets_extra: Mapping[str, str] | None = None,
     as_text: bool = False,
-    clock: Callable[[], float] = time.time,
 ) -> Written:
     """Writes `base`/<seconds since 1970>. It is whole from the moment that it is there.
 
@@ -85,7 +84,6 @@ def write_saved_model(
       receiver_fns: mode -> what receives its inputs; a graph each, tagged train, eval or serve.
       assets_extra: path below `assets.extra` -> the file that is copied there.
       as_text: saved_model.pbtxt in place of saved_model.pb.
-      clock: seconds since 1970.
 
     Raises:
       ValueError: no mode, or what `build_graph` raises; the checkpoint lacks a variable; a file is not there.
@@ -98,7 +96,7 @@ def write_saved_model(
         )
     extra = assets_extra or {}
     _check_extra(extra)
-    is_new, temporary = source.checkpoint is None, _temporary_folder(base, clock)
+    is_new, temporary = source.checkpoint is None, _temporary_folder(base)
     try:
         with _without_advice():
             graphs = {
@@ -244,10 +242,10 @@ def exports_in(base: str) -> list[str]:
     return [os.path.join(base, name) for name in sorted((name for name in names if name.isdigit()), key=int)]
 
 
-def _temporary_folder(base: str, clock: Callable[[], float]) -> str:
+def _temporary_folder(base: str) -> str:
     """A path that is not there yet, whose name says what the export will be called."""
     taken = [int(os.path.basename(path)) for path in exports_in(base)]
-    stamp = max(int(clock()), max(taken, default=0) + 1)
+    stamp = max(int(time.time()), max(taken, default=0) + 1)
     for attempt in range(_ATTEMPTS):
         temporary = os.path.join(base, f"{TEMPORARY}{stamp + attempt}")
         if not tf.io.gfile.exists(temporary) and not tf.io.gfile.exists(os.path.join(base, str(stamp + attempt))):

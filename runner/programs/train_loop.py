@@ -104,8 +104,7 @@ class Loop:
             return (taken, examples, tf.constant(True), fine, *arrays)
 
         def step(element: Any, taken: tf.Tensor, examples: tf.Tensor, fine: tf.Tensor, arrays: Sequence[Any]) -> Any:
-            batches = self._pipeline.division.replica_batches(element, iterator)
-            count = batches.global_count
+            batches, count = self._pipeline.division.replica_batches(element, iterator)
 
             def take() -> Any:
                 outputs = self._step(batches, count, values)

@@ -97,15 +97,13 @@ def build_job(
         journal=journal,
         progress=progress,
     )
-    train_spec = (
-        _build_train_spec(config, functions["input.train.fn"], hooks) if "input.train.fn" in functions else None
-    )
+    train_fn, predict_fn = functions.get("input.train.fn"), functions.get("input.predict.fn")
+    train_spec = None if train_fn is None else _build_train_spec(config, train_fn, hooks)
+    predict_input = None if predict_fn is None else build_input(config.input.predict, predict_fn)
     receiver_fn = _build_receiver_fn(config, functions, estimator) if config.exports else None
     exporters = _build_exporters(config, receiver_fn) if receiver_fn and config.command != "export" else ()
     evaluates = config.command in ("train_and_evaluate", "evaluate", "dry_run")
     eval_specs = tuple(_build_eval_specs(config, functions, hooks, exporters)) if evaluates else ()
-    predict_fn = functions.get("input.predict.fn")
-    predict_input = None if predict_fn is None else build_input(config.input.predict, predict_fn)
     return Job(estimator, train_spec, eval_specs, predict_input, hooks, exporters, receiver_fn)
 
 
