@@ -152,7 +152,7 @@ class BestExporter(LatestExporter):
         if serving_input_receiver_fn is None:
             raise ValueError("BestExporter(serving_input_receiver_fn=None): give a function that receives requests.")
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
-        self._is_better = smaller("loss") if compare_fn is None else _by_name(compare_fn)
+        self._is_better = better("loss", "min") if compare_fn is None else _by_name(compare_fn)
 
     def _is_due(self, notes: _Notes, eval_result: Mapping[str, Any], is_the_final_export: bool) -> bool:
         best = notes.best
@@ -179,17 +179,14 @@ def _by_name(compare_fn: Callable[..., bool]) -> CompareFn:
     return compare_fn
 
 
-def smaller(metric: str) -> CompareFn:
-    """Says that the result with the smaller `metric` is the better one; one that is NaN never is."""
-    return _better(metric, operator.lt)
+def better(metric: str, mode: str) -> CompareFn:
+    """Return what says that the result with the smaller `metric` is the better one, or the larger; NaN never is.
 
+    Args:
+      mode: min or max.
+    """
+    compare = operator.lt if mode == "min" else operator.gt
 
-def larger(metric: str) -> CompareFn:
-    """Like `smaller`, for a metric whose larger value is the better one."""
-    return _better(metric, operator.gt)
-
-
-def _better(metric: str, compare: Callable[[float, float], bool]) -> CompareFn:
     def is_better(best: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
         before, now = _value(best, metric), _value(found, metric)
         return compare(now, before) or (math.isnan(before) and not math.isnan(now))

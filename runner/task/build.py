@@ -34,7 +34,7 @@ from runner.distribute.strategy import build_parameter_server, build_strategy, s
 from runner.estimator.early_stopping import EarlyStopping
 from runner.estimator.estimator import Estimator
 from runner.estimator.specs import EvalSpec, TrainSpec
-from runner.export.exporters import BestExporter, Exporter, FinalExporter, LatestExporter, larger, smaller
+from runner.export.exporters import BestExporter, Exporter, FinalExporter, LatestExporter, better
 from runner.export.receivers import receiver_fn_of_spec
 from runner.model_fn import ModeKeys, declared_arguments
 from runner.run_config import KeepBest, RunConfig, WarmStart
@@ -180,7 +180,7 @@ def _build_receiver_fn(config: Config, functions: Mapping[str, Any], estimator: 
 def _build_exporters(config: Config, receiver_fn: Callable[[], Any]) -> tuple[Exporter, ...]:
     keep, best = config.export.keep, config.export.best
     metric = (best.metric or "eval/loss").partition("/")[2]
-    is_better = larger(metric) if mode_of(metric, best.mode) == "max" else smaller(metric)
+    is_better = better(metric, mode_of(metric, best.mode))
     builders: Mapping[str, Callable[[], Exporter]] = {
         "final": lambda: FinalExporter("final", receiver_fn),
         "latest": lambda: LatestExporter("latest", receiver_fn, exports_to_keep=keep),

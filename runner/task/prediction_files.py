@@ -43,7 +43,12 @@ def open_predictions(path: Path) -> Iterator[PredictionWriter]:
     Raises:
       ConfigError: the suffix is not known, or no file can be made there.
     """
-    check_output(path)
+    if path.suffix not in _WRITERS:
+        raise ConfigError(
+            f"predict.output={path}: its suffix says the format. Use .jsonl (JSON Lines) or .npz (NumPy)."
+        )
+    if path.is_dir():
+        raise ConfigError(f"predict.output={path} is a folder. Name a file in it.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -60,16 +65,6 @@ def open_predictions(path: Path) -> Iterator[PredictionWriter]:
         os.replace(temporary, path)
     finally:
         Path(temporary).unlink(missing_ok=True)
-
-
-def check_output(path: Path) -> None:
-    """Raises: ConfigError: `path` has no suffix that we write, or is a folder."""
-    if path.suffix not in _WRITERS:
-        raise ConfigError(
-            f"predict.output={path}: its suffix says the format. Use .jsonl (JSON Lines) or .npz (NumPy)."
-        )
-    if path.is_dir():
-        raise ConfigError(f"predict.output={path} is a folder. Name a file in it.")
 
 
 class JsonLines:

@@ -157,13 +157,12 @@ def remote_variables() -> Iterator[None]:
 
     take = keras_numpy.take
 
-    def add(self: Any, value: Any) -> Any:
-        self.value.assign_add(tf.cast(value, self.value.dtype), read_value=False)
-        return self
+    def in_one_operation(method: str) -> Callable[[Any, Any], Any]:
+        def update(self: Any, value: Any) -> Any:
+            getattr(self.value, method)(tf.cast(value, self.value.dtype), read_value=False)
+            return self
 
-    def subtract(self: Any, value: Any) -> Any:
-        self.value.assign_sub(tf.cast(value, self.value.dtype), read_value=False)
-        return self
+        return update
 
     def take_rows(x: Any, indices: Any, axis: int | None = None) -> Any:
         is_lookup = axis == 0 and isinstance(x, Variable) and tf.is_tensor(indices)
@@ -173,8 +172,8 @@ def remote_variables() -> Iterator[None]:
         return lookup_by_rows(x._value, ids)
 
     with (
-        replaced(Variable, "assign_add", add),
-        replaced(Variable, "assign_sub", subtract),
+        replaced(Variable, "assign_add", in_one_operation("assign_add")),
+        replaced(Variable, "assign_sub", in_one_operation("assign_sub")),
         replaced(keras_numpy, "take", take_rows),
     ):
         yield
