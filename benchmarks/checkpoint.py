@@ -28,7 +28,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 from runner.checkpoint import layout
-from runner.checkpoint.async_saver import OfOne, Saver
+from runner.checkpoint.async_saver import Saver
 from runner.checkpoint.integrity import find_damage
 from runner.checkpoint.reader import Reader
 from runner.checkpoint.snapshot import Snapshot
@@ -74,7 +74,7 @@ def build_savers(model: Model, directory: Path) -> dict[str, tuple[Callable[[int
     manager = tf.train.CheckpointManager(peer, str(directory / "peer"), max_to_keep=2)
 
     def ours(name: str, *, asynchronous: bool) -> tuple[Callable[[int], None], Callable[[], object]]:
-        saver = Saver(CheckpointWriter(directory / name, keep_max=2), OfOne())
+        saver = Saver(CheckpointWriter(directory / name, keep_max=2))
 
         def save(step: int) -> None:
             saver.wait()

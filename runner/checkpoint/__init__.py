@@ -4,5 +4,5 @@
 `manifest` holds their checksums and `integrity` checks them, so that a damaged checkpoint gives way to the one before
 it. `async_saver` writes while training goes on, from a `snapshot`. `retention` deletes what is not to be kept.
 `input_position` tells one input from another and finds the next example; `warm_start` takes values from another model's
-checkpoint. `tf_estimator_names` reads the names of tf.estimator. `manifest` and `layout` are free of TensorFlow.
+checkpoint. `manifest` and `layout` are free of TensorFlow.
 """

@@ -9,56 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from runner.checkpoint import manifest
 from runner.checkpoint.snapshot import Snapshot, SnapshotMemory
 from runner.checkpoint.writer import CheckpointWriter
-from runner.distribute.collectives import Collectives
+from runner.distribute.collectives import SINGLE_PROCESS, Collectives
 
 _NONE, _SKIPPED, _SAVED = 0, 1, 2
-
-
-class InputStates(Protocol):
-    """See `OfOne` and `OfEach`."""
-
-    def of_others(self, step: int, iterators: Mapping[int, Any]) -> Mapping[int, Path | None]:
-        """For `CheckpointWriter.write`, what other workers have left for the chief. All workers call it together.
-
-        Args:
-          iterators: of this worker, by its index.
-        """
-
-
-class OfOne:
-    """All workers read the same: the chief's input stands where all of them stand."""
-
-    def of_others(self, step: int, iterators: Mapping[int, Any]) -> Mapping[int, Path | None]:
-        return {}
-
-
-class OfEach:
-    """Each worker reads data of its own, and leaves where it stands to the chief before that writes the rest."""
-
-    def __init__(self, writer: CheckpointWriter, collectives: Collectives) -> None:
-        self._writer, self._collectives = writer, collectives
-        if collectives.is_chief:
-            writer.remove_left_inputs()
-
-    def of_others(self, step: int, iterators: Mapping[int, Any]) -> Mapping[int, Path | None]:
-        kinds = [float(_NONE)] * self._collectives.num_workers
-        if not self._collectives.is_chief:
-            for worker, state in self._writer.serialize(iterators).items():
-                kinds[worker] = _SKIPPED if state is None else _SAVED
-                if state is not None:
-                    self._writer.leave_input(step, worker, state)
-        found = dict(enumerate(self._collectives.sum(kinds)))
-        return {
-            worker: self._writer.left_input(step, worker) if kind == _SAVED else None
-            for worker, kind in found.items()
-            if kind != _NONE
-        }
-
 
 _log = logging.getLogger(__name__)
 
@@ -91,54 +49,24 @@ class Saved:
         return {name: round(v, 4) if isinstance(v, float) else v for name, v in dataclasses.asdict(self).items()}
 
 
-class Saving(Protocol):
-    """Where the checkpoints of a run go; see `Saver` and `SavedElsewhere`."""
-
-    @property
-    def is_busy(self) -> bool: ...
-
-    def begin(
-        self, snapshot: Snapshot, iterators: Mapping[int, Any], *, asynchronous: bool, is_evaluated: bool = False
-    ) -> str: ...
-
-    def poll(self) -> Saved | None: ...
-
-    def wait(self) -> Saved | None: ...
-
-
-class SavedElsewhere:
-    """Of a worker that is not the chief: what the chief writes is the checkpoint of all."""
-
-    is_busy = False
-
-    def __init__(self, writer: CheckpointWriter, states: InputStates) -> None:
-        self._writer, self._states = writer, states
-
-    def begin(
-        self, snapshot: Snapshot, iterators: Mapping[int, Any], *, asynchronous: bool, is_evaluated: bool = False
-    ) -> str:
-        """The path that the checkpoint will have. Where this worker's input stands is left to the chief."""
-        self._states.of_others(snapshot.step, iterators)
-        return self._writer.path_of(snapshot.step)
-
-    def poll(self) -> Saved | None:
-        return None
-
-    def wait(self) -> Saved | None:
-        return None
-
-
 class Saver:
-    """Saves one checkpoint at a time, each in a thread of its own.
+    """Saves one checkpoint at a time, each in a thread of its own, and on the chief only.
+
+    What the chief writes is the checkpoint of all workers. Another worker, where each of them reads data of its own,
+    leaves the position of its input to the chief, before that writes the rest.
 
     Args:
-      states: where the inputs of other workers stand.
+      inputs_differ: each worker reads data of its own; otherwise the chief's input stands where all of them stand.
     """
 
-    def __init__(self, writer: CheckpointWriter, states: InputStates) -> None:
-        self._writer, self._states = writer, states
+    def __init__(
+        self, writer: CheckpointWriter, collectives: Collectives = SINGLE_PROCESS, *, inputs_differ: bool = False
+    ) -> None:
+        self._writer, self._collectives, self._inputs_differ = writer, collectives, inputs_differ
         self._memory = SnapshotMemory()
         self._write: _Write | None = None
+        if inputs_differ and collectives.is_chief:
+            writer.remove_left_inputs()
 
     @property
     def is_busy(self) -> bool:
@@ -148,9 +76,9 @@ class Saver:
     def begin(
         self, snapshot: Snapshot, iterators: Mapping[int, Any], *, asynchronous: bool, is_evaluated: bool = False
     ) -> str:
-        """The path that the checkpoint will have; when it is durable, `poll` or `wait` tell.
+        """Begin to save, and return the path that the checkpoint will have; `poll` or `wait` tell when it is durable.
 
-        The one before must have been settled by `wait` or `poll`.
+        The one before must have been settled by `wait` or `poll`. All workers call this together.
 
         Args:
           snapshot: shares its tensors with variables; they may change when this returns.
@@ -158,11 +86,14 @@ class Saver:
           is_evaluated: as for CheckpointWriter.write.
         """
         assert self._write is None
+        if not self._collectives.is_chief:
+            self._inputs_of_others(snapshot.step, iterators)
+            return self._writer.path_of(snapshot.step)
         started = time.perf_counter()
         if asynchronous:
             snapshot = self._memory.copy(snapshot)
         copied = time.perf_counter()
-        inputs = {**self._writer.serialize(iterators), **self._states.of_others(snapshot.step, iterators)}
+        inputs = {**self._writer.serialize(iterators), **self._inputs_of_others(snapshot.step, iterators)}
         saved = Saved(
             step=snapshot.step,
             path=self._writer.path_of(snapshot.step),
@@ -176,6 +107,26 @@ class Saver:
         else:
             self._write.run()
         return saved.path
+
+    def _inputs_of_others(self, step: int, iterators: Mapping[int, Any]) -> Mapping[int, Path | None]:
+        """Return, by worker, what other workers have left for `CheckpointWriter.write` of the chief.
+
+        Args:
+          iterators: of this worker, by its index.
+        """
+        if not self._inputs_differ:
+            return {}
+        kinds = [float(_NONE)] * self._collectives.num_workers
+        if not self._collectives.is_chief:
+            for worker, state in self._writer.serialize(iterators).items():
+                kinds[worker] = _SKIPPED if state is None else _SAVED
+                if state is not None:
+                    self._writer.leave_input(step, worker, state)
+        return {
+            worker: self._writer.left_input(step, worker) if kind == _SAVED else None
+            for worker, kind in enumerate(self._collectives.sum(kinds))
+            if kind != _NONE
+        }
 
     def poll(self) -> Saved | None:
         """The checkpoint that has become durable since it was begun; None: none has. Raises: as `wait`."""

@@ -142,19 +142,20 @@ def continued(pipeline: InputPipeline, source: str, latest: str | None) -> tuple
     start, worker = InputPosition.at_start(source, pipeline), pipeline.pipeline_index
     if latest is None or not saved:
         return iterate(pipeline.dataset), start
-    parts = saved.get("num_pipelines", 1)
-    if parts != pipeline.num_pipelines and not saved["ended"]:
-        _log.warning(
-            "%s was trained on %s, and now it is %s: the input starts from its beginning, and some examples of this "
-            "epoch are seen again. With shard=examples it would go on at the next one.",
-            latest, _parts(parts), _parts(pipeline.num_pipelines),
-        )  # fmt: skip
-        return iterate(pipeline.dataset), start
-    if not _is_same_source(saved["source"], source):
-        if not saved["ended"]:
+    parts, is_same = saved.get("num_pipelines", 1), _is_same_source(saved["source"], source)
+    if saved["ended"]:
+        has_place = is_same and _has_more(saved, pipeline.num_epochs)
+    else:
+        has_place = is_same and parts == pipeline.num_pipelines
+        if parts != pipeline.num_pipelines:
+            _log.warning(
+                "%s was trained on %s, and now it is %s: the input starts from its beginning, and some examples of "
+                "this epoch are seen again. With shard=examples it would go on at the next one.",
+                latest, _parts(parts), _parts(pipeline.num_pipelines),
+            )  # fmt: skip
+        elif not is_same:
             _log.info("The training input is another one than that of %s: it starts from its beginning.", latest)
-        return iterate(pipeline.dataset), start
-    if saved["ended"] and not _has_more(saved, pipeline.num_epochs):
+    if not has_place:
         return iterate(pipeline.dataset), start
     position = dataclasses.replace(start, elements=saved["elements"])
     same_passes = saved.get("num_epochs") == pipeline.num_epochs

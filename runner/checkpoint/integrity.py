@@ -41,7 +41,10 @@ class VerifiedCheckpoints:
         """
         damaged: dict[str, str] = {}
         for path in layout.candidates_in(self._model_dir):
-            damage = self._damage(path)
+            fingerprint = manifest.fingerprint(path)
+            if path not in self._known or self._known[path][0] != fingerprint:
+                self._known[path] = (fingerprint, find_damage(path))
+            damage = self._known[path][1]
             if damage is None:
                 self._say(damaged, path)
                 return path
@@ -57,12 +60,6 @@ class VerifiedCheckpoints:
     def trust(self, path: str) -> None:
         """Notes that this process wrote `path`, and knows it to be whole."""
         self._known[path] = (manifest.fingerprint(path), None)
-
-    def _damage(self, path: str) -> str | None:
-        fingerprint = manifest.fingerprint(path)
-        if path not in self._known or self._known[path][0] != fingerprint:
-            self._known[path] = (fingerprint, find_damage(path))
-        return self._known[path][1]
 
     def _say(self, damaged: dict[str, str], path: str) -> None:
         if damaged and damaged != self._said:

@@ -94,10 +94,9 @@ def fingerprint(path: str | os.PathLike[str]) -> tuple[tuple[str, int, int], ...
     path = Path(path)
     facts = []
     for name, size in sorted(sizes_of(path).items()):
-        with contextlib.suppress(FileNotFoundError):
-            if name.endswith(METRICS):  # what evaluations add later
-                continue
-            facts.append((name, size, (path.parent / name).stat().st_mtime_ns))
+        if not name.endswith(METRICS):  # what evaluations add later
+            with contextlib.suppress(FileNotFoundError):
+                facts.append((name, size, (path.parent / name).stat().st_mtime_ns))
     return tuple(facts)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 """Key of a checkpoint of objects: which variable each of its other keys is."""
 
 ITERATOR = "iterator"
+
+_log = logging.getLogger(__name__)
 
 
 class Reader:
@@ -70,14 +73,18 @@ class Reader:
         keys = {name: self.key(name) for name in names}
         for name, key in keys.items():
             if key not in self._entries:
-                raise KeyError(self._not_there(name))
+                hint = did_you_mean(name, self.names(), n=3) or f" It has: {', '.join(self.names())}."
+                raise KeyError(f"no variable {name!r} in {self.path}.{hint}")
         values = tensor_bundle.read_bundle(self.path, {key: self._entries[key][1] for key in keys.values()})
         return {name: values[key].numpy() for name, key in keys.items()}
 
     def extra(self) -> dict[str, Any]:
         """What Snapshot.extra held: arrays as arrays, the rest as JSON gives it back; {} of another's checkpoint."""
         values = self.get_many(name for name in self._entries if name.startswith(EXTRA))
-        return {name.removeprefix(EXTRA): _decode(value) for name, value in values.items()}
+        return {
+            name.removeprefix(EXTRA): json.loads(value) if isinstance(value, bytes) else value
+            for name, value in values.items()
+        }
 
     @functools.cached_property
     def _entries(self) -> dict[str, tuple[tuple[int, ...], tf.DType]]:
@@ -93,10 +100,6 @@ class Reader:
     def _keys_of_objects(self) -> dict[str, str]:
         graph = tensor_bundle.read_bundle(self.path, {OBJECT_GRAPH: tf.string})[OBJECT_GRAPH]
         return graphs.names_in_object_graph(graph.numpy())
-
-    def _not_there(self, name: str) -> str:
-        hint = did_you_mean(name, self.names(), n=3) or f" It has: {', '.join(self.names())}."
-        return f"no variable {name!r} in {self.path}.{hint}"
 
 
 def checkpoint_step(path: str | os.PathLike[str]) -> int:
@@ -115,8 +118,38 @@ def checkpoint_step(path: str | os.PathLike[str]) -> int:
     return step
 
 
+def numbered(reader: Reader, shapes: Mapping[str, tf.TensorShape]) -> dict[str, str]:
+    """Name -> the name that it has in a checkpoint of tf.estimator, of the variables that are there under another.
+
+    In what a run of ours wrote, `count_1` is another variable: of a model that was changed since.
+
+    In 2.15 input and model shared a graph: after `dataset.repeat(3)`, which makes an operation `count`, a
+    `tf.Variable(name="count")` was `count_1`, and its slots `count_1/Adam`.
+
+    Args:
+      shapes: of the variables of the model, by name.
+    """
+    if reader.is_of_a_run:
+        return {}
+    there = reader.names()
+    missing = {name: shape for name, shape in shapes.items() if name not in there}
+
+    def is_free(key: str, shape: tf.TensorShape) -> bool:
+        return key in there and key not in shapes and shape.is_compatible_with(there[key][0])
+
+    roots = [name for name, shape in missing.items() if is_free(f"{name}_1", shape)]
+    found = {root: f"{root}_1" for root in roots}
+    for root in roots:
+        below = {name: f"{root}_1{name.removeprefix(root)}" for name in missing if name.startswith(f"{root}/")}
+        found |= {name: key for name, key in below.items() if is_free(key, missing[name])}
+    if found:
+        shown = ", ".join(f"{name!r} ({key!r} there)" for name, key in found.items())
+        _log.info("tf.estimator's input had operations of the same names: %s has %s.", reader.path, shown)
+    return found
+
+
 def has_iterator(path: str | os.PathLike[str], worker: int) -> bool:
-    """Whether the checkpoint `path` holds where the iterator of `worker` stood."""
+    """Report whether the checkpoint `path` holds where the iterator of `worker` stood."""
     return ((manifest.read_manifest(path) or {}).get("input") or {}).get(str(worker)) == "saved"
 
 
@@ -144,7 +177,3 @@ def restore_iterator(path: str | os.PathLike[str], worker: int, iterator: tf.dat
 def input_path(path: Path, worker: int) -> Path:
     """The bundle beside the checkpoint `path` that says where the input of `worker` stood."""
     return path.with_name(f"{path.name}.input-{worker}")
-
-
-def _decode(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, bytes) else value

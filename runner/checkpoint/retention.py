@@ -147,20 +147,15 @@ def _reasons(
     model_dir: Path, whole: list[str], groups: Mapping[str, list[str]], keep: Keep, began: float
 ) -> dict[str, list[str]]:
     """Args: whole: the complete ones by age. began: the time of the first save. Returns: name -> why it stays."""
-    newest = whole[-keep.newest :] if keep.newest else whole
-    best = _best(model_dir, whole, keep.best)
-    hourly = _hourly({name: manifest.time_in(model_dir, name, groups[name]) for name in whole}, keep.every_hours, began)
     leased = str((read_json(model_dir / LEASE) or {}).get("checkpoint"))
-    reasons: dict[str, list[str]] = {name: [] for name in whole}
-    for name in newest:
-        reasons[name].append(f"last {keep.newest}" if keep.newest else "all are kept")
-    for name in best:
-        reasons[name].append(f"best {keep.best.metric if keep.best else ''}")
-    for name in hourly:
-        reasons[name].append(f"every {keep.every_hours:g} h")
-    if leased in reasons:
-        reasons[leased].append("being evaluated")
-    return reasons
+    times = {name: manifest.time_in(model_dir, name, groups[name]) for name in whole}
+    kept = [
+        (f"last {keep.newest}" if keep.newest else "all are kept", whole[-keep.newest :] if keep.newest else whole),
+        (f"best {keep.best.metric if keep.best else ''}", _best(model_dir, whole, keep.best)),
+        (f"every {keep.every_hours or 0:g} h", _hourly(times, keep.every_hours, began)),
+        ("being evaluated", [leased]),
+    ]
+    return {name: [reason for reason, names in kept if name in names] for name in whole}
 
 
 def _best(model_dir: Path, whole: list[str], best: KeepBest | None) -> list[str]:

@@ -14,11 +14,10 @@ import tensorflow as tf
 from runner.checkpoint.integrity import VerifiedCheckpoints, find_damage
 from runner.checkpoint.reader import GLOBAL_STEP, Reader
 from runner.config.error_messages import did_you_mean
-from runner.run_config import WarmStart, WarmStartWords
+from runner.run_config import WarmStart
 from runner.tracing.variable_request import VariableSpec
 
 _SAVED_MODEL = os.path.join("variables", "variables")
-_NOBODY = np.zeros(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,9 +64,7 @@ class Loaded:
         }
 
 
-def load(
-    settings: WarmStart, specs: Mapping[str, VariableSpec], initial: Callable[[str], np.ndarray] = lambda name: _NOBODY
-) -> Loaded:
+def load(settings: WarmStart, specs: Mapping[str, VariableSpec], initial: Callable[[str], np.ndarray]) -> Loaded:
     """Reads the values that a new model begins with.
 
     Args:
@@ -80,27 +77,15 @@ def load(
     """
     source = Reader(_checkpoint(settings.checkpoint, settings.words.checkpoint))
     candidates, skipped = _chosen(settings, specs)
-    sources: dict[str, str] = {}
-    not_found: dict[str, str] = {}
-    used: set[str] = set()
-    for name in candidates:
-        wanted, rule = _renamed(name, settings.rename)
-        used.add(rule)
-        found = _name_in(source, wanted)
-        if found is None:
-            not_found[name] = wanted
-        else:
-            sources[name] = found
-    _check_rules(settings, specs, candidates, used)
+    wanted = {name: _renamed(name, settings.rename) for name in candidates}
+    found = {name: _name_in(source, there) for name, (there, _) in wanted.items()}
+    sources = {name: there for name, there in found.items() if there is not None}
+    not_found = {name: wanted[name][0] for name, there in found.items() if there is None}
+    _check_rules(settings, specs, candidates, {rule for _, rule in wanted.values()})
     _check_found(settings, source, sources, not_found)
-    _check_shapes(
-        source,
-        {name: found for name, found in sources.items() if name not in settings.vocabularies},
-        specs,
-        settings.words,
-    )
+    _check_shapes(settings, source, sources, specs)
     read = source.get_many(sources.values())
-    values = {name: np.asarray(read[found], specs[name].dtype.as_numpy_dtype) for name, found in sources.items()}
+    values = {name: np.asarray(read[there], specs[name].dtype.as_numpy_dtype) for name, there in sources.items()}
     tokens = {}
     for name, vocabulary in settings.vocabularies.items():
         values[name], tokens[name] = vocabulary.remapped(name, initial(name), values[name])
@@ -139,16 +124,16 @@ def _chosen(settings: WarmStart, specs: Mapping[str, VariableSpec]) -> tuple[lis
     for name, spec in specs.items():
         if spec.local:
             continue
-        only_vocabularies = settings.include is not None and not settings.include
         if name == GLOBAL_STEP:
             skipped[name] = "the global step"
         elif name in state and not settings.optimizer_state:
             skipped[name] = "state of the optimizer"
         elif (settings.include is None or settings.only_trainable) and not spec.trainable:
             skipped[name] = "not trainable"
-        elif only_vocabularies and name in settings.vocabularies:
-            chosen.append(name)
-        elif settings.include is not None and not any(re.fullmatch(one, name) for one in settings.include):
+        elif settings.include is not None and not (
+            any(re.fullmatch(one, name) for one in settings.include)
+            or (not settings.include and name in settings.vocabularies)
+        ):
             skipped[name] = "not in include"
         else:
             chosen.append(name)
@@ -227,12 +212,13 @@ def _check_found(settings: WarmStart, source: Reader, sources: Mapping[str, str]
 
 
 def _check_shapes(
-    source: Reader, sources: Mapping[str, str], specs: Mapping[str, VariableSpec], words: WarmStartWords
+    settings: WarmStart, source: Reader, sources: Mapping[str, str], specs: Mapping[str, VariableSpec]
 ) -> None:
+    words, there = settings.words, source.names()
     wrong = [
-        f"{name!r} is {specs[name].shape.as_list()} here and {list(source.names()[found][0])} there"
+        f"{name!r} is {specs[name].shape.as_list()} here and {list(there[found][0])} there"
         for name, found in sources.items()
-        if not specs[name].shape.is_compatible_with(source.names()[found][0])
+        if name not in settings.vocabularies and not specs[name].shape.is_compatible_with(there[found][0])
     ]
     if wrong:
         raise ValueError(

@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.data import one_shot_iterator, sharding
-from runner.data.dataset_adapter import as_dataset, check_batches, none_spec
-from runner.data.replica_batches import Division, ReplicaBatches, RoundRobin, any_rows, part_spec
+from runner.data import sharding
+from runner.data.dataset_adapter import as_dataset, call_input_fn, check_batches, none_spec
+from runner.data.replica_batches import Division, RoundRobin, any_rows, part_spec
 from runner.data.sharding import InputContext, Plan, WorkerPlace
 from runner.run_config import RunConfig
 from runner.types import copied_params
@@ -117,38 +117,12 @@ class InputPipeline:
 
     def remaining_steps(self) -> float | None:
         """Steps from the start to the end of the dataset: an int; math.inf if it has none; None if nobody knows."""
-        if self.division.ends_together:
-            return None
         cardinality = int(self.given.cardinality())
+        if self.division.ends_together or cardinality == tf.data.UNKNOWN_CARDINALITY:
+            return None
         if cardinality == tf.data.INFINITE_CARDINALITY:
             return math.inf
-        if cardinality == tf.data.UNKNOWN_CARDINALITY:
-            return None
-        return self.division.num_steps(cardinality)
-
-    def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> ReplicaBatches:
-        """Return one batch a replica, in replica order. In graph, once a step.
-
-        Args:
-          element: the first element of the step, which the caller pulled from `iterator`.
-          iterator: of `dataset`; more is pulled from it where the replicas take batches in turn. These pulls must not
-            be pruned, even where their value is not used.
-        """
-        return self.division.replica_batches(element, iterator)
-
-    @property
-    def elements_per_step(self) -> int:
-        """Elements of `dataset` that one step reads."""
-        return self.division.elements_per_step
-
-    @property
-    def ends_together(self) -> bool:
-        """Whether the end of the data is a step of `global_count` 0 on all workers, and no end of the iterator."""
-        return self.division.ends_together
-
-    def global_count(self, element: tuple[Any, ...], batches: ReplicaBatches) -> tf.Tensor:
-        """int64 scalar: real examples of the step over all replicas of all processes. In graph."""
-        return self.division.global_count(element, batches)
+        return math.ceil(cardinality / self.division.elements_per_step)
 
 
 def build_input_pipeline(
@@ -241,18 +215,15 @@ def _passes(dataset: tf.data.Dataset, fn: Any, num_epochs: int | None) -> tf.dat
 
 def _call(source: Input, plan: Plan, mode: str, params: Any, config: Any, num_epochs: int | None) -> Any:
     """Calls the function with those of ARGUMENTS that it declares."""
-    given: dict[str, Any] = {}
-    if plan.batch_size is not None:
-        given["batch_size"] = plan.batch_size
-    if source.shuffle_seed is not None:
-        given["shuffle_seed"] = source.shuffle_seed
+    settings = {"batch_size": plan.batch_size, "shuffle_seed": source.shuffle_seed}
+    given = {name: value for name, value in settings.items() if value is not None}
     values = copied_params(params if source.params is None else source.params, **given)
     offered = {"mode": mode, "params": values, "config": config, "input_context": plan.context}
     if num_epochs is not None or _must_be_given(source.fn, "num_epochs"):  # else its own default holds
         offered["num_epochs"] = num_epochs
     arguments = {name: offered[name] for name in _declared(source.fn) if name in offered}
     try:
-        return one_shot_iterator.call(lambda: source.fn(**arguments), _describe(source.fn), training=mode == "train")
+        return call_input_fn(lambda: source.fn(**arguments), _describe(source.fn), training=mode == "train")
     except Exception as error:
         with_what = ", ".join(arguments) or "nothing"
         error.add_note(f"in {_describe(source.fn)}, called for {_BLOCKS[mode]} with {with_what}")
@@ -272,19 +243,15 @@ def _declared(fn: Callable[..., Any]) -> list[str]:
     except ValueError:  # some builtins have none
         return []
     bound = set(fn.keywords) if isinstance(fn, functools.partial) else set()
-    by_name = {
-        name: parameter
-        for name, parameter in parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and name not in bound
-    }
-    kinds = {parameter.kind for parameter in parameters.values()}
+    free = [parameter for name, parameter in parameters.items() if name not in bound]
+    by_name = {one.name for one in free if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in free)
     required = [
-        name
-        for name, parameter in parameters.items()
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        and name not in bound
-        and not (name in by_name and name in ARGUMENTS)
+        one.name
+        for one in free
+        if one.default is one.empty
+        and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        and one.name not in by_name.intersection(ARGUMENTS)
     ]
     if required:
         raise ValueError(
@@ -292,7 +259,6 @@ def _declared(fn: Callable[..., Any]) -> list[str]:
             f"{', '.join(ARGUMENTS)}. Bind the rest with functools.partial, or take it from params."
         )
     # To one that takes anything, num_epochs may mean nothing: it is for those who say that they end.
-    takes_all = inspect.Parameter.VAR_KEYWORD in kinds
     return [name for name in ARGUMENTS if name in by_name or (takes_all and name not in bound and name != "num_epochs")]
 
 
@@ -302,11 +268,9 @@ def _check_batch_size(source: Input, mode: str, place: WorkerPlace, num_micro_ba
         return
     below = size // total * total
     use = f"{below} or {below + total}" if below else f"{total}"
-    over = (
-        str(place)
-        if num_micro_batches == 1
-        else f"{place}, {num_micro_batches} parts each (train.gradient_accumulation)"
-    )
+    over = str(place)
+    if num_micro_batches > 1:
+        over += f", {num_micro_batches} parts each (train.gradient_accumulation)"
     raise ValueError(f"{_BLOCKS[mode]}.batch_size={size} does not divide over {over}. Use {use}.")
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -29,46 +29,47 @@ class ReplicaBatch(NamedTuple):
     count: tf.Tensor
 
 
-class ReplicaBatches(tuple[ReplicaBatch, ...]):
-    """The batches of this process's replicas, in replica order.
+Batches = tuple[tuple[ReplicaBatch, ...], tf.Tensor]
+
+
+class Division(abc.ABC):
+    """One way to divide the elements of a dataset over the replicas.
 
     Attributes:
-      others: counts of the replicas of other processes that read the same data, as far as they are known.
+      ends_together: the end of the data is a step of no examples on all workers, and no end of the iterator.
+      divides_batches: several replicas get examples of one batch of the input function.
+      elements_per_step: elements of the dataset that one step reads, the last one perhaps fewer.
     """
 
-    others: tuple[tf.Tensor, ...] = ()
-
-
-class Division(Protocol):
-    """One way to divide; see `SplitRows` and `RoundRobin`."""
-
-    def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> ReplicaBatches:
-        """The batches of this process's replicas, in replica order. Called in graph, once a step."""
-
-    def replica_spec(self, element_spec: Any) -> Any:
-        """`element_spec` (a nest of TensorSpecs and None) as one replica sees it."""
-
-    def num_steps(self, cardinality: int) -> int | None:
-        """Steps that `cardinality` elements last for, the last of them perhaps not full; None: nobody knows."""
-
-    @property
-    def elements_per_step(self) -> int:
-        """Elements of the dataset that one step reads, the last one perhaps fewer."""
-
-    def global_count(self, element: tuple[Any, ...], batches: ReplicaBatches) -> tf.Tensor:
-        """int64 scalar: real examples of the step over all replicas of all processes. In graph."""
-
-    @property
-    def ends_together(self) -> bool:
-        """Whether the end of the data is a step of `global_count` 0 on all workers, and no end of the iterator."""
+    ends_together: bool = False
 
     @property
     def divides_batches(self) -> bool:
-        """Whether several replicas get examples of one batch of the input function."""
+        return False
+
+    @property
+    def elements_per_step(self) -> int:
+        return 1
+
+    @abc.abstractmethod
+    def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> Batches:
+        """Return the batches of this process's replicas, in replica order, and how many examples the step has.
+
+        Called in graph, once a step. The number is an int64 scalar: real examples over all replicas of all processes.
+
+        Args:
+          element: the first element of the step, which the caller pulled from `iterator`.
+          iterator: of the dataset; more is pulled from it where the replicas take batches in turn. These pulls must not
+            be pruned, even where their value is not used.
+        """
+
+    def replica_spec(self, element_spec: Any) -> Any:
+        """Return `element_spec` (a nest of TensorSpecs and None) as one replica sees it."""
+        return element_spec
 
 
 @dataclasses.dataclass(frozen=True)
-class SplitRows:
+class SplitRows(Division):
     """Each element is a global batch; every replica gets a run of its rows.
 
     The rows are contiguous, in replica order and as even as can be, the longer runs first: 5 rows over 2 are 3 + 2.
@@ -83,26 +84,26 @@ class SplitRows:
     first: int
     num_replicas: int
     total: int
-    ends_together = False
 
-    def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> ReplicaBatches:
-        """Slices of `element`; with one replica the element as it is and no op but its count."""
-        del iterator
+    def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> Batches:
+        """Return slices of `element`; with one replica the element as it is and no op but its count."""
         if self.total == 1:
-            return ReplicaBatches([_replica_batch(element)])
+            batch = _replica_batch(element)
+            return (batch,), batch.count
+        rows = num_rows(element)
         # The clearest case first: a batch with a static size that divides costs one aligned (copy-free) slice a tensor.
         static = _static_rows(element)
         if static is not None and static % self.total == 0:
             size = static // self.total
             count = tf.constant(size, tf.int64)
             starts = [(self.first + i) * size for i in range(self.num_replicas)]
-            return ReplicaBatches(
-                _replica_batch(_map_leaves(lambda x, s=s: x[s : s + size], element), count) for s in starts
-            )
-        return ReplicaBatches(
-            _replica_batch(_map_leaves(lambda x, s=start, e=end: _slice(x, s, e), element), count)
-            for start, end, count in self._bounds(num_rows(element))
-        )
+            batches = [_replica_batch(_map_leaves(lambda x, s=s: x[s : s + size], element), count) for s in starts]
+        else:
+            batches = [
+                _replica_batch(_map_leaves(lambda x, s=start, e=end: _slice(x, s, e), element), count)
+                for start, end, count in self._bounds(rows)
+            ]
+        return tuple(batches), rows
 
     def _bounds(self, rows: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
         """(first row, row after the last, examples to count) of each replica: int64 `[1]`, `[1]` and scalar."""
@@ -120,21 +121,9 @@ class SplitRows:
     def divides_batches(self) -> bool:
         return self.total > 1
 
-    def num_steps(self, cardinality: int) -> int:
-        """An element a step."""
-        return cardinality
-
-    @property
-    def elements_per_step(self) -> int:
-        return 1
-
-    def global_count(self, element: tuple[Any, ...], batches: ReplicaBatches) -> tf.Tensor:
-        """Rows of the element, which every process sees whole."""
-        return batches[0].count if self.total == 1 else num_rows(element)
-
 
 @dataclasses.dataclass(frozen=True)
-class RoundRobin:
+class RoundRobin(Division):
     """Each element is one replica's batch; the replicas take them in replica order.
 
     At the end of the data those without one get the step's first element again, count 0.
@@ -150,43 +139,25 @@ class RoundRobin:
     num_replicas: int
     total: int
     endless: bool = False
-    ends_together = False
-    divides_batches = False
 
-    def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> ReplicaBatches:
+    def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> Batches:
         """`element` is that of replica 0; pulls `total - 1` more from `iterator`."""
         every = [_replica_batch(element)]
         for _ in range(1, self.total):
             if self.endless:
-                pulled = next(iterator)
-                every.append(_replica_batch(pulled))
+                every.append(_replica_batch(next(iterator)))
             else:
                 every.append(_next_or_placeholder(iterator.get_next_as_optional(), element))
         last = self.first + self.num_replicas
-        batches = ReplicaBatches(every[self.first : last])
-        batches.others = tuple(batch.count for batch in every[: self.first] + every[last:])
-        return batches
-
-    def replica_spec(self, element_spec: Any) -> Any:
-        """The specs as they are."""
-        return element_spec
-
-    def num_steps(self, cardinality: int) -> int:
-        """`total` elements a step."""
-        return math.ceil(cardinality / self.total)
+        return tuple(every[self.first : last]), _total(every)
 
     @property
     def elements_per_step(self) -> int:
         return self.total
 
-    def global_count(self, element: tuple[Any, ...], batches: ReplicaBatches) -> tf.Tensor:
-        """Examples of all elements of the step, which every process has pulled."""
-        del element
-        return _total([*(batch.count for batch in batches), *batches.others])
-
 
 @dataclasses.dataclass(frozen=True)
-class PerWorker:
+class PerWorker(Division):
     """Each worker has data of its own; an element is the batch of one of its replicas, which take them in turn.
 
     Attributes:
@@ -202,13 +173,14 @@ class PerWorker:
     sum_over_workers: Callable[[tf.Tensor], tf.Tensor]
     full_count: int | None
     ends_together: bool
-    divides_batches = False
 
-    def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> ReplicaBatches:
+    def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> Batches:
         """`element` is that of the first replica; pulls one more for each other replica from `iterator`."""
-        return ReplicaBatches(
-            self._marked_batch(one) for one in [element, *(next(iterator) for _ in range(1, self.num_replicas))]
-        )
+        elements = [element, *(next(iterator) for _ in range(1, self.num_replicas))]
+        batches = tuple(self._marked_batch(one) for one in elements)
+        if self.full_count is not None:
+            return batches, tf.constant(self.full_count, tf.int64)
+        return batches, self.sum_over_workers(_total(batches))
 
     def _marked_batch(self, element: tuple[Any, ...]) -> ReplicaBatch:
         if not self.ends_together:
@@ -220,20 +192,9 @@ class PerWorker:
         """The specs as they are, without that of what says whether an element is real."""
         return element_spec[:-1] if self.ends_together else element_spec
 
-    def num_steps(self, cardinality: int) -> int | None:
-        """None: it depends on the other workers."""
-        return None
-
     @property
     def elements_per_step(self) -> int:
         return self.num_replicas
-
-    def global_count(self, element: tuple[Any, ...], batches: ReplicaBatches) -> tf.Tensor:
-        """Examples of all workers."""
-        del element
-        if self.full_count is not None:
-            return tf.constant(self.full_count, tf.int64)
-        return self.sum_over_workers(_total([batch.count for batch in batches]))
 
 
 def full_rows(element_spec: Any) -> int | None:
@@ -313,8 +274,8 @@ def num_rows(element: Any) -> tf.Tensor:
     return tf.shape(leaf, out_type=tf.int64)[0]
 
 
-def _total(counts: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.add_n(counts) if len(counts) > 1 else counts[0]
+def _total(batches: Sequence[ReplicaBatch]) -> tf.Tensor:
+    return tf.add_n([batch.count for batch in batches]) if len(batches) > 1 else batches[0].count
 
 
 def _replica_batch(element: tuple[Any, ...], count: tf.Tensor | None = None) -> ReplicaBatch:

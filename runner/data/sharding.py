@@ -141,7 +141,8 @@ def choose(shard: str, batch_size: int | None, place: WorkerPlace, build: Build)
         return None
     files, found = _files(dataset, place)
     way = "input_fn" if plan.context.was_sharded else "files" if files else "examples"
-    way = _agreed(way, place.collectives)
+    counts = place.collectives.sum([way == one for one in _WAYS])
+    way = next(one for one, count in zip(_WAYS, counts, strict=True) if count)
     if way == "input_fn":
         # Called again, now with its true place: what it built for "one pipeline" is of no use here.
         plan = _plan("input_fn", batch_size, place)
@@ -182,17 +183,11 @@ def _marked(own: tf.data.Dataset, whole: tf.data.Dataset) -> tf.data.Dataset:
     That is its own first one, or where it has none the first one of all: something that the model is made for.
     """
     placeholder = own.take(1).concatenate(whole.take(1)).take(1).cache().repeat()
-    return own.map(_real).concatenate(placeholder.map(_not_real))
+    return own.map(_saying(True)).concatenate(placeholder.map(_saying(False)))
 
 
-@tf.autograph.experimental.do_not_convert
-def _real(*element: Any) -> tuple[Any, ...]:
-    return (*element, True)
-
-
-@tf.autograph.experimental.do_not_convert
-def _not_real(*element: Any) -> tuple[Any, ...]:
-    return (*element, False)
+def _saying(is_real: bool) -> Callable[..., tuple[Any, ...]]:
+    return tf.autograph.experimental.do_not_convert(lambda *element: (*element, is_real))
 
 
 def _files(dataset: tf.data.Dataset, place: WorkerPlace) -> tuple[bool, str]:
@@ -202,11 +197,6 @@ def _files(dataset: tf.data.Dataset, place: WorkerPlace) -> tuple[bool, str]:
         return False, "its data is not read from files that TensorFlow can divide"
     found = f"it reads {count} file{'' if count == 1 else 's'}"
     return count >= place.num_workers, f"{found} and there are {place.num_workers} workers"
-
-
-def _agreed(way: str, collectives: Collectives) -> str:
-    counts = collectives.sum([way == one for one in _WAYS])
-    return next(one for one, count in zip(_WAYS, counts, strict=True) if count)
 
 
 def _plan(shard: str, batch_size: int | None, place: WorkerPlace) -> Plan:

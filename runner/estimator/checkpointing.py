@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.checkpoint.async_saver import OfEach, OfOne, Saved, SavedElsewhere, Saver, Saving
+from runner.checkpoint.async_saver import Saved, Saver
 from runner.checkpoint.input_position import state_is_exact
 from runner.checkpoint.retention import Keep
 from runner.checkpoint.snapshot import Snapshot
@@ -53,8 +53,7 @@ class RunCheckpoints:
         self._listeners = [*listeners, *setup.overrides.listeners] if collectives.is_chief else []
         self._is_asynchronous = config.save_checkpoints_asynchronously and not self._listeners
         writer = CheckpointWriter(context.model_dir, Keep.of(config), written=on_written)
-        states = OfEach(writer, collectives) if setup.input.pipeline.num_pipelines > 1 else OfOne()
-        self._saving: Saving = Saver(writer, states) if collectives.is_chief else SavedElsewhere(writer, states)
+        self._saving = Saver(writer, collectives, inputs_differ=setup.input.pipeline.num_pipelines > 1)
         self._state_is_exact = state_is_exact(setup.input.pipeline)
         self._saved_at = time.monotonic()
         self._is_logged = False

@@ -44,14 +44,14 @@ class TrainInput:
 
     @property
     def num_steps_read(self) -> int:
-        return self.position.elements // self.pipeline.elements_per_step
+        return self.position.elements // self.pipeline.division.elements_per_step
 
     def may_end_within(self, num_steps: int) -> bool:
         return self.remaining_steps is None or self.remaining_steps < num_steps
 
     def advance(self, result: LoopResult) -> bool:
         """Note what a loop has read. Returns: whether the data has ended."""
-        self.position.elements += result.num_steps * self.pipeline.elements_per_step
+        self.position.elements += result.num_steps * self.pipeline.division.elements_per_step
         if self.remaining_steps is not None:
             self.remaining_steps -= result.num_steps
             self.position.ended = self.remaining_steps <= 0

@@ -83,9 +83,10 @@ class LatestExporter(Exporter):
     ) -> None:  # fmt: skip
         if exports_to_keep is not None and exports_to_keep <= 0:
             raise ValueError(f"exports_to_keep={exports_to_keep}: it must be positive; None keeps all.")
-        self._name = _checked_name(name)
+        if not name or os.sep in name:
+            raise ValueError(f"an exporter of the name {name!r}: give the name of a folder.")
+        self._name, self._keep = name, exports_to_keep
         self._receiver_fn, self._assets_extra, self._as_text = serving_input_receiver_fn, assets_extra, as_text
-        self._keep = exports_to_keep
 
     @property
     def name(self) -> str:
@@ -96,8 +97,7 @@ class LatestExporter(Exporter):
         is_the_final_export: bool,
     ) -> Any:  # fmt: skip
         notes = _Notes(export_path)
-        is_new = not notes.has(checkpoint_path, eval_result)
-        if not is_new or not self._is_due(notes, eval_result, is_the_final_export):
+        if notes.has(checkpoint_path, eval_result) or not self._is_due(notes, eval_result, is_the_final_export):
             return None
         path = estimator.export_saved_model(
             export_path, self._receiver_fn, self._assets_extra, self._as_text, checkpoint_path
@@ -152,7 +152,7 @@ class BestExporter(LatestExporter):
         if serving_input_receiver_fn is None:
             raise ValueError("BestExporter(serving_input_receiver_fn=None): give a function that receives requests.")
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
-        self._is_better = smaller("loss") if compare_fn is None else _by_name(compare_fn)
+        self._is_better = better("loss", "min") if compare_fn is None else _by_name(compare_fn)
 
     def _is_due(self, notes: _Notes, eval_result: Mapping[str, Any], is_the_final_export: bool) -> bool:
         best = notes.best
@@ -179,17 +179,14 @@ def _by_name(compare_fn: Callable[..., bool]) -> CompareFn:
     return compare_fn
 
 
-def smaller(metric: str) -> CompareFn:
-    """Says that the result with the smaller `metric` is the better one; one that is NaN never is."""
-    return _better(metric, operator.lt)
+def better(metric: str, mode: str) -> CompareFn:
+    """Return what says that the result with the smaller `metric` is the better one, or the larger; NaN never is.
 
+    Args:
+      mode: min or max.
+    """
+    compare = operator.lt if mode == "min" else operator.gt
 
-def larger(metric: str) -> CompareFn:
-    """Like `smaller`, for a metric whose larger value is the better one."""
-    return _better(metric, operator.gt)
-
-
-def _better(metric: str, compare: Callable[[float, float], bool]) -> CompareFn:
     def is_better(best: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
         before, now = _value(best, metric), _value(found, metric)
         return compare(now, before) or (math.isnan(before) and not math.isnan(now))
@@ -233,9 +230,3 @@ def _facts(checkpoint_path: str, eval_result: Mapping[str, Any]) -> dict[str, An
     # JSON has no NaN: float() reads these texts.
     found = {name: repr(value) for name, value in tensorboard.scalars(eval_result).items()}
     return {"checkpoint": os.path.basename(checkpoint_path), "metrics": found}
-
-
-def _checked_name(name: str) -> str:
-    if not name or os.sep in name:
-        raise ValueError(f"an exporter of the name {name!r}: give the name of a folder.")
-    return name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -45,16 +46,13 @@ class PredictOutput(ExportOutput):
     """
 
     def __init__(self, outputs: Any) -> None:
-        self._outputs = _named(outputs, "output", "PredictOutput(outputs)")
-
-    @property
-    def outputs(self) -> dict[str, Any]:
-        return self._outputs
+        self.outputs = _named(outputs, "output", "PredictOutput(outputs)")
 
     def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
-        return _signature(receiver_tensors, self._outputs, saved_model.signature_constants.PREDICT_METHOD_NAME)
+        return _signature(receiver_tensors, self.outputs, saved_model.signature_constants.PREDICT_METHOD_NAME)
 
 
+@dataclasses.dataclass(eq=False)
 class ClassificationOutput(ExportOutput):
     """Scores and names of classes.
 
@@ -66,7 +64,11 @@ class ClassificationOutput(ExportOutput):
       ValueError: neither is given, or one has another dtype.
     """
 
-    def __init__(self, scores: Any = None, classes: Any = None) -> None:
+    scores: Any = None
+    classes: Any = None
+
+    def __post_init__(self) -> None:
+        scores, classes = self.scores, self.classes
         if scores is None and classes is None:
             raise ValueError("ClassificationOutput(): give scores, classes or both.")
         if scores is not None and not (tf.is_tensor(scores) and scores.dtype.is_floating):
@@ -76,21 +78,13 @@ class ClassificationOutput(ExportOutput):
                 f"ClassificationOutput(classes={classes!r}): they are a tensor of strings; tf.as_string makes them of "
                 "numbers."
             )
-        self._scores, self._classes = scores, classes
-
-    @property
-    def scores(self) -> Any:
-        return self._scores
-
-    @property
-    def classes(self) -> Any:
-        return self._classes
 
     def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
         examples = _single_string(receiver_tensors, "classification")
-        return saved_model.classification_signature_def(examples, self._classes, self._scores)
+        return saved_model.classification_signature_def(examples, self.classes, self.scores)
 
 
+@dataclasses.dataclass(eq=False)
 class RegressionOutput(ExportOutput):
     """One number an example.
 
@@ -101,18 +95,15 @@ class RegressionOutput(ExportOutput):
       ValueError: it has another dtype.
     """
 
-    def __init__(self, value: Any) -> None:
-        if not (tf.is_tensor(value) and value.dtype.is_floating):
-            raise ValueError(f"RegressionOutput(value={value!r}): it is a tensor of floats.")
-        self._value = value
+    value: Any
 
-    @property
-    def value(self) -> Any:
-        return self._value
+    def __post_init__(self) -> None:
+        if not (tf.is_tensor(self.value) and self.value.dtype.is_floating):
+            raise ValueError(f"RegressionOutput(value={self.value!r}): it is a tensor of floats.")
 
     def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
         examples = _single_string(receiver_tensors, "regression")
-        return saved_model.regression_signature_def(examples, self._value)
+        return saved_model.regression_signature_def(examples, self.value)
 
 
 class _SupervisedOutput(ExportOutput):
@@ -188,10 +179,8 @@ def signatures_of(
     """
     found: dict[str, Any] = {}
     left_out: dict[str, str] = {}
-    for prefix, tensors in {
-        "": receiver_tensors,
-        **{f"{name}:": value for name, value in alternatives.items()},
-    }.items():
+    inputs = {"": receiver_tensors, **{f"{name}:": tensors for name, tensors in alternatives.items()}}
+    for prefix, tensors in inputs.items():
         for name, output in outputs.items():
             try:
                 found[prefix + name] = output.as_signature_def(tensors)

@@ -148,9 +148,8 @@ def build_raw_supervised_input_receiver_fn(
     Raises:
       ValueError: a feature and a label have the same name.
     """
-    for each in (features, labels):
-        if each is None:
-            raise ValueError("build_raw_supervised_input_receiver_fn: give features and labels.")
+    if features is None or labels is None:
+        raise ValueError("build_raw_supervised_input_receiver_fn: give features and labels.")
     if isinstance(features, Mapping) and isinstance(labels, Mapping) and set(features) & set(labels):
         both = ", ".join(map(repr, sorted(set(features) & set(labels))))
         raise ValueError(f"{both}: the name of a feature and of a label. Each input of a signature has a name.")

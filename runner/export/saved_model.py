@@ -15,17 +15,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from runner.checkpoint import warm_start
+from runner.checkpoint.reader import Reader, numbered
 from runner.export.graph import ExportGraph, Receiver, build_graph
 from runner.export.outputs import DEFAULT
-from runner.export.variables import values_of
 from runner.model_fn import EstimatorSpec, ModeKeys
+from runner.programs.ema import averages_in
+from runner.programs.model import check_shapes
 from runner.run_config import RunConfig
 from runner.tf_private.replaced import Overlay
 from runner.tf_private.tensor_bundle import write_bundle
+from runner.tracing.variable_request import VariableSpec
 
 v1 = tf.compat.v1
+_log = logging.getLogger(__name__)
 
 TAGS = {ModeKeys.TRAIN: ["train"], ModeKeys.EVAL: ["eval"], ModeKeys.PREDICT: ["serve"]}
 """Mode -> the tags by which its graph is found in a SavedModel."""
@@ -71,7 +77,6 @@ def write_saved_model(
     *,
     assets_extra: Mapping[str, str] | None = None,
     as_text: bool = False,
-    clock: Callable[[], float] = time.time,
 ) -> Written:
     """Writes `base`/<seconds since 1970>. It is whole from the moment that it is there.
 
@@ -79,7 +84,6 @@ def write_saved_model(
       receiver_fns: mode -> what receives its inputs; a graph each, tagged train, eval or serve.
       assets_extra: path below `assets.extra` -> the file that is copied there.
       as_text: saved_model.pbtxt in place of saved_model.pb.
-      clock: seconds since 1970.
 
     Raises:
       ValueError: no mode, or what `build_graph` raises; the checkpoint lacks a variable; a file is not there.
@@ -90,8 +94,9 @@ def write_saved_model(
             f"no receiver function is given for any of the modes {', '.join(map(repr, TAGS))}: there is nothing to "
             "export."
         )
-    extra = _checked_extra(assets_extra or {})
-    is_new, temporary = source.checkpoint is None, _temporary_folder(base, clock)
+    extra = assets_extra or {}
+    _check_extra(extra)
+    is_new, temporary = source.checkpoint is None, _temporary_folder(base)
     try:
         with _without_advice():
             graphs = {
@@ -116,7 +121,10 @@ def write_saved_model(
             tf.io.gfile.rmtree(temporary)
         raise
     signatures = {name: one for graph in graphs.values() for name, one in graph.signatures.items()}
-    return Written(path, {name: _described(one) for name, one in signatures.items()}, _tensors(signatures.get(DEFAULT)))
+    described = {
+        name: f"{', '.join(sorted(one.inputs))} -> {', '.join(sorted(one.outputs))}" for name, one in signatures.items()
+    }
+    return Written(path, described, _tensors(signatures.get(DEFAULT)))
 
 
 def _add(builder: Any, exported: ExportGraph, tags: Sequence[str], *, is_first: bool) -> None:
@@ -148,11 +156,6 @@ def _without_advice() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _described(signature: Any) -> str:
-    """The names of its inputs and outputs."""
-    return f"{', '.join(sorted(signature.inputs))} -> {', '.join(sorted(signature.outputs))}"
-
-
 def _tensors(signature: Any) -> dict[str, dict[str, Sequence[Any]]]:
     """What a request of this signature holds, and what it is answered with; nothing where there is no signature."""
     parts = {"inputs": signature.inputs, "outputs": signature.outputs} if signature is not None else {}
@@ -166,6 +169,68 @@ def _tensors(signature: Any) -> dict[str, dict[str, Sequence[Any]]]:
     }
 
 
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+def values_of(
+    graphs: Sequence[ExportGraph], checkpoint: str | None, config: RunConfig, *, trains: bool
+) -> dict[str, Any]:
+    """Name -> value of each variable that one of `graphs` has.
+
+    Args:
+      checkpoint: its path; None: the model is new, and begins with what `config.warm_start` names.
+      config: whether weights or their moving averages are exported.
+      trains: one of the graphs goes on with training, for which the weights are what they are.
+
+    Raises:
+      ValueError: the checkpoint lacks a variable that model_fn asks for, or has it in another shape; there are no
+        averages to export.
+    """
+    specs = {name: spec for graph in graphs for name, spec in graph.specs.items()}
+    names = dict.fromkeys(name for graph in graphs for name in graph.variables)
+    if checkpoint is None:
+        return _new_values(graphs, config, specs)
+    reader = Reader(checkpoint)
+    renamed = numbered(reader, {name: spec.shape for name, spec in specs.items()})
+    check_shapes(reader, {name: spec.shape for name, spec in specs.items() if name not in renamed})
+    averaged: dict[str, str] = {}
+    if config.ema_decay is not None and not trains:
+        averaged = averages_in(reader, specs, config.ema_decay, "export")
+        _log.info("Exported are the moving averages of the weights (ema_decay=%s).", config.ema_decay)
+    sources = {name: renamed.get(name, averaged.get(name, name)) for name in names}
+    values = reader.get_many(dict.fromkeys(sources.values()))
+    return {name: values[source] for name, source in sources.items()}
+
+
+def _new_values(graphs: Sequence[ExportGraph], config: RunConfig, specs: Mapping[str, VariableSpec]) -> dict[str, Any]:
+    """Initial values, and over them those of the checkpoint of the warm start."""
+    values: dict[str, Any] = {}
+    on_cpu = v1.ConfigProto(device_count={"GPU": 0}, allow_soft_placement=True)  # sessions only hand values on
+    for exported in graphs:
+        new = {name: variable for name, variable in exported.variables.items() if name not in values}
+        with exported.graph.as_default(), v1.Session(graph=exported.graph, config=on_cpu) as session:
+            initial = tf.nest.map_structure(lambda variable: variable.initial_value, new)
+            values |= {name: _joined(value, specs[name]) for name, value in session.run(initial).items()}
+
+    def initial_value(name: str) -> np.ndarray:
+        spec = specs[name]
+        found: np.ndarray = values.get(name, np.zeros(spec.shape, spec.dtype.as_numpy_dtype))  # one is not exported
+        return found
+
+    if config.warm_start is not None:
+        loaded = warm_start.load(config.warm_start, specs, initial_value).values
+        values |= {name: value for name, value in loaded.items() if name in values}
+    return values
+
+
+def _joined(value: Any, spec: VariableSpec) -> Any:
+    """A variable, or one of the parts that it was divided into, as it is saved."""
+    if not isinstance(value, list):
+        return value
+    axis = next(axis for axis, size in enumerate(spec.shape) if value[0].shape[axis] != size)
+    return np.concatenate(value, axis)
+
+
 # --- folders ------------------------------------------------------------------------------------------------------
 
 
@@ -177,10 +242,10 @@ def exports_in(base: str) -> list[str]:
     return [os.path.join(base, name) for name in sorted((name for name in names if name.isdigit()), key=int)]
 
 
-def _temporary_folder(base: str, clock: Callable[[], float]) -> str:
+def _temporary_folder(base: str) -> str:
     """A path that is not there yet, whose name says what the export will be called."""
     taken = [int(os.path.basename(path)) for path in exports_in(base)]
-    stamp = max(int(clock()), max(taken, default=0) + 1)
+    stamp = max(int(time.time()), max(taken, default=0) + 1)
     for attempt in range(_ATTEMPTS):
         temporary = os.path.join(base, f"{TEMPORARY}{stamp + attempt}")
         if not tf.io.gfile.exists(temporary) and not tf.io.gfile.exists(os.path.join(base, str(stamp + attempt))):
@@ -198,10 +263,9 @@ def _published(temporary: str, base: str) -> str:
     return final
 
 
-def _checked_extra(files: Mapping[str, str]) -> dict[str, str]:
+def _check_extra(files: Mapping[str, str]) -> None:
     for name, file in files.items():
         if not tf.io.gfile.exists(file):
             raise ValueError(f"assets_extra[{name!r}]={file}: there is no such file.")
         if os.path.isabs(name) or ".." in name.split("/"):
             raise ValueError(f"assets_extra[{name!r}]: name a path below the folder assets.extra.")
-    return dict(files)

@@ -56,13 +56,9 @@ class TrainingOverrides:
 
     def target(self, step: int, steps: int | None, max_steps: int | None) -> float:
         """Return the global step at which training from `step` ends; infinite where nothing limits it."""
-        targets = [
-            math.inf if steps is None else step + steps,
-            math.inf if max_steps is None else max_steps,
-            math.inf if self.num_steps is None else step + self.num_steps,
-            math.inf if self.last_step is None else self.last_step,
-        ]
-        return min(targets)
+        from_here = [number for number in (steps, self.num_steps) if number is not None]
+        ends = [end for end in (max_steps, self.last_step) if end is not None]
+        return min([*(step + number for number in from_here), *ends], default=math.inf)
 
 
 def split_hooks(hooks: Sequence[Any]) -> tuple[TrainingOverrides, list[Any], list[Any]]:

@@ -84,10 +84,11 @@ class Profiling(Hook):
     def end(self, run: Run) -> None:
         if self._is_running:
             self._stop(run)
-        elif not self._was_tried and self._began_at >= self._steps.last:
-            self._say_nothing(f"it went on from step {self._began_at}")
         elif not self._was_tried:
-            self._say_nothing(f"it ended at step {run.global_step}")
+            went_on = self._began_at >= self._steps.last
+            reason = f"it went on from step {self._began_at}" if went_on else f"it ended at step {run.global_step}"
+            text = f"run.profile={self._steps}: this run took none of these steps; {reason}."
+            self._announce("profile", text, path=None)
 
     def close(self, run: Run) -> None:
         if self._is_running:
@@ -114,9 +115,6 @@ class Profiling(Hook):
             last_step=self._profiled.last,
             path=str(folder),
         )
-
-    def _say_nothing(self, reason: str) -> None:
-        self._announce("profile", f"run.profile={self._steps}: this run took none of these steps; {reason}.", path=None)
 
 
 def _profiles(model_dir: str) -> set[tuple[int, Path]]:

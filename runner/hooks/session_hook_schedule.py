@@ -57,9 +57,9 @@ class Caller:
             return tensor  # a subclass may have another begin
 
     def before_run(self, context: Any) -> Any:
-        """Return its SessionRunArgs or None. Tensors that it logs at the end are fetched while there is a batch."""
-        args, at_end = self.hook.before_run(context), v1_bridge.tensors_logged_at_end(self.hook)
-        return args if args is not None or at_end is None else v1.train.SessionRunArgs(at_end)
+        """Return its SessionRunArgs. Tensors that it logs at the end are fetched while there is a batch."""
+        args = self.hook.before_run(context)
+        return v1.train.SessionRunArgs(v1_bridge.tensors_logged_at_end(self.hook)) if args is None else args
 
     def after_run(self, context: Any, values: Any, step: int) -> None:
         self.hook.after_run(context, values)

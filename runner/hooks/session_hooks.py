@@ -36,7 +36,7 @@ class SessionHooks:
         self._callers = [caller_of(hook, session.tensor, writers.of, in_loops=in_loops) for hook in hooks]
         self._writers, self._in_loops = writers, in_loops
         self._request_stop: Callable[[str], None] = _refuse_to_stop
-        self._asked: list[tuple[Caller, Any, Any]] = []
+        self._asked: list[tuple[Caller, Any, Any, list[Any]]] = []  # caller, context, fetches and their elements
         self._step = 0
 
     @property
@@ -87,30 +87,33 @@ class SessionHooks:
                 context = v1.train.SessionRunContext(v1.train.SessionRunArgs(None), self.session)
                 args = caller.before_run(context)
                 _check_args(caller.hook, args)
-                self._asked.append((caller, context, args))
-                feeds += self.session.feeds(args.feed_dict) if args is not None and args.feed_dict else []
-            flat = [self.session.elements(args.fetches) for _, _, args in self._asked if _wants(args)]
-            # A hook without fetches is called after the step all the same: its step is fetched on its own, too.
-            flat += [self.session.elements(v1.train.get_global_step())] if self._asked and not any(flat) else []
+                elements = [] if args.fetches is None else self.session.elements(args.fetches)
+                self._asked.append((caller, context, args.fetches, elements))
+                feeds += self.session.feeds(args.feed_dict or {})
+            fetches = self._elements_asked()
+            if self._asked and not fetches:
+                # A hook without fetches is called after the step all the same: its step is fetched on its own, too.
+                fetches = self.session.elements(v1.train.get_global_step())
         placeholders = [placeholder for placeholder, _ in feeds]
         _check_fed_once(placeholders)
-        fetches = [element for elements in flat for element in elements]
         return StepRequest(fetches, placeholders, [value for _, value in feeds])
 
     def after_run(self, values: Sequence[np.ndarray]) -> None:
         """Give each hook the values that it requested last. They come in that order, without those of operations."""
-        remaining = iter(values)
-        elements = [one for _, _, args in self._asked if _wants(args) for one in self.session.elements(args.fetches)]
+        remaining, elements = iter(values), self._elements_asked()
         flat = [None if isinstance(element, tf.Operation) else next(remaining) for element in elements]
         self.session.remember(elements, flat)
         handed_out = iter(flat)
-        for caller, context, args in self._asked:
-            results = self.session.packed(args.fetches, handed_out) if _wants(args) else None
+        for caller, context, fetches, _ in self._asked:
+            results = None if fetches is None else self.session.packed(fetches, handed_out)
             with self.session.entered():
                 run_values = v1.train.SessionRunValues(results, v1.RunOptions(), v1.RunMetadata())
                 caller.after_run(context, run_values, self._step)
             if context.stop_requested:
                 self._request_stop(f"{type(caller.hook).__name__} requested it")
+
+    def _elements_asked(self) -> list[Any]:
+        return [element for *_, elements in self._asked for element in elements]
 
     def end(self) -> None:
         with self.session.entered():
@@ -136,7 +139,7 @@ def _refuse_to_stop(reason: str) -> None:
 
 
 def _check_args(hook: Any, args: Any) -> None:
-    if args is not None and args.options is not None and args.options.trace_level:
+    if args.options is not None and args.options.trace_level:
         raise ValueError(
             f"{type(hook).__name__}: it asks for a trace of the step, which there is only in a session. "
             "Use tf.profiler.experimental."
@@ -148,7 +151,3 @@ def _check_fed_once(placeholders: Sequence[tf.Tensor]) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(f"Same tensor is fed by two hooks: {twice!r}.")
-
-
-def _wants(args: Any) -> bool:
-    return args is not None and args.fetches is not None

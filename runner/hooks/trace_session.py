@@ -21,7 +21,7 @@ class IndexedSlicesValue(NamedTuple):
 
     values: Any
     indices: Any
-    dense_shape: Any
+    dense_shape: Any = None
 
 
 def flat_parts(fetch: Any) -> list[Any]:
@@ -55,9 +55,8 @@ def _made_of(fetch: Any) -> tuple[Callable[..., Any], list[Any]] | None:
         return v1.ragged.RaggedTensorValue, [fetch.values, fetch.row_splits]
     if not isinstance(fetch, tf.IndexedSlices):
         return None
-    if fetch.dense_shape is None:
-        return lambda values, indices: IndexedSlicesValue(values, indices, None), [fetch.values, fetch.indices]
-    return IndexedSlicesValue, [fetch.values, fetch.indices, fetch.dense_shape]
+    parts = [fetch.values, fetch.indices, fetch.dense_shape]
+    return IndexedSlicesValue, [part for part in parts if part is not None]
 
 
 v1 = tf.compat.v1
@@ -162,7 +161,8 @@ class TraceSession(ActsAsSession):
         """Return the tensor or operation that `fetch` is or names. Raises: ValueError: there is none of that name."""
         if isinstance(fetch, str | bytes):
             return self._named(fetch.decode() if isinstance(fetch, bytes) else fetch)
-        fetch = self._of_keras(fetch)
+        # A `keras.Variable` stands for the variable that it asked for.
+        fetch = next((asked for asked, owner in self._trace.requested.requests.values() if owner is fetch), fetch)
         if hasattr(fetch, "read_value"):
             if id(fetch) not in self._reads:
                 with self.graph.as_default():
@@ -196,10 +196,6 @@ class TraceSession(ActsAsSession):
         """Return name -> variable."""
         step = v1.train.get_global_step(self.graph)
         return {**{name: asked for name, (asked, _) in self._trace.requested.requests.items()}, GLOBAL_STEP: step}
-
-    def _of_keras(self, fetch: Any) -> Any:
-        """Return the variable that a `keras.Variable` asked for; anything else as it is."""
-        return next((asked for asked, owner in self._trace.requested.requests.values() if owner is fetch), fetch)
 
     def _placeholder(self, key: Any) -> Any:
         tensor = self.tensor(key)

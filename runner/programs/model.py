@@ -13,8 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner.checkpoint import warm_start
-from runner.checkpoint.reader import Reader
-from runner.checkpoint.tf_estimator_names import numbered
+from runner.checkpoint.reader import Reader, numbered
 from runner.data.inputs import Input, InputPipeline
 from runner.data.ps_ranges import PsDataset
 from runner.data.replica_batches import SplitRows

@@ -79,8 +79,8 @@ class RangeLoop:
 
     def _take(self, element: Any, iterator: Any) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         """Return (the examples of a step, what it returns)."""
-        batches = self._pipeline.replica_batches(element, iterator)
-        return batches[0].count, self._step(batches, self._pipeline.global_count(element, batches))
+        batches, count = self._pipeline.division.replica_batches(element, iterator)
+        return batches[0].count, self._step(batches, count)
 
 
 def _joined(results: Sequence[dict[str, Any]], specs: Sequence[tf.TensorSpec]) -> list[np.ndarray]:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.data.inputs import InputPipeline
-from runner.data.replica_batches import ReplicaBatch, ReplicaBatches
+from runner.data.replica_batches import ReplicaBatch
 from runner.tracing.trace_step import Replica
 
 v1 = tf.compat.v1
@@ -35,14 +35,14 @@ def step_inputs(batches: Sequence[ReplicaBatch], global_count: tf.Tensor) -> lis
     return [*flat, tf.stack([batch.count for batch in batches]), global_count]
 
 
-def read_step(pipeline: InputPipeline, element: Any, iterator: Any) -> tuple[ReplicaBatches, list[tf.Tensor]]:
+def read_step(pipeline: InputPipeline, element: Any, iterator: Any) -> tuple[Sequence[ReplicaBatch], list[tf.Tensor]]:
     """Return the replicas' batches of the step that begins with `element`, and the same as flat inputs. In graph.
 
     Args:
       iterator: gives further elements where a step takes several; None where it takes one.
     """
-    batches = pipeline.replica_batches(element, iterator)
-    return batches, step_inputs(batches, pipeline.global_count(element, batches))
+    batches, global_count = pipeline.division.replica_batches(element, iterator)
+    return batches, step_inputs(batches, global_count)
 
 
 def replica_inputs(pipeline: InputPipeline, replica: Replica) -> tuple[Any, Any]:

@@ -77,7 +77,7 @@ class Loop:
             with graphs.optimised_once(), xla.explained():
                 result = run(iterator, tf.constant(num_steps), tuple(values))
         except tf.errors.OutOfRangeError:
-            if not self._pipeline.ends_together:
+            if not self._pipeline.division.ends_together:
                 raise
             return LoopResult(0, np.zeros(0), 0, [], data_ended=True)  # there is no example at all, not for anybody
         taken = int(result["taken"])
@@ -104,8 +104,7 @@ class Loop:
             return (taken, examples, tf.constant(True), fine, *arrays)
 
         def step(element: Any, taken: tf.Tensor, examples: tf.Tensor, fine: tf.Tensor, arrays: Sequence[Any]) -> Any:
-            batches = self._pipeline.replica_batches(element, iterator)
-            count = self._pipeline.global_count(element, batches)
+            batches, count = self._pipeline.division.replica_batches(element, iterator)
 
             def take() -> Any:
                 outputs = self._step(batches, count, values)
@@ -113,12 +112,12 @@ class Loop:
                 written = [array.write(taken, value) for array, value in zip(arrays, outputs, strict=True)]
                 return (taken + 1, examples + count, tf.constant(False), fine, *written)
 
-            if not self._pipeline.ends_together:
+            if not self._pipeline.division.ends_together:
                 return take()
             return tf.cond(count > 0, take, lambda: at_end(taken, examples, fine, arrays))
 
         def body(taken: tf.Tensor, examples: tf.Tensor, _: tf.Tensor, fine: tf.Tensor, *arrays: Any) -> Any:
-            if not ends or self._pipeline.ends_together:
+            if not ends or self._pipeline.division.ends_together:
                 return step(next(iterator), taken, examples, fine, arrays)
             element = iterator.get_next_as_optional()
             return tf.cond(

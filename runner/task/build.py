@@ -34,7 +34,7 @@ from runner.distribute.strategy import build_parameter_server, build_strategy, s
 from runner.estimator.early_stopping import EarlyStopping
 from runner.estimator.estimator import Estimator
 from runner.estimator.specs import EvalSpec, TrainSpec
-from runner.export.exporters import BestExporter, Exporter, FinalExporter, LatestExporter, larger, smaller
+from runner.export.exporters import BestExporter, Exporter, FinalExporter, LatestExporter, better
 from runner.export.receivers import receiver_fn_of_spec
 from runner.model_fn import ModeKeys, declared_arguments
 from runner.run_config import KeepBest, RunConfig, WarmStart
@@ -97,26 +97,13 @@ def build_job(
         journal=journal,
         progress=progress,
     )
-    train_spec, predict_input = None, None
-    eval_specs: tuple[EvalSpec, ...] = ()
-    if "input.train.fn" in functions:
-        train_input = build_input(config.input.train, functions["input.train.fn"])
-        if config.run.debug == "overfit":
-            train_input = dataclasses.replace(train_input, first_batch_only=True)
-        early_stopping = EarlyStopping(**dataclasses.asdict(config.train.early_stopping))
-        train_spec = TrainSpec(
-            train_input,
-            config.train.max_steps,
-            hooks,
-            early_stopping=early_stopping,
-            max_epochs=config.train.max_epochs,
-        )
+    train_fn, predict_fn = functions.get("input.train.fn"), functions.get("input.predict.fn")
+    train_spec = None if train_fn is None else _build_train_spec(config, train_fn, hooks)
+    predict_input = None if predict_fn is None else build_input(config.input.predict, predict_fn)
     receiver_fn = _build_receiver_fn(config, functions, estimator) if config.exports else None
     exporters = _build_exporters(config, receiver_fn) if receiver_fn and config.command != "export" else ()
-    if config.command in ("train_and_evaluate", "evaluate", "dry_run"):
-        eval_specs = tuple(_build_eval_specs(config, functions, hooks, exporters))
-    if "input.predict.fn" in functions:
-        predict_input = build_input(config.input.predict, functions["input.predict.fn"])
+    evaluates = config.command in ("train_and_evaluate", "evaluate", "dry_run")
+    eval_specs = tuple(_build_eval_specs(config, functions, hooks, exporters)) if evaluates else ()
     return Job(estimator, train_spec, eval_specs, predict_input, hooks, exporters, receiver_fn)
 
 
@@ -193,13 +180,20 @@ def _build_receiver_fn(config: Config, functions: Mapping[str, Any], estimator: 
 def _build_exporters(config: Config, receiver_fn: Callable[[], Any]) -> tuple[Exporter, ...]:
     keep, best = config.export.keep, config.export.best
     metric = (best.metric or "eval/loss").partition("/")[2]
-    is_better = larger(metric) if mode_of(metric, best.mode) == "max" else smaller(metric)
+    is_better = better(metric, mode_of(metric, best.mode))
     builders: Mapping[str, Callable[[], Exporter]] = {
         "final": lambda: FinalExporter("final", receiver_fn),
         "latest": lambda: LatestExporter("latest", receiver_fn, exports_to_keep=keep),
         "best": lambda: BestExporter("best", receiver_fn, compare_fn=is_better, exports_to_keep=keep),
     }
     return tuple(builders[name]() for name in config.export.exporters or ())
+
+
+def _build_train_spec(config: Config, fn: Any, hooks: tuple[Any, ...]) -> TrainSpec:
+    train, is_overfit = config.train, config.run.debug == "overfit"
+    train_input = dataclasses.replace(build_input(config.input.train, fn), first_batch_only=is_overfit)
+    early_stopping = EarlyStopping(**dataclasses.asdict(train.early_stopping))
+    return TrainSpec(train_input, train.max_steps, hooks, early_stopping=early_stopping, max_epochs=train.max_epochs)
 
 
 def _build_eval_specs(

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO
 
 import tensorflow as tf
 
@@ -42,7 +41,7 @@ class Evaluation:
         return evaluation_prefix(self.spec.name)
 
 
-def rehearse(config: Config, job: Job, stream: IO[str] | None = None) -> None:
+def rehearse(config: Config, job: Job) -> None:
     """Build and trace what `job` would train and evaluate, restores its checkpoint, and prints what it found.
 
     Raises:
@@ -50,7 +49,6 @@ def rehearse(config: Config, job: Job, stream: IO[str] | None = None) -> None:
         What the user's functions raise passes.
     """
     assert job.train_spec is not None
-    stream = stream or sys.stdout
     training = job.estimator.prepare(job.train_spec.input_fn, job.train_spec.hooks, job.train_spec.max_epochs)
     training.program.loop().trace(training.input.iterator)
     trained = set(training.model.store.saved)
@@ -59,11 +57,11 @@ def rehearse(config: Config, job: Job, stream: IO[str] | None = None) -> None:
         _check_variables(evaluation, trained)
         if training.latest is not None:
             evaluation.model.restore(training.latest)
-    _print_run(config, job, training, evaluations, stream)
-    _print_inputs(config, training, evaluations, stream)
-    print_variables(training, stream)
-    _print_outputs(training, evaluations, stream)
-    print("\nNo step was taken and nothing was written.", file=stream, flush=True)
+    _print_run(config, training, evaluations)
+    _print_inputs(config, training, evaluations)
+    print_variables(training, sys.stdout)
+    _print_outputs(training, evaluations)
+    print("\nNo step was taken and nothing was written.", flush=True)
 
 
 def _check_variables(evaluation: Evaluation, trained: set[str]) -> None:
@@ -78,9 +76,7 @@ def _check_variables(evaluation: Evaluation, trained: set[str]) -> None:
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def _print_run(
-    config: Config, job: Job, training: TrainSetup, evaluations: Sequence[Evaluation], stream: IO[str]
-) -> None:
+def _print_run(config: Config, training: TrainSetup, evaluations: Sequence[Evaluation]) -> None:
     rows = [
         ("model_dir", str(config.model_dir) if os.path.isdir(str(config.model_dir)) else "a new one"),
         ("model_fn", str(config.model.fn)),
@@ -98,7 +94,7 @@ def _print_run(
         *_cadences(config, training.config, evaluations),
         ("steps per loop", _loop_length(training)),
     ]
-    print_table("run", ["", ""], rows, stream)
+    print_table("run", ["", ""], rows)
 
 
 def _devices(model: Model, feed: InputPipeline) -> str:
@@ -192,24 +188,24 @@ def _loop_length(training: TrainSetup) -> str:
 # --- what goes in and out ---------------------------------------------------------------------------------------------
 
 
-def _print_inputs(config: Config, training: TrainSetup, evaluations: Sequence[Evaluation], stream: IO[str]) -> None:
+def _print_inputs(config: Config, training: TrainSetup, evaluations: Sequence[Evaluation]) -> None:
     feeds = [("train", "input.train", config.input.train.fn, training.input.pipeline)]
     for evaluation in evaluations:
         name = evaluation.spec.name or ""
         feeds.append((evaluation.name, eval_key(name), config.input.evals[name].fn, evaluation.feed))
-    print(file=stream)
+    print()
     rows = [[key, str(fn), _batch(feed), f"{feed.shard}: {feed.reason}"] for _, key, fn, feed in feeds]
-    print_table("inputs", ["input", "function", "batch", "sharding"], rows, stream)
-    print(file=stream)
+    print_table("inputs", ["input", "function", "batch", "sharding"], rows)
+    print()
     rows = [
         [label, name, spec.dtype.name if hasattr(spec, "dtype") else type(spec).__name__, shape_text(spec)]
         for label, _, _, feed in feeds
         for name, spec in tensors(feed.dataset.element_spec)
     ]
-    print_table("features and labels", ["input", "name", "dtype", "shape"], rows, stream)
+    print_table("features and labels", ["input", "name", "dtype", "shape"], rows)
 
 
-def _print_outputs(training: TrainSetup, evaluations: Sequence[Evaluation], stream: IO[str]) -> None:
+def _print_outputs(training: TrainSetup, evaluations: Sequence[Evaluation]) -> None:
     spec = evaluations[0].program.spec if evaluations else training.program.spec
     given = spec.predictions
     named = {} if given is None else given if isinstance(given, dict) else {ONLY_KEY: given}
@@ -218,5 +214,5 @@ def _print_outputs(training: TrainSetup, evaluations: Sequence[Evaluation], stre
         names = ["loss", *sorted(evaluation.program.spec.eval_metric_ops or {})]
         rows += [["metric", f"{evaluation.name}/{name}", "", ""] for name in names]
     if rows:
-        print(file=stream)
-        print_table("outputs", ["", "name", "dtype", "shape"], rows, stream)
+        print()
+        print_table("outputs", ["", "name", "dtype", "shape"], rows)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import os
 import shlex
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from runner.checkpoint import layout, manifest
 from runner.checkpoint.integrity import find_damage
@@ -51,9 +50,7 @@ class RunInspection:
     kept: tuple[str, ...] = ()
 
 
-def inspect(
-    model_dir: Path, stream: IO[str] | None = None, clock: Callable[[], float] = time.time, keep: Keep | None = None
-) -> None:
+def inspect(model_dir: Path, keep: Keep | None = None) -> None:
     """Print what is known of the run in `model_dir`, its checkpoints, and the variables of the newest whole one.
 
     Args:
@@ -62,17 +59,16 @@ def inspect(
     Raises:
       ConfigError: there is no checkpoint, or no whole one.
     """
-    stream = stream or sys.stdout
     found = find_checkpoints(model_dir, keep)
-    _print_run(model_dir, stream)
+    _print_run(model_dir)
     if not found:
         raise ConfigError(f"command=inspect: there is no checkpoint in {model_dir}.")
     whole = [one for one in found if one.damage is None]
     newest = max(whole, key=lambda one: (one.time or 0.0, one.step), default=None)
-    _print_checkpoints(found, newest, stream, clock())
+    _print_checkpoints(found, newest)
     if newest is None:
         raise ConfigError(f"command=inspect: there is no whole checkpoint in {model_dir}.")
-    _print_variables(newest.path, stream)
+    _print_variables(newest.path)
 
 
 def find_checkpoints(model_dir: Path, keep: Keep | None = None) -> list[RunInspection]:
@@ -98,44 +94,40 @@ def eval_metrics(model_dir: Path) -> dict[int, dict[str, float]]:
     return metrics
 
 
-def _print_run(model_dir: Path, stream: IO[str]) -> None:
+def _print_run(model_dir: Path) -> None:
     """Print what summary.json says of the run."""
     summary = read_json(model_dir / SUMMARY_FILE)
-    print(f"model_dir: {model_dir}", file=stream)
+    print(f"model_dir: {model_dir}")
     if summary is None:
-        print("no summary.json: nothing is known of the run", file=stream)
+        print("no summary.json: nothing is known of the run")
         return
     for name in _FACTS:
         value: Any = summary.get(name)
         if value is not None:
-            print(f"{name}: {shlex.join(value) if isinstance(value, list) else value}", file=stream)
+            print(f"{name}: {shlex.join(value) if isinstance(value, list) else value}")
 
 
-def _print_checkpoints(
-    found: Sequence[RunInspection], newest: RunInspection | None, stream: IO[str], now: float
-) -> None:
+def _print_checkpoints(found: Sequence[RunInspection], newest: RunInspection | None) -> None:
     names = list(dict.fromkeys(name for one in reversed(found) for name in one.metrics))
     shown = names[:MAX_METRICS]
     rows = []
     for one in found:
-        age = "-" if one.time is None else format_age(max(0.0, now - one.time))
+        age = "-" if one.time is None else format_age(max(0.0, time.time() - one.time))
         metrics = [format_number(one.metrics[name]) if name in one.metrics else "-" for name in shown]
         marks = [*(["newest"] if one is newest else []), *one.kept]
         state = f"damaged: {one.damage}" if one.damage else ", ".join(marks)
         rows.append([str(one.step), age, format_bytes(one.bytes), *metrics, state])
-    print(file=stream)
-    print_table("checkpoints", ["step", "age", "size", *shown, ""], rows, stream)
+    print()
+    print_table("checkpoints", ["step", "age", "size", *shown, ""], rows)
     if len(names) > len(shown):
-        print(f"... and {len(names) - len(shown)} more metrics: {', '.join(names[len(shown) :])}", file=stream)
+        print(f"... and {len(names) - len(shown)} more metrics: {', '.join(names[len(shown) :])}")
 
 
-def _print_variables(path: str, stream: IO[str]) -> None:
-    rows, parameters, num_bytes = [], 0, 0
-    for name, (shape, dtype) in sorted(Reader(path).names().items()):
-        size = math.prod(shape)
-        parameters += size
-        num_bytes += size * dtype.size
-        rows.append([name, str(list(shape)), dtype.name, f"{size:,}"])
-    print(file=stream)
-    print_table(f"variables of {os.path.basename(path)}", ["name", "shape", "dtype", "parameters"], rows, stream)
-    print(f"total: {parameters:,} parameters in {len(rows)} variables, {format_bytes(num_bytes)}", file=stream)
+def _print_variables(path: str) -> None:
+    variables = sorted(Reader(path).names().items())
+    rows = [[name, str(list(shape)), dtype.name, f"{math.prod(shape):,}"] for name, (shape, dtype) in variables]
+    parameters = sum(math.prod(shape) for _, (shape, _) in variables)
+    num_bytes = sum(math.prod(shape) * dtype.size for _, (shape, dtype) in variables)
+    print()
+    print_table(f"variables of {os.path.basename(path)}", ["name", "shape", "dtype", "parameters"], rows)
+    print(f"total: {parameters:,} parameters in {len(rows)} variables, {format_bytes(num_bytes)}")

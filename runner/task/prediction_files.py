@@ -43,7 +43,12 @@ def open_predictions(path: Path) -> Iterator[PredictionWriter]:
     Raises:
       ConfigError: the suffix is not known, or no file can be made there.
     """
-    check_output(path)
+    if path.suffix not in _WRITERS:
+        raise ConfigError(
+            f"predict.output={path}: its suffix says the format. Use .jsonl (JSON Lines) or .npz (NumPy)."
+        )
+    if path.is_dir():
+        raise ConfigError(f"predict.output={path} is a folder. Name a file in it.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -60,16 +65,6 @@ def open_predictions(path: Path) -> Iterator[PredictionWriter]:
         os.replace(temporary, path)
     finally:
         Path(temporary).unlink(missing_ok=True)
-
-
-def check_output(path: Path) -> None:
-    """Raises: ConfigError: `path` has no suffix that we write, or is a folder."""
-    if path.suffix not in _WRITERS:
-        raise ConfigError(
-            f"predict.output={path}: its suffix says the format. Use .jsonl (JSON Lines) or .npz (NumPy)."
-        )
-    if path.is_dir():
-        raise ConfigError(f"predict.output={path} is a folder. Name a file in it.")
 
 
 class JsonLines:
@@ -131,7 +126,7 @@ class _Column:
         self._first = array if self._first is None else self._first
         if array.shape != self._first.shape:
             first, here = list(self._first.shape), list(array.shape)
-            raise self._error(f"is {first} in the first example and {here}", "An .npz holds one shape a name; write")
+            raise self._error(f"is {first} in the first example and {here}")
         if array.dtype.kind == "S":
             self._texts.append(array)
         else:
@@ -157,7 +152,7 @@ class _Column:
             return array
         texts = array.ravel().tolist()
         if not all(isinstance(text, bytes) for text in texts):
-            raise self._error("has rows of different lengths", "An .npz holds one shape a name; write")
+            raise self._error("has rows of different lengths")
         if any(text.endswith(b"\0") for text in texts):
             raise ValueError(
                 f"predict.output={self._path}: a text of prediction {self._name!r} ends with a zero byte in example "
@@ -165,6 +160,7 @@ class _Column:
             )
         return np.array(texts, dtype=np.bytes_).reshape(array.shape)
 
-    def _error(self, mistake: str, fix: str) -> ValueError:
+    def _error(self, mistake: str) -> ValueError:
         where = f"predict.output={self._path}: prediction {self._name!r}"
-        return ValueError(f"{where} {mistake} in example {self._count + 1}. {fix} .jsonl.")
+        where += f" {mistake} in example {self._count + 1}"
+        return ValueError(f"{where}. An .npz holds one shape a name; write .jsonl.")

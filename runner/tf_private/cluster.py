@@ -16,8 +16,6 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import Collecti
 
 from runner.tf_private.replaced import replaced
 
-__all__ = ["cpus_of_worker", "num_files", "part_of_files", "replicas_in_sync"]
-
 
 def replicas_in_sync(count: int) -> contextlib.AbstractContextManager[None]:
     """While entered, the default strategy says that it has so many replicas: to `tf.distribute.get_strategy()`, and to

@@ -32,24 +32,6 @@ try:  # Functions made of a graph; see `function_of_part`.
 except ImportError:  # moved: `_pruned_part` does the same, more slowly
     atomic_function = function_type = None
 
-__all__ = [
-    "CallTimeValue",
-    "collect_call_time_values",
-    "control_inputs",
-    "control_inputs_within",
-    "creator_scope",
-    "drop_kernels",
-    "eager_values_as_constants",
-    "fresh_collections",
-    "fresh_thread_collections",
-    "function_of_part",
-    "kernels_kept",
-    "optimised_once",
-    "names_in_object_graph",
-    "operations_of_xla",
-    "program_order_in_branches",
-]
-
 v1 = tf.compat.v1
 
 _numbers = itertools.count()

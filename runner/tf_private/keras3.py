@@ -18,6 +18,12 @@ from runner.tf_private.replaced import replaced
 v1 = tf.compat.v1
 
 
+class _Owners(threading.local):
+    """The `keras.Variable` on whose behalf tf.Variable is being called in this thread, or None."""
+
+    variable: Any = None
+
+
 class KerasTrace:
     """What Keras 3 does during one trace: whose variables it makes, and what its optimizers write.
 
@@ -29,23 +35,11 @@ class KerasTrace:
     def __init__(self, reduce: Callable[[list[Any]], list[Any]] | None = None) -> None:
         self.written: list[tf.Operation] = []
         self.reduce = reduce
-        self._owners = threading.local()
+        self.owners = _Owners()
 
     @property
     def owner(self) -> Any:
-        """The `keras.Variable` on whose behalf tf.Variable is being called in this thread, or None."""
-        stack = getattr(self._owners, "stack", None)
-        return stack[-1] if stack else None
-
-    @contextlib.contextmanager
-    def owned_by(self, owner: Any) -> Iterator[None]:
-        if not hasattr(self._owners, "stack"):
-            self._owners.stack = []
-        self._owners.stack.append(owner)
-        try:
-            yield
-        finally:
-            self._owners.stack.pop()
+        return self.owners.variable
 
 
 @contextlib.contextmanager
@@ -79,7 +73,7 @@ def _watching_keras_3(trace: KerasTrace, traced: Any) -> Iterator[None]:
     next_seed = keras_random.SeedGenerator.next
 
     def owned_initialize(self: Any, value: Any) -> None:
-        with trace.owned_by(self):
+        with replaced(trace.owners, "variable", self):
             initialize(self, value)
 
     def initialize_with_shape(self: Any, initializer: Any) -> None:

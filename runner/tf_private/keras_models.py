@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.tf_private.legacy_keras import tf_keras_of_graphs
-from runner.tf_private.replaced import replaced
+from runner.tf_private.replaced import Overlay, replaced
 
 
 def compile_arguments(model: Any) -> Mapping[str, Any]:
@@ -66,18 +66,13 @@ def _patched() -> Iterator[None]:
         # `fit` counts its batches in variables: nobody calls it.
         replaced(training.Model, "_create_counter_variable", lambda self, value: None),
         # `compile` would enter the scope of the strategy, which has been entered, and not from within a replica.
-        replaced(training.Model, "distribute_strategy", property(lambda self: _Entered())),
+        replaced(training.Model, "distribute_strategy", property(_entered_strategy)),
         # Losses are divided by the number of replicas, for optimizers that sum: the runner weights gradients itself.
         replaced(losses_utils, "scale_loss_for_distribution", lambda loss: loss),
     ):
         yield
 
 
-class _Entered:
-    """The strategy of the trace, whose scope is left as it is."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(tf.distribute.get_strategy(), name)
-
-    def scope(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+def _entered_strategy(model: Any) -> Any:
+    """Return the strategy of the trace, whose scope is left as it is."""
+    return Overlay(tf.distribute.get_strategy(), scope=contextlib.nullcontext)

@@ -37,7 +37,7 @@ def tf_keras_of_graphs(*, is_eager_outside: bool) -> Iterator[None]:
     are, and not evaluated in a session; `tf` of `legacy_tf_layers.base`. When they move: it is what
     `backend.placeholder` looks at.
     """
-    if "tf_keras" not in sys.modules and not _is_tf_keras():
+    if "tf_keras" not in sys.modules and not (is_asked_for(os.environ) and is_installed()):
         yield
         return
     from tf_keras.src.engine import base_layer_utils
@@ -53,7 +53,3 @@ def tf_keras_of_graphs(*, is_eager_outside: bool) -> Iterator[None]:
         v1 = Overlay(layers.tf.compat.v1, executing_eagerly_outside_functions=lambda: True)
         stack.enter_context(replaced(layers, "tf", Overlay(layers.tf, compat=Overlay(layers.tf.compat, v1=v1))))
         yield
-
-
-def _is_tf_keras() -> bool:
-    return is_asked_for(os.environ) and is_installed()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from typing import Any
 
 import tensorflow as tf
@@ -35,13 +36,8 @@ def made_apart(make: Callable[[], Any]) -> Any:
                 "an optimizer of Keras keeps its learning rate in a variable, which cannot begin with a tensor of the "
                 "graph. Give it a schedule of keras.optimizers.schedules, or give an optimizer of tf.compat.v1.train."
             )
-        made: list[tf.Variable] = []
-        thread = threading.Thread(
-            target=lambda: made.append(tf.Variable(value, dtype=kwargs.get("dtype"), trainable=False))
-        )
-        thread.start()
-        thread.join()
-        return made[0]
+        with futures.ThreadPoolExecutor(1) as thread:
+            return thread.submit(tf.Variable, value, dtype=kwargs.get("dtype"), trainable=False).result()
 
     with replaced(global_state, "GLOBAL_STATE_TRACKER", threading.local()), graphs.creator_scope(create):
         return make()

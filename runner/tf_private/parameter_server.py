@@ -16,20 +16,6 @@ from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
 from runner.tf_private.replaced import replaced
 
-__all__ = [
-    "LossInALine",
-    "ShardedVariable",
-    "anonymous_variable",
-    "lookup_by_rows",
-    "partitioner_of",
-    "repeated_requests",
-    "say_losses_in_a_line",
-    "remote_variables",
-    "tasks_of",
-    "traced_before_scheduled",
-    "variable_on",
-]
-
 # What tf.distribute itself serves in place of a variable that is divided over parameter servers. When it moves: it is
 # what a variable made under a ParameterServerStrategy with a partitioner is an instance of.
 ShardedVariable = tf.__internal__.distribute.ShardedVariable
@@ -171,28 +157,23 @@ def remote_variables() -> Iterator[None]:
 
     take = keras_numpy.take
 
-    def add(self: Any, value: Any) -> Any:
-        self.value.assign_add(tf.cast(value, self.value.dtype), read_value=False)
-        return self
+    def in_one_operation(method: str) -> Callable[[Any, Any], Any]:
+        def update(self: Any, value: Any) -> Any:
+            getattr(self.value, method)(tf.cast(value, self.value.dtype), read_value=False)
+            return self
 
-    def subtract(self: Any, value: Any) -> Any:
-        self.value.assign_sub(tf.cast(value, self.value.dtype), read_value=False)
-        return self
+        return update
 
     def take_rows(x: Any, indices: Any, axis: int | None = None) -> Any:
-        if (
-            axis != 0
-            or not isinstance(x, Variable)
-            or not tf.is_tensor(indices)
-            or isinstance(indices, tf.SparseTensor)
-        ):
+        is_lookup = axis == 0 and isinstance(x, Variable) and tf.is_tensor(indices)
+        if not is_lookup or isinstance(indices, tf.SparseTensor):
             return take(x, indices, axis)
         ids = tf.where(indices < 0, indices + tf.cast(x.shape[0], indices.dtype), indices)
         return lookup_by_rows(x._value, ids)
 
     with (
-        replaced(Variable, "assign_add", add),
-        replaced(Variable, "assign_sub", subtract),
+        replaced(Variable, "assign_add", in_one_operation("assign_add")),
+        replaced(Variable, "assign_sub", in_one_operation("assign_sub")),
         replaced(keras_numpy, "take", take_rows),
     ):
         yield

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -114,23 +114,25 @@ def settings_of_hook(hook: Any) -> dict[str, Any] | None:
     Private: the attributes in which these hooks keep their arguments, unchanged since TF 1.4. A subclass may do
     more, so only the classes themselves count.
     """
-    kind = type(hook)
-    if kind is v1.train.StopAtStepHook:
-        return {"num_steps": hook._num_steps} if hook._num_steps is not None else {"last_step": hook._last_step}
-    if kind is v1.train.StepCounterHook:
-        return {}
-    if kind is v1.train.GlobalStepWaiterHook:
-        return {"notes": ("GlobalStepWaiterHook has no effect: workers take their steps together.",)}
-    if kind is v1.train.NanTensorHook:
-        return {"stop_at_nan": hook._fail_on_nan_loss}
-    if kind is v1.train.CheckpointSaverHook:
-        timer = hook._timer
-        return {
-            "save_steps": timer._every_steps,
-            "save_secs": timer._every_secs,
-            "listeners": tuple(hook._listeners),
-        }
-    return None
+    read = _SETTINGS.get(type(hook))
+    return None if read is None else read(hook)
+
+
+_SETTINGS: Mapping[type, Callable[[Any], dict[str, Any]]] = {
+    v1.train.StopAtStepHook: lambda hook: (
+        {"last_step": hook._last_step} if hook._num_steps is None else {"num_steps": hook._num_steps}
+    ),
+    v1.train.StepCounterHook: lambda hook: {},
+    v1.train.GlobalStepWaiterHook: lambda hook: {
+        "notes": ("GlobalStepWaiterHook has no effect: workers take their steps together.",)
+    },
+    v1.train.NanTensorHook: lambda hook: {"stop_at_nan": hook._fail_on_nan_loss},
+    v1.train.CheckpointSaverHook: lambda hook: {
+        "save_steps": hook._timer._every_steps,
+        "save_secs": hook._timer._every_secs,
+        "listeners": tuple(hook._listeners),
+    },
+}
 
 
 @contextlib.contextmanager

@@ -20,8 +20,6 @@ from tensorflow.python.training import checkpoint_utils
 from runner.tf_private import tensor_bundle
 from runner.tf_private.replaced import replaced
 
-__all__ = ["constrain", "initial_of", "initial_values_from_checkpoints", "named", "slices_of", "uninitialized_variable"]
-
 v1 = tf.compat.v1
 
 

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, EvalSpec, Hook, RunConfig, TrainSpec, train_and_evaluate
-from runner.checkpoint.async_saver import OfOne, Saver
+from runner.checkpoint.async_saver import Saver
 from runner.checkpoint.integrity import find_damage
 from runner.checkpoint.layout import SCRATCH, latest_checkpoint
 from runner.checkpoint.reader import Reader
@@ -319,7 +319,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_disk_that_is_really_full(small_disk: Path) -> None:
-    saver = Saver(CheckpointWriter(small_disk, 5), OfOne())
+    saver = Saver(CheckpointWriter(small_disk, 5))
     saver.begin(Snapshot(1, {"w": tf.zeros([300_000])}), {}, asynchronous=True)
     saver.wait()
     for step, asynchronous in ((2, True), (3, False)):

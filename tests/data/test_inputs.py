@@ -49,7 +49,7 @@ def pull(feed: InputPipeline, iterator: Any) -> tuple[ReplicaBatch, ...]:
 
     @tf.function
     def step() -> tuple[ReplicaBatch, ...]:
-        return feed.replica_batches(next(iterator), iterator)
+        return feed.division.replica_batches(next(iterator), iterator)[0]
 
     return step()
 
@@ -64,7 +64,7 @@ def steps(feed: InputPipeline) -> list[tuple[ReplicaBatch, ...]]:
         has = first.has_value()
         spec = tf.nest.map_structure(lambda s: tf.zeros([1] + list(s.shape[1:]), s.dtype), feed.dataset.element_spec)
         element = tf.cond(has, first.get_value, lambda: spec)
-        return feed.replica_batches(element, iterator), has
+        return feed.division.replica_batches(element, iterator)[0], has
 
     results: list[tuple[ReplicaBatch, ...]] = []
     while True:
@@ -123,7 +123,7 @@ def test_one_replica_gets_the_element_itself_and_no_operation_but_the_count() ->
 
     @tf.function(input_signature=[spec])
     def share(element: Any) -> Any:
-        (only,) = feed.replica_batches(element, None)
+        (only,) = feed.division.replica_batches(element, None)[0]
         assert only.features is element[0] and only.labels is element[1]
         return only.count
 
@@ -137,7 +137,7 @@ def test_one_replica_and_a_static_batch_costs_a_constant() -> None:
 
     @tf.function(input_signature=[feed.dataset.element_spec])
     def share(element: Any) -> Any:
-        return feed.replica_batches(element, None)[0].count
+        return feed.division.replica_batches(element, None)[0][0].count
 
     graph = share.get_concrete_function().graph
     assert {op.type for op in graph.get_operations()} <= {"Placeholder", "Const", "Identity", "NoOp"}
@@ -150,7 +150,7 @@ def test_the_static_shape_is_kept_where_it_divides() -> None:
 
     @tf.function(input_signature=[feed.dataset.element_spec])
     def shapes(element: Any) -> Any:
-        shares = feed.replica_batches(element, None)
+        shares = feed.division.replica_batches(element, None)[0]
         assert [share.features["x"].shape.as_list() for share in shares] == [[3], [3]]
         assert [tf.get_static_value(share.count) for share in shares] == [3, 3]
         return [share.features["id"] for share in shares]
@@ -273,7 +273,7 @@ def test_data_without_end_is_taken_in_turn_without_a_test() -> None:
 
     @tf.function
     def step() -> Any:
-        return feed.replica_batches(next(iterator), iterator)
+        return feed.division.replica_batches(next(iterator), iterator)[0]
 
     assert [[ids(share) for share in step()] for _ in range(3)] == [[[0], [1]], [[2], [0]], [[1], [2]]]
     types = {op.type for op in step.get_concrete_function().graph.get_operations()}
@@ -336,7 +336,7 @@ def test_the_iterator_continues_mid_epoch_where_shares_left_it(
     def run(feed: InputPipeline, iterator: Any, num_steps: int) -> list[list[int]]:
         @tf.function
         def step() -> Any:
-            return feed.replica_batches(next(iterator), iterator)
+            return feed.division.replica_batches(next(iterator), iterator)[0]
 
         return [[i for share in step() for i in ids(share)] for _ in range(num_steps)]
 

@@ -24,7 +24,7 @@ from runner import (
 )
 from runner.distribute.cluster import Cluster
 from runner.estimator.train_and_evaluate import follow
-from runner.export.exporters import larger, smaller
+from runner.export.exporters import better
 from runner.export.saved_model import exports_in
 from runner.tracking.training_status import write_ending
 from tests.support.models import classic, eval_input, train_input
@@ -76,11 +76,11 @@ def test_the_best_is_exported_and_nothing_worse_after_a_restart(tmp_path: Path) 
 
 
 def test_the_best_by_another_metric_and_nan() -> None:
-    accuracy, nan = larger("accuracy"), float("nan")
+    accuracy, smaller_loss, nan = better("accuracy", "max"), better("loss", "min"), float("nan")
     assert accuracy({"accuracy": 0.5}, {"accuracy": 0.6}) and not accuracy({"accuracy": 0.6}, {"accuracy": 0.6})
-    assert smaller("loss")({"loss": nan}, {"loss": 9.0}) and not smaller("loss")({"loss": 9.0}, {"loss": nan})
+    assert smaller_loss({"loss": nan}, {"loss": 9.0}) and not smaller_loss({"loss": 9.0}, {"loss": nan})
     with pytest.raises(ValueError, match="no metric 'loss'. There are: accuracy"):
-        smaller("loss")({"accuracy": 1.0}, {"accuracy": 1.0})
+        smaller_loss({"accuracy": 1.0}, {"accuracy": 1.0})
 
 
 def test_a_comparison_gets_its_results_by_name_in_whatever_order(tmp_path: Path) -> None:

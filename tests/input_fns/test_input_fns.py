@@ -224,7 +224,7 @@ def test_the_runner_divides_them_over_replicas(source: str, tmp_path: Path) -> N
 
     @tf.function
     def step() -> Any:
-        return feed.replica_batches(next(iterator), iterator)
+        return feed.division.replica_batches(next(iterator), iterator)[0]
 
     assert [int(share.count) for share in step()] == [4, 4]
 
@@ -242,7 +242,8 @@ def test_digits_are_one_pipeline_for_all_workers() -> None:
         assert {feed.shard for feed in feeds} == {"examples"}
         iterators = [iter(feed.dataset) for feed in feeds]
         shares = [
-            [feed.replica_batches(next(it), it)[0] for feed, it in zip(feeds, iterators, strict=True)] for _ in range(3)
+            [feed.division.replica_batches(next(it), it)[0][0] for feed, it in zip(feeds, iterators, strict=True)]
+            for _ in range(3)
         ]
         steps.append([[int(i) for share in step for i in share.features["id"]] for step in shares])
     assert steps[0] == steps[1] == steps[2] and len(steps[0][0]) == 60
