@@ -221,7 +221,7 @@ class TrainingRun:
         if recorded is not None and recorded.num_steps:
             # The step fetched the summaries first, then what the hooks asked for.
             values = [value[-1] for value in recorded.values]
-            num_protos = self._setup.program.num_summary_protos if summaries else 0
+            num_protos = len(self._setup.program.summary_protos) if summaries else 0
             self._log.summaries(values[:num_protos], self._step)
             if request:
                 self._setup.session_hooks.after_run(values[num_protos:])

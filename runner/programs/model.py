@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import logging
@@ -25,6 +24,7 @@ from runner.programs.ema import average_name, averages_in
 from runner.programs.evaluate import EvalProgram
 from runner.programs.mixed_precision import LossScale, with_precision
 from runner.programs.predict import PredictProgram
+from runner.programs.program import ModelToTrace
 from runner.programs.ps_coordinator import Coordinator
 from runner.programs.ps_programs import RangeEvaluation, RangeLoop
 from runner.programs.train import TrainProgram
@@ -60,7 +60,7 @@ class Model:
         self.store = VariableStore(strategy, config.seed)
         self.num_traces = 0
         self._config = config
-        self._model_fn = with_precision(model_fn, config.precision)
+        self._to_trace = ModelToTrace(self.store, with_precision(model_fn, config.precision), config)
         self._journal = journal
         self._coordinator = Coordinator(strategy) if is_parameter_server(strategy) else None
         self._programs: dict[Any, Any] = {}
@@ -74,7 +74,7 @@ class Model:
         return len(self.strategy.extended.worker_devices)
 
     def train_program(self, pipeline: InputPipeline, *, summary_writer: Any, stop_at_nan: bool) -> TrainProgram:
-        """The training step for inputs like those of `pipeline`; traced the first time it is asked for.
+        """Return the training step for inputs like those of `pipeline`; it is traced the first time it is asked for.
 
         Args:
           summary_writer: where `tf.summary` inside model_fn goes; always the same one.
@@ -83,13 +83,13 @@ class Model:
         # A coordinator has its workers take the steps.
         loop_type = None if self._coordinator is None else functools.partial(RangeLoop, coordinator=self._coordinator)
         build = functools.partial(
-            TrainProgram, self.store, self._model_fn, pipeline, self._config, summary_writer=summary_writer,
-            stop_at_nan=stop_at_nan, loop_type=loop_type,
+            TrainProgram, self._to_trace, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan,
+            loop_type=loop_type,
         )  # fmt: skip
         return self._program(("train", stop_at_nan), pipeline, build)
 
     def training_feed(self, input_fn: Any, build: Callable[..., InputPipeline]) -> InputPipeline:
-        """The training input, as those who train read it.
+        """Build the training input, as those who train read it.
 
         Under parameter servers each worker has a copy of the dataset, or, where `shard` says that they divide the data
         themselves, a dataset of its own. A batch is one update in any case.
@@ -110,18 +110,15 @@ class Model:
         return dataclasses.replace(pipelines[0], dataset=spread, given=spread, division=SplitRows(0, 1, 1))
 
     def eval_program(self, pipeline: InputPipeline) -> EvalProgram:
-        """The evaluation step for inputs like those of `pipeline`; a coordinator has its workers take it."""
-
-        def build() -> EvalProgram:
-            if self._coordinator is None:
-                return EvalProgram(self.store, self._model_fn, pipeline)
-            return RangeEvaluation(self.store, self._model_fn, pipeline, self._coordinator)
-
+        """Return the evaluation step for inputs like those of `pipeline`; a coordinator has its workers take it."""
+        build = functools.partial(EvalProgram, self._to_trace, pipeline)
+        if self._coordinator is not None:
+            build = functools.partial(RangeEvaluation, self._to_trace, pipeline, self._coordinator)
         return self._program(("eval",), pipeline, build)
 
     def predict_program(self, pipeline: InputPipeline) -> PredictProgram:
-        """The prediction step for inputs like those of `pipeline`."""
-        return self._program(("predict",), pipeline, lambda: PredictProgram(self.store, self._model_fn, pipeline))
+        """Return the prediction step for inputs like those of `pipeline`."""
+        return self._program(("predict",), pipeline, functools.partial(PredictProgram, self._to_trace, pipeline))
 
     def _program(self, kind: tuple[Any, ...], pipeline: InputPipeline, build: Callable[[], Any]) -> Any:
         key = (*kind, repr(pipeline.dataset.element_spec), pipeline.division)
@@ -137,7 +134,7 @@ class Model:
     # --- values -----------------------------------------------------------------------------------------------
 
     def restore(self, path: str) -> None:
-        """Gives every variable its value in the checkpoint `path`, unless it has it already.
+        """Give every variable its value in the checkpoint `path`, unless it has it already.
 
         Raises:
           ValueError: the checkpoint lacks a variable, or has it in another shape.
@@ -157,7 +154,7 @@ class Model:
         self._values_of = path
 
     def begin_with(self, settings: WarmStart) -> warm_start.Loaded:
-        """Gives a new model the values that it begins with. Raises: ValueError: see `warm_start.load`."""
+        """Give a new model the values that it begins with. Raises: ValueError: see `warm_start.load`."""
         with seeded(self._config.seed):
             loaded = warm_start.load(settings, self.store.saved_specs, self._value)
         self.assign(loaded.values)
@@ -165,7 +162,7 @@ class Model:
 
     def _value(self, name: str) -> np.ndarray:
         """Return the value of a variable that belongs in a checkpoint, whole."""
-        with self._scope():
+        with self.store.scope():
             parts = tf.nest.flatten(value_of(self.store.saved[name]))
         return np.concatenate([np.atleast_1d(part.numpy()) for part in parts], 0)
 
@@ -176,7 +173,7 @@ class Model:
         return {**reader.get_many(names)}
 
     def show_averages(self, path: str) -> None:
-        """Gives the weights the values of their averages in the checkpoint `path`, whose values the model has.
+        """Give the weights the values of their averages in the checkpoint `path`, whose values the model has.
 
         Raises: ValueError: there are none in it.
         """
@@ -189,28 +186,28 @@ class Model:
         self.assign({name: value_of(saved[one]) if one in saved else reader.get(one) for name, one in averages.items()})
 
     def show_weights(self) -> None:
-        """Takes back `show_averages`."""
+        """Take back `show_averages`."""
         weights, self._weights = self._weights, {}
         self.assign(weights)
 
     def assign(self, values: Mapping[str, Any]) -> None:
-        """Gives variables these values, by name, on all replicas."""
+        """Give variables these values, by name, on all replicas."""
         variables = self.store.saved if values else {}
-        with self._scope():
+        with self.store.scope():
             for name, value in values.items():
                 assign(variables[name], value)
 
     def values(self) -> dict[str, Any]:
-        """Name -> value of every variable that belongs in a checkpoint, replicas collapsed; of one that is divided over
+        """Return name -> value of every variable that belongs in a checkpoint, replicas collapsed; of one that is divided over
         parameter servers a tuple of the values of its parts. What is on a server stays there.
 
         It costs no copy: a tensor shares the buffer of its variable, until an update of that makes a new one.
         """
-        with self._scope():
+        with self.store.scope():
             return {name: value_of(variable) for name, variable in self.store.saved.items()}
 
     def has_values_of(self, path: str) -> None:
-        """Notes that the variables are what the checkpoint `path` holds."""
+        """Note that the variables are what the checkpoint `path` holds."""
         self._values_of = path
 
     def is_stale(self, path: str) -> bool:
@@ -218,11 +215,11 @@ class Model:
         return self._values_of != path
 
     def has_new_values(self) -> None:
-        """Notes that the variables are about to change."""
+        """Note that the variables are about to change."""
         self._values_of = None
 
     def not_finite(self) -> list[str]:
-        """Names of the variables that hold a value that is not finite."""
+        """Return the names of the variables that hold a value that is not finite."""
         return [name for name, value in self.values().items() if not all(map(_is_finite, tf.nest.flatten(value)))]
 
     def _beginnings(self, reader: Reader) -> dict[str, Any]:
@@ -255,9 +252,6 @@ class Model:
                     path,
                     float(initial),
                 )
-
-    def _scope(self) -> contextlib.AbstractContextManager[Any]:
-        return self.strategy.scope() if self.strategy is not None else contextlib.nullcontext()
 
 
 def check_shapes(reader: Reader, shapes: Mapping[str, tf.TensorShape], new: Collection[str] = ()) -> None:

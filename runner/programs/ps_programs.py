@@ -12,13 +12,11 @@ import tensorflow as tf
 from runner.data.inputs import InputPipeline
 from runner.data.ps_ranges import PsDataset, RangeIterator
 from runner.programs.evaluate import EvalProgram, EvalResult, Sums, added, in_float64, on_host
-from runner.programs.mixed_precision import ModelCall
+from runner.programs.program import ModelToTrace, read_step
 from runner.programs.ps_coordinator import Coordinator, Requests, of_one_element, over_range
-from runner.programs.step_inputs import read_step
-from runner.programs.train_loop import LoopResult
+from runner.programs.train_loop import LoopResult, Step
 from runner.tf_private import parameter_server
 from runner.tracing.graph_operations import needed, operations
-from runner.tracing.variable_store import VariableStore
 
 _log = logging.getLogger(__name__)
 
@@ -29,14 +27,14 @@ class RangeLoop:
     Each is given a range of batches, which it finds in its own copy of the data; results are in the order of the data.
     """
 
-    def __init__(self, step: Any, pipeline: InputPipeline, coordinator: Coordinator, *, stop_at_nan: bool) -> None:
+    def __init__(self, step: Step, pipeline: InputPipeline, coordinator: Coordinator, *, stop_at_nan: bool) -> None:
         self._step, self._pipeline, self._stop_at_nan = step, pipeline, stop_at_nan
         self._requests = Requests(coordinator, self._range, self._element)
 
     def __call__(
         self, iterator: RangeIterator, num_steps: int, *, may_end: bool, values: Sequence[tf.Tensor] = ()
     ) -> LoopResult:
-        """Takes up to `num_steps` steps, and returns when all of them are done.
+        """Take up to `num_steps` steps, and returns when all of them are done.
 
         Raises: ValueError: they are to be fed `values`.
         """
@@ -54,7 +52,7 @@ class RangeLoop:
         return LoopResult(len(losses), losses, examples, fetched, ended, self._requests.repeated_steps)
 
     def trace(self, iterator: RangeIterator) -> None:
-        """Builds the loop, without a step."""
+        """Build the loop, without a step."""
         self._requests.trace(iterator.spread.element_spec)
 
     # --- what a worker does ---------------------------------------------------------------------------------------
@@ -80,7 +78,7 @@ class RangeLoop:
     def _take(self, element: Any, iterator: Any) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         """Return (the examples of a step, what it returns)."""
         batches = self._pipeline.replica_batches(element, iterator)
-        return batches[0].count, self._step(batches, self._pipeline.global_count(element, batches))
+        return batches[0].count, self._step.take(batches, self._pipeline.global_count(element, batches), ())
 
 
 def _joined(results: Sequence[dict[str, Any]], specs: Sequence[tf.TensorSpec]) -> list[np.ndarray]:
@@ -108,11 +106,9 @@ class RangeEvaluation(EvalProgram):
     its worker has left nothing behind, and is made once more. So each example counts once, whatever is lost.
     """
 
-    def __init__(
-        self, store: VariableStore, model_call: ModelCall, pipeline: InputPipeline, coordinator: Coordinator
-    ) -> None:
-        super().__init__(store, model_call, pipeline, on_workers=True)
-        self._coordinator = coordinator
+    def __init__(self, model: ModelToTrace, pipeline: InputPipeline, coordinator: Coordinator) -> None:
+        super().__init__(model, pipeline, on_workers=True)
+        self._coordinator, store = coordinator, model.store
         fetches, updates = self._fetched(0)
         running = set(needed(self.trace.graph, operations([*tf.nest.flatten(fetches), *updates])))
         own = {name: asked for name, (asked, _) in self.trace.requested.requests.items() if store.specs[name].local}

@@ -38,8 +38,8 @@ class Replica:
       weights: how much each replica counts.
       reductions: sums over replicas.
       requested: the variables that have been asked for so far.
+      store: has the variables, and can compute what they start from.
       global_step: as this trace may use it.
-      initial_value: of the variable of that name, computed anew; on the eager level.
     """
 
     index: int
@@ -47,12 +47,17 @@ class Replica:
     weights: ReplicaWeights
     reductions: Reductions
     requested: RequestedVariables
+    store: VariableStore
     global_step: tf.Variable
-    initial_value: Callable[[str], tf.Tensor]
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of replicas that take part in one update, over all workers."""
+        return self.store.num_replicas
 
     @property
     def num_local(self) -> int:
-        """Replicas of this process."""
+        """The number of replicas of this process."""
         return int(self.weights.counts.shape[0])
 
 
@@ -150,8 +155,7 @@ def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[Vari
         ):
             global_step = store.discovery_variable(GLOBAL_STEP)
             reductions = Reductions(tf.distribute.get_strategy(), weights)
-            replica = Replica(0, inputs, weights, reductions, requested, global_step, store.initial_value)
-            calls.append(step.call(replica))
+            calls.append(step.call(Replica(0, inputs, weights, reductions, requested, store, global_step)))
             found.update(new=new, keras=keras)
 
     wrapped = step.wrap(run)
@@ -184,12 +188,8 @@ def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy) -> Trace:
 
             def run_replica() -> _Call:
                 with graphs.fresh_thread_collections(shared), serving():
-                    return step.call(
-                        Replica(
-                            local_replica(), inputs, weights, reductions, requested, store[GLOBAL_STEP],
-                            store.initial_value,
-                        )
-                    )  # fmt: skip
+                    index = local_replica()
+                    return step.call(Replica(index, inputs, weights, reductions, requested, store, store[GLOBAL_STEP]))
 
             with serving(), _explaining_merge_call():
                 calls.extend(strategy.experimental_local_results(strategy.run(run_replica)))

@@ -104,6 +104,15 @@ class VariableStore:
         # The runner's own: counts updates, whoever makes them, atomically, once for all replicas.
         self.declare(GLOBAL_STEP, tf.constant(0, tf.int64))
 
+    @property
+    def num_replicas(self) -> int:
+        """The number of replicas that take part in one update, over all workers."""
+        return 1 if self.strategy is None else int(self.strategy.num_replicas_in_sync)
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context in which the variables are assigned."""
+        return contextlib.nullcontext() if self.strategy is None else self.strategy.scope()
+
     def __getitem__(self, name: str) -> tf.Variable:
         return self._variables[name]
 
