@@ -206,10 +206,10 @@ def batches(model: Model, program: PredictProgram, iterator: Any, path: str, hoo
     hooks.begin()
     program.reset()
     if program.trace.may_write_in_branches:
-        model.has_new_values()  # what runs next reads the checkpoint again
+        model.values_of = None  # what runs next reads the checkpoint again
     seen = 0
     for count, batch in program.batches(iterator, hooks.session):
-        if model.is_stale(path) and not program.trace.may_write_in_branches:
+        if model.values_of != path and not program.trace.may_write_in_branches:
             raise RuntimeError("the model was trained or restored while predict was under way: call predict again.")
         seen += count
         hooks.after_batches(seen)

@@ -163,7 +163,7 @@ class TrainingRun:
                 "undisturbed one. Keras layers and tf.random.stateless_* are.",
                 ", ".join(random_ops[:3]) + (", ..." if len(random_ops) > 3 else ""),
             )
-        self._checkpoints.begin_listeners()
+        self._checkpoints.tell_listeners("begin")
         session_hooks.begin(self.request_stop)
         for hook in self._setup.hooks:
             hook.begin(self)
@@ -193,7 +193,7 @@ class TrainingRun:
     def _take_steps(self, num_steps: int) -> StepResult:
         """Run one loop; the last of its steps carries summaries and the fetches of hooks where they are due."""
         first, started = self._step + 1, time.perf_counter()
-        self._setup.model.has_new_values()
+        self._setup.model.values_of = None
         last_step = self._step + num_steps * self._advance
         summaries = self._log.are_summaries_due(self._step, last_step)
         request = self._setup.session_hooks.request(last_step)
@@ -283,7 +283,7 @@ class TrainingRun:
             # The same values, at the end of the data.
             self._checkpoints.write(self._step, self._extra(), asynchronous=False, is_evaluated=True)
         self.wait_for_checkpoint()
-        self._checkpoints.end_listeners(self._step)
+        self._checkpoints.tell_listeners("end", self._step)
         self._setup.session_hooks.end()
         for hook in self._setup.hooks:
             hook.end(self)

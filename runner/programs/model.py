@@ -45,6 +45,10 @@ class Model:
       strategy: None is TensorFlow's default.
       config: the seed, the precision, and what happens between gradients and variables.
       journal: told how long tracing and restoring took.
+
+    Attributes:
+      values_of: path of the checkpoint whose values the variables have; None: theirs may be others. Whoever is about to
+        change them sets it to None.
     """
 
     def __init__(
@@ -64,7 +68,7 @@ class Model:
         self._journal = journal
         self._coordinator = Coordinator(strategy) if is_parameter_server(strategy) else None
         self._programs: dict[Any, Any] = {}
-        self._values_of: str | None = None
+        self.values_of: str | None = None
         self._weights: dict[str, Any] = {}
 
     def num_replicas(self, *, training: bool) -> int:
@@ -106,12 +110,12 @@ class Model:
             pipelines = [build(own, worker_index=worker, num_workers=workers) for worker in range(workers)]
         else:
             pipelines = [build(input_fn)]
-        spread = PsDataset([pipeline.dataset for pipeline in pipelines], self._coordinator.workers)
-        return dataclasses.replace(pipelines[0], dataset=spread, given=spread, division=SplitRows(0, 1, 1))
+        dataset = PsDataset([pipeline.dataset for pipeline in pipelines], self._coordinator.workers)
+        return dataclasses.replace(pipelines[0], dataset=dataset, given=dataset, division=SplitRows(0, 1, 1))
 
     def eval_program(self, pipeline: InputPipeline) -> EvalProgram:
         """Return the evaluation step for inputs like those of `pipeline`; a coordinator has its workers take it."""
-        build = functools.partial(EvalProgram, self._to_trace, pipeline)
+        build: Callable[[], EvalProgram] = functools.partial(EvalProgram, self._to_trace, pipeline)
         if self._coordinator is not None:
             build = functools.partial(RangeEvaluation, self._to_trace, pipeline, self._coordinator)
         return self._program(("eval",), pipeline, build)
@@ -128,7 +132,7 @@ class Model:
                 self._programs[key] = build()
             self.num_traces += 1
             if set(self.store.saved) - known:
-                self._values_of = None  # new variables have their initial values, not the checkpoint's
+                self.values_of = None  # new variables have their initial values, not the checkpoint's
         return self._programs[key]
 
     # --- values -----------------------------------------------------------------------------------------------
@@ -140,18 +144,18 @@ class Model:
           ValueError: the checkpoint lacks a variable, or has it in another shape.
         """
         self.show_weights()
-        if path == self._values_of:
+        if path == self.values_of:
             return
         with self._journal.phase("restore"):
             reader = Reader(path)
             new = self._beginnings(reader)
             check_shapes(reader, {name: one.shape for name, one in self.store.saved.items()}, new)
-            self._values_of = None
+            self.values_of = None
             values = self._read(reader, [name for name in self.store.saved if name not in new])
             values |= {name: values[start] if isinstance(start, str) else start for name, start in new.items()}
             self._warn_of_learning_rates(values, path)
             self.assign(values)
-        self._values_of = path
+        self.values_of = path
 
     def begin_with(self, settings: WarmStart) -> warm_start.Loaded:
         """Give a new model the values that it begins with. Raises: ValueError: see `warm_start.load`."""
@@ -198,41 +202,32 @@ class Model:
                 assign(variables[name], value)
 
     def values(self) -> dict[str, Any]:
-        """Return name -> value of every variable that belongs in a checkpoint, replicas collapsed; of one that is divided over
-        parameter servers a tuple of the values of its parts. What is on a server stays there.
+        """Return name -> value of every variable that belongs in a checkpoint, replicas collapsed.
+
+        For a variable partitioned over parameter servers it is a tuple of its parts' values, which stay on the servers.
 
         It costs no copy: a tensor shares the buffer of its variable, until an update of that makes a new one.
         """
         with self.store.scope():
             return {name: value_of(variable) for name, variable in self.store.saved.items()}
 
-    def has_values_of(self, path: str) -> None:
-        """Note that the variables are what the checkpoint `path` holds."""
-        self._values_of = path
-
-    def is_stale(self, path: str) -> bool:
-        """Report whether the variables have other values by now than the checkpoint `path`."""
-        return self._values_of != path
-
-    def has_new_values(self) -> None:
-        """Note that the variables are about to change."""
-        self._values_of = None
-
     def not_finite(self) -> list[str]:
         """Return the names of the variables that hold a value that is not finite."""
-        return [name for name, value in self.values().items() if not all(map(_is_finite, tf.nest.flatten(value)))]
+
+        def is_finite(value: tf.Tensor) -> bool:
+            with tf.device(value.device):  # a parameter server's is not fetched for this
+                return not value.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(value)))
+
+        return [name for name, value in self.values().items() if not all(map(is_finite, tf.nest.flatten(value)))]
 
     def _beginnings(self, reader: Reader) -> dict[str, Any]:
-        """What the checkpoint does not have under its name -> its value, or the name of whose it takes.
+        """Return name -> value, or the name of another variable with that value, of what the checkpoint does not have.
 
-        That is state for which its run had no option, and what tf.estimator named otherwise.
+        That is state for which the checkpoint's run had no option, and what tf.estimator named otherwise.
         """
         saved = self.store.saved
-        averages = {average_name(name): name for name in saved} if self._config.ema_decay else {}
-        starts = {
-            **averages,
-            **{name: self.store.initial_value(name) for name in LossScale.NAMES if name in self.store},
-        }
+        starts: dict[str, Any] = {average_name(name): name for name in saved} if self._config.ema_decay else {}
+        starts |= {name: self.store.initial_value(name) for name in LossScale.NAMES if name in self.store}
         new = {name: start for name, start in starts.items() if name in saved and not reader.has(name)}
         if new:
             _log.info("%s has no %s: they begin here.", reader.path, ", ".join(new))
@@ -240,7 +235,7 @@ class Model:
         return new | {name: reader.get(key) for name, key in numbered(reader, shapes).items()}
 
     def _warn_of_learning_rates(self, values: Mapping[str, Any], path: str) -> None:
-        """Keras keeps the learning rate in a variable: a new one in model_fn has no effect on a model that goes on."""
+        """Warn of a learning rate that model_fn changed: Keras keeps it in a variable, which has the restored one."""
         specs = self.store.saved_specs
         for name, value in values.items():
             initial = specs[name].initial
@@ -278,8 +273,3 @@ def check_shapes(reader: Reader, shapes: Mapping[str, tf.TensorShape], new: Coll
                 f"variable {name!r} is {list(there[name][0])} in checkpoint {reader.path} and was requested as "
                 f"{requested.as_list()}. A name has one shape in all modes."
             )
-
-
-def _is_finite(value: tf.Tensor) -> bool:
-    with tf.device(value.device):  # a parameter server's is not fetched for this
-        return not value.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(value)))

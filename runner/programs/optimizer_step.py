@@ -62,7 +62,7 @@ def sum_over_replicas(replica: Replica, value: Any) -> Any:
 
 
 def gradients_of(tape: tf.GradientTape, loss: tf.Tensor, replica: Replica) -> list[Pair]:
-    """Return the gradient of `loss` for each trainable variable that it depends on. Raises: ValueError: there is none."""
+    """Return the gradient of `loss` for each trainable variable it depends on. Raises: ValueError: there is none."""
     variables = replica.requested.trainable.values()
     gradients = tape.gradient(loss, [variable for variable, _ in variables])
     pairs = [(g, v, owner) for g, (v, owner) in zip(gradients, variables, strict=True) if g is not None]
@@ -128,7 +128,7 @@ def _without_duplicates(gradient: Any) -> Any:
 
 
 def without_loss_scale(optimizer: Any) -> Any:
-    """Return the optimizer inside Keras's LossScaleOptimizer, which `compile` puts around it: the runner scales the loss."""
+    """Return the optimizer inside the LossScaleOptimizer that Keras's `compile` adds: the runner scales the loss."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 

@@ -100,7 +100,7 @@ def _finite_first(losses: np.ndarray) -> np.ndarray:
 
 
 class RangeEvaluation(EvalProgram):
-    """As EvalProgram, on workers. What does not go there runs here, on variables that stay on their servers.
+    """Like EvalProgram, on workers. What does not go there runs here, on variables that stay on their servers.
 
     A request begins with metrics of its own, which are empty, and returns what is in them: a request that is lost with
     its worker has left nothing behind, and is made once more. So each example counts once, whatever is lost.
@@ -112,10 +112,8 @@ class RangeEvaluation(EvalProgram):
         fetches, updates = self._fetched(0)
         running = set(needed(self.trace.graph, operations([*tf.nest.flatten(fetches), *updates])))
         own = {name: asked for name, (asked, _) in self.trace.requested.requests.items() if store.specs[name].local}
-        captured = {name: self.trace.handle_of(variable) for name, variable in own.items()}
-        self._handles = {
-            name: handle for name, handle in captured.items() if handle is not None and handle.op in running
-        }
+        handles = {name: self.trace.handle_of(variable) for name, variable in own.items()}
+        self._handles = {name: one for name, one in handles.items() if one is not None and one.op in running}
         self._counter = self._counter_of_batches()
         self._reason = self._why_here()
         self._said: set[str] = set()
@@ -195,10 +193,9 @@ class RangeEvaluation(EvalProgram):
         return handles
 
     def _read(self, handles: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
-        named = zip(self._initial, handles, strict=True)
         return {
-            name: tf.raw_ops.ReadVariableOp(resource=handle, dtype=self._initial[name].dtype)
-            for name, handle in named
+            name: tf.raw_ops.ReadVariableOp(resource=handle, dtype=initial.dtype)
+            for (name, initial), handle in zip(self._initial.items(), handles, strict=True)
             if name != self._counter
         }
 

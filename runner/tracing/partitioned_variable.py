@@ -37,7 +37,7 @@ class PartitionedVariable:
 
 
 def assign(variable: Any, value: Any) -> None:
-    """Gives a variable a value: a tensor or array; for a PartitionedVariable also a tuple, one of each part."""
+    """Give a variable a value: a tensor or array; for a PartitionedVariable also a tuple, one of each part."""
     if not isinstance(variable, PartitionedVariable):
         with _where(variable):
             variable.assign(value)
@@ -66,14 +66,14 @@ def _where(variable: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def part_name(name: str, number: int) -> str:
-    """Name of a part of the variable `name`."""
+    """Return the name of a part of the variable `name`."""
     return f"{name}/part_{number}"
 
 
 def folded(
     variables: Mapping[str, tf.Variable], parts: Mapping[str, VariablePart]
 ) -> dict[str, tf.Variable | PartitionedVariable]:
-    """`variables`, with those that are parts of one under the name that it has where it is whole.
+    """Return `variables`, with those that are parts of one under the name that it has where it is whole.
 
     An optimizer keeps state for each part; where that has a row for each row of the part, it is a part, too.
 
@@ -104,30 +104,32 @@ def folded(
 
 
 def read_on_servers(path: str, variables: Mapping[str, Any], key: Callable[[str], str]) -> dict[str, Any]:
-    """Name -> what `assign` of each variable takes, from the checkpoint `path`: read on the servers, where it stays.
+    """Return name -> what `assign` of each variable takes, from the checkpoint `path`.
+
+    It is read on the servers, and stays there.
 
     Args:
       key: of a name in the checkpoint.
     """
     by_place: dict[str, list[tuple[str, int, str, tf.DType]]] = {}
     for name, variable in variables.items():
-        parts = variable.parts if isinstance(variable, PartitionedVariable) else [variable]
+        parts: Sequence[Any] = [variable]
         rows = [""]
         if isinstance(variable, PartitionedVariable):
+            parts = variable.parts
             rows = tensor_bundle.slice_specs([part.shape for part in parts], variable.axis)
         for number, part in enumerate(parts):
             by_place.setdefault(part.device, []).append((name, number, rows[number], part.dtype))
-    read: dict[str, dict[int, tf.Tensor]] = {name: {} for name in variables}
+    read: dict[tuple[str, int], tf.Tensor] = {}
     for place, wanted in by_place.items():
         values = tensor_bundle.read_entries(path, place, [(key(name), rows, dtype) for name, _, rows, dtype in wanted])
-        for (name, number, _, _), value in zip(wanted, values, strict=True):
-            read[name][number] = value
-    return {
-        name: tuple(read[name][number] for number in sorted(read[name]))
-        if isinstance(one, PartitionedVariable)
-        else read[name][0]
-        for name, one in variables.items()
-    }
+        read |= {(name, number): value for (name, number, _, _), value in zip(wanted, values, strict=True)}
+
+    def value(name: str, variable: Any) -> Any:
+        is_partitioned = isinstance(variable, PartitionedVariable)
+        return tuple(read[name, number] for number in range(len(variable.parts))) if is_partitioned else read[name, 0]
+
+    return {name: value(name, variable) for name, variable in variables.items()}
 
 
 def _pattern(part: str) -> re.Pattern[str]:

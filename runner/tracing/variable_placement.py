@@ -9,7 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.distribute.strategy import is_parameter_server
 from runner.tf_private import parameter_server
 from runner.tracing.variable_request import VariableSpec
 
@@ -73,11 +72,6 @@ class ParameterServers:
         flat = _flat(spec.name)
         found = [name for name, (shape, _) in self._homes.items() if shape == spec.shape and _flat(name) in flat]
         return self._homes[max(found, key=len)][1] if found and not spec.trainable else None
-
-
-def placement_of(strategy: tf.distribute.Strategy | None) -> Unpartitioned | ParameterServers:
-    """How the variables of `strategy` are placed."""
-    return ParameterServers(strategy) if is_parameter_server(strategy) else Unpartitioned()
 
 
 def _flat(name: str) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from runner.distribute.strategy import is_parameter_server
 from runner.tf_private import graphs, random_ops
 from runner.tf_private.keras3 import KerasTrace
 from runner.tf_private.parameter_server import ShardedVariable
@@ -32,7 +33,7 @@ from runner.tf_private.variables import (
 )
 from runner.tracing.partitioned_variable import PartitionedVariable, folded, part_name, part_specs
 from runner.tracing.random_state import seeded
-from runner.tracing.variable_placement import ParameterServers, placement_of
+from runner.tracing.variable_placement import ParameterServers, Unpartitioned
 from runner.tracing.variable_request import (
     RequestedNames,
     VariableSpec,
@@ -95,7 +96,7 @@ class VariableStore:
         self.specs: dict[str, VariableSpec] = {}
         self._variables: dict[str, tf.Variable] = {}
         self._discovered: dict[str, tf.Variable] = {}
-        self.placement = placement_of(strategy)
+        self.placement = ParameterServers(strategy) if is_parameter_server(strategy) else Unpartitioned()
         self._parts: dict[str, VariablePart] = {}  # of variables that are partitioned over parameter servers
         # CentralStorage and parameter servers keep one copy, which a trace without a strategy can use as it is.
         self.has_one_copy = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy) or isinstance(
@@ -167,16 +168,7 @@ class VariableStore:
         with tf.init_scope():
             discovered.assign(initial)  # initial values that are drawn in the trace ask for the time
         self._discovered[name] = discovered
-        spec = VariableSpec(
-            name=name,
-            shape=initial.shape,
-            dtype=initial.dtype,
-            trainable=False,
-            synchronization=tf.VariableSynchronization.AUTO,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-            local=False,
-            initial=initial,
-        )
+        spec = VariableSpec(name, initial.shape, initial.dtype, trainable=False, initial=initial)
         self._materialise(spec, initial)
 
     def initial_value(self, name: str) -> Any:
