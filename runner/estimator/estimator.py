@@ -24,10 +24,9 @@ from runner.data.iterators import iterate
 from runner.distribute.collectives import Collectives, check_evaluation, collectives_of
 from runner.estimator import evaluation
 from runner.estimator.checkpointing import RunCheckpoints
-from runner.estimator.context import EstimatorContext
+from runner.estimator.context import EstimatorContext, Models
 from runner.estimator.evaluation import EvalSetup
 from runner.estimator.model_summary import ModelSummary
-from runner.estimator.models import Models
 from runner.estimator.specs import InputFn, check_positive
 from runner.estimator.train_log import TrainLog
 from runner.estimator.train_loop import TrainingRun

@@ -12,12 +12,10 @@ from runner.checkpoint.reader import Reader
 from runner.tracing.graph_operations import operations
 from runner.tracing.trace_step import Replica
 
-SUFFIX = "/ExponentialMovingAverage"
-
 
 def average_name(name: str) -> str:
     """Return the name of the average of the variable `name`."""
-    return name + SUFFIX
+    return f"{name}/ExponentialMovingAverage"
 
 
 def averages_in(reader: Reader, names: Iterable[str], decay: float | None, purpose: str) -> dict[str, str]:

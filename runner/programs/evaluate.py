@@ -69,14 +69,11 @@ class EvalProgram(Program):
                 return _eval_replica(model.call, pipeline, replica)
 
         super().__init__(model, pipeline, replica_fn, on_workers=on_workers)
+        self.sum_names = ["loss", *self.outputs[0].sums]
+        """Names of the sums of an EvalResult."""
         self._values = self._value_function()
         self._loop = tf.function(self._run, autograph=False)
         self._fetching: dict[Any, Callable[..., Any]] = {}
-
-    @property
-    def sum_names(self) -> list[str]:
-        """Names of the sums of an EvalResult."""
-        return ["loss", *self.outputs[0].sums]
 
     @functools.cached_property
     def _functions(self) -> list[Callable[..., Any]]:

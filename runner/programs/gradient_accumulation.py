@@ -120,11 +120,6 @@ class AccumulatedStep:
     loss_scale: LossScale | None
     collectives: Collectives
 
-    @property
-    def _width(self) -> int:
-        """Tensors of one replica among the sums."""
-        return len(self.cuts[0].sums)
-
     def take(
         self, batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
@@ -143,10 +138,24 @@ class AccumulatedStep:
 
     def _scaled_update(self, totals: Sequence[tf.Tensor], scales: Sequence[tf.Tensor]) -> tf.Tensor:
         """Update, unless a gradient is not finite; the loss scale follows. Return the loss."""
-        gradients = [one for number, one in enumerate(totals) if number % self._width > 1 and one.dtype.is_floating]
+        loss_scale, width = self.loss_scale, len(self.cuts[0].sums)  # width: tensors of one replica among the sums
+        gradients = [one for number, one in enumerate(totals) if number % width > 1 and one.dtype.is_floating]
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(one)) for one in gradients])
+        assert loss_scale is not None
         not_finite = self.collectives.sum_in_graph(tf.cast(~finite, tf.int64))
-        return tf.cond(not_finite == 0, lambda: self._updated(totals, scales), lambda: self._skipped(totals))
+
+        def update() -> tf.Tensor:
+            losses = self.update(*totals, *scales)
+            loss_scale.grow()
+            return tf.add_n(losses)
+
+        def skip() -> tf.Tensor:
+            loss_scale.shrink()
+            loss_and_weight = tf.stack([tf.add_n(totals[::width]), tf.add_n(totals[1::width])])
+            total, weight = tf.unstack(self.collectives.sum_in_graph(loss_and_weight))
+            return tf.math.divide_no_nan(total, weight)
+
+        return tf.cond(not_finite == 0, update, skip)
 
     def _accumulated(self, batches: Sequence[ReplicaBatch], scales: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Any]:
         # Rows are divided with the longer micro-batches first, so one without an example is one of the last.
@@ -186,16 +195,3 @@ class AccumulatedStep:
             if not sparse:
                 after[-1].set_shape(one.shape)  # pruning loses what the trace was told of it
         return after
-
-    def _updated(self, totals: Sequence[tf.Tensor], scales: Sequence[tf.Tensor]) -> tf.Tensor:
-        assert self.loss_scale is not None
-        losses = self.update(*totals, *scales)
-        self.loss_scale.grow()
-        return tf.add_n(losses)
-
-    def _skipped(self, totals: Sequence[tf.Tensor]) -> tf.Tensor:
-        assert self.loss_scale is not None
-        self.loss_scale.shrink()
-        loss_and_weight = tf.stack([tf.add_n(totals[:: self._width]), tf.add_n(totals[1 :: self._width])])
-        total, weight = tf.unstack(self.collectives.sum_in_graph(loss_and_weight))
-        return tf.math.divide_no_nan(total, weight)

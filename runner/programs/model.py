@@ -25,13 +25,11 @@ from runner.programs.evaluate import EvalProgram
 from runner.programs.mixed_precision import LossScale, with_precision
 from runner.programs.predict import PredictProgram
 from runner.programs.program import ModelToTrace
-from runner.programs.ps_coordinator import Coordinator
-from runner.programs.ps_programs import RangeEvaluation, RangeLoop
+from runner.programs.ps_programs import Coordinator, RangeEvaluation, RangeLoop
 from runner.programs.train import TrainProgram
 from runner.run_config import RunConfig, WarmStart
-from runner.tracing.partitioned_variable import assign, read_on_servers, value_of
+from runner.tracing.partitioned_variable import ParameterServers, assign, read_on_servers, value_of
 from runner.tracing.random_state import seeded
-from runner.tracing.variable_placement import ParameterServers
 from runner.tracing.variable_store import VariableStore
 from runner.tracking.journal import Journal, NullJournal
 

@@ -94,7 +94,8 @@ def apply_update(
             reduced = all_reduce(reduced)
         if config.clip_global_norm is not None:
             reduced = clipped(reduced, config.clip_global_norm)
-        optimizer = without_loss_scale(spec.optimizer)
+        # Keras's `compile` puts a LossScaleOptimizer around the optimizer; the runner scales the loss itself.
+        optimizer = getattr(spec.optimizer, "inner_optimizer", spec.optimizer)
         with learning_rate.scaled(optimizer, learning_rate.factor(config, replica.global_step)):
             apply_gradients(optimizer, [(g, v, owner) for g, (_, v, owner) in zip(reduced, pairs, strict=True)])
         ema.update(replica, config.ema_decay)
@@ -125,11 +126,6 @@ def _without_duplicates(gradient: Any) -> Any:
     rows, positions = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.shape(rows)[0])
     return tf.IndexedSlices(values, rows, gradient.dense_shape)
-
-
-def without_loss_scale(optimizer: Any) -> Any:
-    """Return the optimizer inside the LossScaleOptimizer that Keras's `compile` adds: the runner scales the loss."""
-    return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def _loss_weight(spec: EstimatorSpec, replica: Replica) -> tf.Tensor:

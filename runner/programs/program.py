@@ -51,6 +51,7 @@ class Program:
 
     Attributes:
       outputs: what `replica_fn` returned, one for each local replica.
+      spec: of the first replica.
     """
 
     def __init__(
@@ -68,12 +69,7 @@ class Program:
                 model.store, replica_fn, step_signature(pipeline), training=training, on_workers=on_workers
             )
         self.outputs: Sequence[Any] = self.trace.outputs
-
-    @property
-    def spec(self) -> EstimatorSpec:
-        """The EstimatorSpec of the first replica."""
-        spec: EstimatorSpec = self.outputs[0].spec
-        return spec
+        self.spec: EstimatorSpec = self.outputs[0].spec
 
     def reset(self) -> None:
         """Start metrics from nothing and random state from the seed, before each evaluation or prediction."""

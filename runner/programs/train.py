@@ -91,6 +91,8 @@ class TrainProgram(Program):
                 return _train_replica(model, pipeline, replica)
 
         super().__init__(model, pipeline, replica_fn, training=True)
+        self.is_native = self.spec.optimizer is not None
+        """Whether the runner owns the gradients (`optimizer=`)."""
         own = getattr(self.spec.scaffold, "summary_op", None)
         self.summary_protos = [own] if own is not None else list(self.trace.collections.get(v1.GraphKeys.SUMMARIES, []))
         """Tensors of serialised `tf.compat.v1.Summary`. Their values come first in a step with summaries."""
@@ -109,11 +111,6 @@ class TrainProgram(Program):
         if config.jit:
             gradients = xla.Gradients([output.cut.sums for output in self.outputs if output.cut is not None])
             self._gradients = functools.partial(self.trace.function, build=gradients.function_of_part)
-
-    @property
-    def is_native(self) -> bool:
-        """Report whether the runner owns the gradients (`optimizer=`)."""
-        return self.spec.optimizer is not None
 
     @property
     def has_summaries(self) -> bool:

@@ -49,7 +49,6 @@ class Trace:
 
     Args:
       calls: of the function of each local replica.
-      keras_writes: what Keras optimizers wrote; they return nothing to fetch.
       call_time_values: see `graphs.collect_call_time_values`.
 
     Attributes:
@@ -66,7 +65,6 @@ class Trace:
         wrapped: Any,
         calls: Sequence[ReplicaCall],
         requested: RequestedVariables,
-        keras_writes: Sequence[tf.Operation],
         call_time_values: Sequence[graphs.CallTimeValue] = (),
     ) -> None:
         self.wrapped, self.graph, self.requested = wrapped, wrapped.graph, requested
@@ -74,7 +72,7 @@ class Trace:
         self.outputs = [call.output for call in calls]
         self.batch_counts = [call.batch_count for call in calls]
         self.micro_batch_numbers = [call.micro_batch_number for call in calls]
-        self._keras_writes, self._call_time_values = keras_writes, call_time_values
+        self._call_time_values = call_time_values
         self.operations: Sequence[tf.Operation] = self.graph.get_operations()
         self.collections = calls[0].collections
         for key, members in self.collections.items():  # hooks look here in begin()
@@ -128,7 +126,7 @@ class Trace:
             counts = self.batch_counts if replica is None else self.batch_counts[replica : replica + 1]
             return writes + [count for count in counts if count is not None]
         writes += self._calls_with(variables)  # of layers and optimizers that write in a branch
-        return list(dict.fromkeys([*writes, *filter(changes_state, self._keras_writes)]))
+        return list(dict.fromkeys([*writes, *filter(changes_state, self.requested.keras.written)]))
 
     def kernel_random_ops(self) -> list[str]:
         """Return the names of the random operations whose state is in a kernel, which no checkpoint holds.

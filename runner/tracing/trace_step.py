@@ -132,20 +132,17 @@ def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[Vari
 
     Returns: the trace, and the specs of the variables that were new.
     """
-    store, requested = step.store, RequestedVariables()
+    store = step.store
     calls: list[ReplicaCall] = []
     found: dict[str, Any] = {}
 
     def run(inputs: Sequence[tf.Tensor], weights: ReplicaWeights) -> None:
-        with (
-            graphs.fresh_thread_collections(),
-            keras_trace(v1.get_default_graph()) as keras,
-            store.discovering(keras, requested, training=step.training) as new,
-        ):
-            global_step = store.discovery_variable(GLOBAL_STEP)
-            reductions = Reductions(tf.distribute.get_strategy(), weights)
-            calls.append(step.call(Replica(0, inputs, weights, reductions, requested, store, global_step)))
-            found.update(new=new, keras=keras)
+        with graphs.fresh_thread_collections(), keras_trace(v1.get_default_graph()) as keras:
+            requested = found["requested"] = RequestedVariables(keras, step.training)
+            with store.discovering(requested) as found["new"]:
+                global_step = store.discovery_variable(GLOBAL_STEP)
+                reductions = Reductions(tf.distribute.get_strategy(), weights)
+                calls.append(step.call(Replica(0, inputs, weights, reductions, requested, store, global_step)))
 
     wrapped = step.wrap(run)
 
@@ -157,12 +154,12 @@ def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[Vari
         return graphs.function_of_part(wrapped.graph, running, [], [initial], [])()[0]
 
     store.materialise(found["new"], evaluate, on_one_device=on_one_device)
-    return Trace(wrapped, calls, requested, found["keras"].written), found["new"]
+    return Trace(wrapped, calls, found["requested"]), found["new"]
 
 
 def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy) -> Trace:
     """Trace every local replica in strategy.run, with the variables that the store holds."""
-    store, requested = step.store, RequestedVariables()
+    store = step.store
     calls: list[ReplicaCall] = []
     found: dict[str, Any] = {}
     # Only the first replica makes summaries, and the model_fn of each merges them.
@@ -173,7 +170,8 @@ def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy) -> Trace:
         reduce = None if strategy.num_replicas_in_sync == 1 else reductions.all_reduce
         found["late"] = graphs.collect_call_time_values(graph)
         with strategy.scope(), keras_trace(graph, reduce) as keras, reductions.entered():
-            serving = store.serving(keras, requested, training=step.training)
+            requested = found["requested"] = RequestedVariables(keras, step.training)
+            serving = store.serving(requested)
 
             def run_replica() -> ReplicaCall:
                 with graphs.fresh_thread_collections(shared), serving():
@@ -182,9 +180,8 @@ def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy) -> Trace:
 
             with serving(), _explaining_merge_call():
                 calls.extend(strategy.experimental_local_results(strategy.run(run_replica)))
-        found["keras"] = keras
 
-    return Trace(step.wrap(run), calls, requested, found["keras"].written, found["late"])
+    return Trace(step.wrap(run), calls, found["requested"], found["late"])
 
 
 class _Clock:
