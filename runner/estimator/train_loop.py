@@ -48,8 +48,8 @@ class TrainingRun:
         target: float,
         after_save: Sequence[Callable[[TrainingRun], None]] = (),
     ) -> None:
-        self.examples = 0
-        self.secs = 0.0
+        self.model_dir = context.model_dir
+        self.examples, self.secs = 0, 0.0
         self.stop_reason: str | None = None
         self.interrupted = False
         self._context, self._setup, self._checkpoints, self._log = context, setup, checkpoints, log
@@ -61,10 +61,6 @@ class TrainingRun:
         self._length = LoopLength(1 if self._nan.needs_single_steps else setup.config.steps_per_loop)
         self._always_splits = False
         self._saves_here = False  # by the cadence, whether or not somebody asks the run to stop
-
-    @property
-    def model_dir(self) -> str:
-        return self._context.model_dir
 
     @property
     def global_step(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.data.replica_batches import ReplicaBatch, part_of
+from runner.data.replica_batches import ReplicaBatch, micro_batch_of
 from runner.distribute.collectives import Collectives
 from runner.distribute.reductions import scale
 from runner.model_fn import EstimatorSpec
@@ -167,7 +167,7 @@ class AccumulatedStep:
         def run(
             program: MicroBatchProgram, index: tf.Tensor, before: Sequence[tf.Tensor]
         ) -> tuple[list[tf.Tensor], Any]:
-            micro_batches = [part_of(batch, index, self.num_micro_batches) for batch in batches]
+            micro_batches = [micro_batch_of(batch, index, self.num_micro_batches) for batch in batches]
             count = self.collectives.sum_in_graph(tf.add_n([one.count for one in micro_batches]))
             sums, extra = program(
                 *step_inputs(micro_batches, tf.maximum(count, 1)), *scales, *[index] * self.num_numbers

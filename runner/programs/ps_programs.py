@@ -97,7 +97,7 @@ class Requests:
         if iterator.workers is None:
             first, elements = iterator.elements(num_steps)
             results, ended = self._hand_over(elements, first), len(elements) < num_steps
-        elif iterator.spread.is_divided:
+        elif iterator.dataset.is_divided:
             results, ended = self._from_their_own(iterator, num_steps)
         else:
             results, ended = self._in_ranges(iterator, num_steps)
@@ -243,7 +243,7 @@ class RangeLoop:
 
     def trace(self, iterator: RangeIterator) -> None:
         """Build the loop, without a step."""
-        self._requests.trace(iterator.spread.element_spec)
+        self._requests.trace(iterator.dataset.element_spec)
 
     # --- what a worker does ---------------------------------------------------------------------------------------
 
