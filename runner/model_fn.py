@@ -260,23 +260,16 @@ def _check_predictions(predictions: Any, name: str) -> None:
 
 
 def _checked_loss(loss: Any, mode: str, name: str) -> tf.Tensor:
-    if not isinstance(loss, (tf.Tensor, tf.Variable, float, int, np.ndarray, np.generic)):
+    is_number = isinstance(loss, (tf.Tensor, tf.Variable, float, int, np.ndarray, np.generic))
+    loss = tf.convert_to_tensor(loss) if is_number else loss
+    if not is_number or (loss.shape.rank or 0) > 1:
+        problem = f"of shape {loss.shape}" if is_number else f"that is a {type(loss).__name__}"
         raise ValueError(
-            f"{name} returned a loss that is a {type(loss).__name__} in {mode.upper()}. "
-            "Return a scalar, or one loss per example, [batch]."
+            f"{name} returned a loss {problem} in {mode.upper()}. Return a scalar, or one loss per example, [batch]."
         )
-    loss = tf.convert_to_tensor(loss)
-    if loss.shape.rank is None:  # of tf.py_func: tf.estimator took it for a scalar
-        loss = tf.reshape(loss, [])
-    if loss.shape.rank > 1:
-        raise ValueError(
-            f"{name} returned a loss of shape {loss.shape} in {mode.upper()}. "
-            "Return a scalar, or one loss per example, [batch]."
-        )
-    if loss.shape.rank == 1 and loss.shape[0] == 1:
-        # tf.estimator took [1] for a scalar; for a batch of one it is the same number.
-        return tf.reshape(loss, [])
-    return loss
+    # tf.estimator took both for a scalar: unknown rank (of tf.py_func), and [1], the same number for a batch of one.
+    is_scalar = loss.shape.rank is None or loss.shape == [1]
+    return tf.reshape(loss, []) if is_scalar else loss
 
 
 def _check_metrics(metrics: Mapping[str, Any], name: str) -> None:

@@ -18,9 +18,6 @@ Features = Any
 Labels = Any
 """Like Features, or None where the input has no labels."""
 
-Scalars = Mapping[str, float]
-"""Name -> Python float."""
-
 
 class Params(dict[str, Any]):
     """A model's or an input's parameters: a dict whose items are attributes, too.

@@ -67,25 +67,25 @@ class RangeIterator:
     """An iterator over a PsDataset, which hands out ranges of its elements.
 
     Attributes:
-      spread: what is read.
+      dataset: what is read.
       reason: why workers cannot read it themselves; None: they do.
       workers: of the coordinator's kind, an iterator over (number, element) for each worker.
       ended: workers whose own data has come to its end.
       end: the number after the last element that a worker has seen; where one has come to the end, that is all of them.
     """
 
-    def __init__(self, spread: PsDataset) -> None:
-        self.spread = spread
+    def __init__(self, dataset: PsDataset) -> None:
+        self.dataset = dataset
         self.ended: set[int] = set()
         self.end = 0
         self._position = 0
-        self.reason, self._graphs = _why_here(spread)
+        self.reason, self._graphs = _why_here(dataset)
         self.workers: Any = None
         self._here: Iterator[Any] = iter(())
         if self.reason is None:
-            self.workers = iter(spread.coordinator.create_per_worker_dataset(self._numbered))
+            self.workers = iter(dataset.coordinator.create_per_worker_dataset(self._numbered))
         else:
-            self._here = itertools.chain.from_iterable(dataset.skip(spread.skipped) for dataset in spread.datasets)
+            self._here = itertools.chain.from_iterable(one.skip(dataset.skipped) for one in dataset.datasets)
 
     def __iter__(self) -> RangeIterator:
         return self
@@ -98,10 +98,10 @@ class RangeIterator:
     def _numbered(self) -> tf.data.Dataset:
         """What one worker reads; traced for all of them."""
         graph = self._graphs[0]
-        if self.spread.is_divided:
+        if self.dataset.is_divided:
             worker = tf.distribute.coordinator.experimental_get_current_worker_index()
             graph = tf.ragged.stack(self._graphs)[worker]
-        return self.spread.from_graph(graph).enumerate()
+        return self.dataset.from_graph(graph).enumerate()
 
     def take(self, count: int, each: int) -> list[tuple[int, int]]:
         """Hands out the next `count` elements: (first, number) of ranges of at most `each`."""
@@ -117,13 +117,13 @@ class RangeIterator:
 
     def read_again(self, first: int, count: int) -> list[Any]:
         """Elements that were handed out before, read here from the beginning."""
-        return list(self.spread.from_graph(self._graphs[0]).skip(first).take(count))
+        return list(self.dataset.from_graph(self._graphs[0]).skip(first).take(count))
 
 
-def _why_here(spread: PsDataset) -> tuple[str | None, list[tf.Tensor]]:
+def _why_here(data: PsDataset) -> tuple[str | None, list[tf.Tensor]]:
     """(why workers cannot read the data by themselves, nothing), or (None, the datasets as graphs)."""
     try:
-        definitions = [_definition(dataset) for dataset in spread.datasets]
+        definitions = [_definition(dataset) for dataset in data.datasets]
     except tf.errors.OpError as error:
         return error.message.partition("\n")[0], []
     for definition in definitions:

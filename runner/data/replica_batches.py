@@ -211,7 +211,7 @@ def any_rows(element_spec: Any) -> Any:
     return _map_leaves(without, tf.nest.map_structure(none_spec, element_spec))
 
 
-def part_of(batch: ReplicaBatch, index: tf.Tensor, num_micro_batches: int) -> ReplicaBatch:
+def micro_batch_of(batch: ReplicaBatch, index: tf.Tensor, num_micro_batches: int) -> ReplicaBatch:
     """Return micro-batch `index` of `num_micro_batches` of a replica's batch: consecutive rows, sizes that differ by
     one at most, the longer ones first.
 

@@ -1,8 +1,8 @@
 """The public object, and the loops around the programs.
 
-`estimator.Estimator` trains, evaluates, predicts and exports; its parts share a `context` and the `models`. A run of
+`estimator.Estimator` trains, evaluates, predicts and exports; its parts share a `context` and its models. A run of
 training begins with a `train_setup` (traced, restored, at its place in the input). `train_loop` takes the steps:
 `checkpointing` saves, `train_log` logs, `nan_loss` stops or rolls back, `loop_boundary` ends where all workers end.
-`train_and_evaluate` alternates it with `evaluation`, as the `specs` say: `early_stopping` may end it, `run_exports`
-calls the exporters. With an evaluator process, `evaluator` follows the checkpoints, and training heeds what it finds.
+`train_and_evaluate` alternates it with `evaluation`, as the `specs` say, and calls the exporters; `early_stopping`
+may end it. With an evaluator process, `evaluator` follows the checkpoints, and training heeds what it finds.
 """

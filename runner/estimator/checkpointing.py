@@ -64,10 +64,10 @@ class RunCheckpoints:
         Listeners are told of it, or of the one that the run resumes from, as tf.estimator's were. They cannot stop
         the run here.
         """
-        self._tell_listeners("before_save", step)
+        self.tell_listeners("before_save", step)
         if self.latest is None:
             self.write(step, extra, asynchronous=True)
-        self._tell_listeners("after_save", step)
+        self.tell_listeners("after_save", step)
         self.saved_step, self._saved_at = step, time.monotonic()
 
     def is_due(self, result: StepResult) -> bool:
@@ -76,9 +76,9 @@ class RunCheckpoints:
 
     def save(self, run: Run, extra: Mapping[str, Any], *, asynchronous: bool) -> str:
         """Write a checkpoint of the run's step between the calls of its listeners; they may stop the run."""
-        self._tell_listeners("before_save", run.global_step)
+        self.tell_listeners("before_save", run.global_step)
         path = self.write(run.global_step, extra, asynchronous=asynchronous, is_logged=True)
-        for listener in self._tell_listeners("after_save", run.global_step):
+        for listener in self.tell_listeners("after_save", run.global_step):
             run.request_stop(f"{type(listener).__name__} requested it")
         return path
 
@@ -108,7 +108,7 @@ class RunCheckpoints:
         asynchronous = asynchronous and self._is_asynchronous
         with self._context.journal.phase("save"):
             path = self._saving.begin(snapshot, iterators, asynchronous=asynchronous, is_evaluated=is_evaluated)
-        setup.model.has_values_of(path)
+        setup.model.values_of = path
         self.saved_step, self._saved_at, self.latest = step, time.monotonic(), path
         self.poll()
         return path
@@ -150,15 +150,7 @@ class RunCheckpoints:
             f"; training waited for {waited:.3f} s of it" if saved.asynchronous else "",
         )
 
-    # --- listeners --------------------------------------------------------------------------------------------
-
-    def begin_listeners(self) -> None:
-        self._tell_listeners("begin")
-
-    def end_listeners(self, step: int) -> None:
-        self._tell_listeners("end", step)
-
-    def _tell_listeners(self, method: str, *step: int) -> list[Any]:
+    def tell_listeners(self, method: str, *step: int) -> list[Any]:
         """Call a method of each listener; of v1's in the traced graph. Returns: those that gave a true answer."""
         session = self._setup.session_hooks.session
         answered = []

@@ -1,15 +1,25 @@
-"""What all parts of an Estimator share: its settings, whom they report to, and the workers that train together."""
+"""What all parts of an Estimator share: its settings, whom they report to, and the model on each strategy."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from runner.data.inputs import InputPipeline, build_input_pipeline
+from runner.data.sharding import WorkerPlace
 from runner.distribute.collectives import Collectives
-from runner.model_fn import ModelFn
+from runner.estimator.specs import InputFn
+from runner.model_fn import ModeKeys, ModelFn
+from runner.programs.model import Model
 from runner.run_config import RunConfig
 from runner.system.console import NullProgress, Progress
+from runner.tracing.random_state import seeded
 from runner.tracking.journal import Journal, NullJournal
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,3 +50,94 @@ class EstimatorContext:
     def is_chief(self) -> bool:
         """Report whether this process runs the chief's hooks and writes its summaries and events."""
         return self.collectives.is_chief and self.config.is_chief
+
+
+class Models:
+    """A model for each strategy, built when it is first asked for.
+
+    Args:
+      as_input: called with each input function and its mode; returns what is called in its place.
+    """
+
+    def __init__(self, context: EstimatorContext, as_input: Callable[[InputFn, str], InputFn]) -> None:
+        self._context, self._as_input = context, as_input
+        self._by_strategy: dict[int, Model] = {}
+        self._logged: set[str] = set()
+
+    @property
+    def for_training(self) -> Model:
+        return self._on(self._context.config.train_distribute)
+
+    @property
+    def for_evaluation(self) -> Model:
+        """The model on the strategy of evaluation; None in the config means that of training."""
+        strategy = self._context.config.eval_distribute
+        if strategy is None:
+            return self.for_training
+        return self._on(None if strategy == "default" else strategy)
+
+    @property
+    def for_prediction(self) -> Model:
+        """The model of evaluation, or, where that has several workers, one on this process alone: none waits."""
+        model = self.for_evaluation
+        return self._on(None) if model.collectives.num_workers > 1 else model
+
+    def values(self) -> Iterable[Model]:
+        """Return the models that were built."""
+        return self._by_strategy.values()
+
+    def clear(self) -> None:
+        """Forget all models and their values."""
+        self._by_strategy.clear()
+
+    def build_train_pipeline(self, input_fn: InputFn, num_epochs: int | None) -> InputPipeline:
+        """Build the training input, as the processes that train read it."""
+        model = self.for_training
+        build = functools.partial(self.build_pipeline, mode=ModeKeys.TRAIN, model=model, num_epochs=num_epochs)
+        return model.training_feed(input_fn, build)
+
+    def build_pipeline(
+        self, input_fn: InputFn, mode: str, model: Model, num_epochs: int | None = None, **place: int
+    ) -> InputPipeline:
+        """Call the input function and make its data this process's input.
+
+        Args:
+          place: worker_index and num_workers, where they are not those of the model's strategy.
+        """
+        collectives, config = model.collectives, self._context.config
+        num_replicas = model.num_replicas(training=mode == ModeKeys.TRAIN)
+        place = {"worker_index": collectives.worker_index, "num_workers": collectives.num_workers} | place
+        # tf.estimator seeded the graph before it called input_fn: what shuffles in it shuffles the same way.
+        with seeded(config.seed):
+            pipeline = build_input_pipeline(
+                self._as_input(input_fn, mode),
+                mode,
+                WorkerPlace(num_replicas, **place, collectives=collectives),
+                params=self._context.params,
+                config=config,
+                num_epochs=num_epochs,
+            )
+        self.log_once(f"Input ({mode}): sharding {pipeline.shard}: {pipeline.reason}")
+        return pipeline
+
+    def features_spec(self, input_fn: InputFn, mode: str) -> Any:
+        """Return the spec of the features that an input function gives. No strategy takes part."""
+        context = self._context
+        with seeded(context.config.seed):
+            pipeline = build_input_pipeline(
+                input_fn, mode, WorkerPlace(1), params=context.params, config=context.config
+            )
+        return pipeline.replica_spec[0]
+
+    def log_once(self, text: str) -> None:
+        """Log what every evaluation would say again."""
+        if text not in self._logged:
+            self._logged.add(text)
+            _log.info("%s", text)
+
+    def _on(self, strategy: Any) -> Model:
+        context = self._context
+        if id(strategy) not in self._by_strategy:
+            model = Model(context.model_fn, strategy, config=context.config, journal=context.journal)
+            self._by_strategy[id(strategy)] = model
+        return self._by_strategy[id(strategy)]

@@ -24,11 +24,10 @@ from runner.data.iterators import iterate
 from runner.distribute.collectives import Collectives, check_evaluation, collectives_of
 from runner.estimator import evaluation
 from runner.estimator.checkpointing import RunCheckpoints
-from runner.estimator.context import EstimatorContext
+from runner.estimator.context import EstimatorContext, Models
 from runner.estimator.evaluation import EvalSetup
 from runner.estimator.model_summary import ModelSummary
-from runner.estimator.models import Models
-from runner.estimator.specs import InputFn
+from runner.estimator.specs import InputFn, check_positive
 from runner.estimator.train_log import TrainLog
 from runner.estimator.train_loop import TrainingRun
 from runner.estimator.train_setup import TrainSetup, TrainSetupBuilder
@@ -159,7 +158,9 @@ class Estimator:
           after_save: called with the run after each checkpoint, unless the run was interrupted.
           once: without an end in steps, an input that an earlier process read to its end is not read again.
         """
-        _check_end(steps, max_steps, max_epochs)
+        check_positive(steps=steps, max_steps=max_steps, max_epochs=max_epochs)
+        if steps is not None and max_steps is not None:
+            raise ValueError(f"train(steps={steps}, max_steps={max_steps}): give one of them.")
         latest = self.agreed_checkpoint()
         if latest is not None and max_steps is not None and reader.checkpoint_step(latest) >= max_steps:
             _log.info("Nothing to train: %s is at step %d.", latest, reader.checkpoint_step(latest))
@@ -241,7 +242,7 @@ class Estimator:
           ValueError: there is no checkpoint; steps is not positive; the input is empty.
           Interrupted: a native hook gave it up.
         """
-        _check_positive(steps=steps)
+        check_positive(steps=steps)
         with self.collectives.noticing_lost_peers():
             path = self._checkpoint(checkpoint_path or self.agreed_checkpoint(), "evaluate")
             with self._context.journal.phase("evaluate"):
@@ -457,15 +458,3 @@ class Estimator:
                 "that was trained."
             )
         return path
-
-
-def _check_end(steps: int | None, max_steps: int | None, max_epochs: int | None) -> None:
-    _check_positive(steps=steps, max_steps=max_steps, max_epochs=max_epochs)
-    if steps is not None and max_steps is not None:
-        raise ValueError(f"train(steps={steps}, max_steps={max_steps}): give one of them.")
-
-
-def _check_positive(**arguments: int | None) -> None:
-    for name, value in arguments.items():
-        if value is not None and value <= 0:
-            raise ValueError(f"{name}={value}: it must be positive; None sets no limit.")

@@ -37,10 +37,6 @@ class RunningMeans:
     sums: Sums = dataclasses.field(default_factory=dict)
     examples: int = 0
 
-    def note(self, result: EvalResult) -> None:
-        self.sums = result.sums
-        self.examples += result.examples
-
     def means(self) -> dict[str, float]:
         """Return name -> mean over what was counted; NaN for a weight of zero."""
         return {name: total / weight if weight else math.nan for name, (total, weight) in self.sums.items()}
@@ -109,13 +105,12 @@ def results(setup: EvalSetup, steps: float, hooks: EvaluationHooks, what: str) -
       ValueError: there are no examples.
       Interrupted: a hook gave it up.
     """
-    model, pipeline, program = setup
+    model, program = setup.model, setup.program
     hooks.begin()
     program.reset()
     kept = model.values() if program.trace.may_write_in_branches else {}
     try:
-        batches = program.iterate(pipeline.dataset, in_loops=hooks.session.is_empty)
-        counted = run(program, batches, steps, hooks, model.collectives)
+        counted = run(setup, steps, hooks)
         if not counted.examples:
             raise ValueError(f"{what}: the input has no examples.")
         metrics: dict[str, Any] = {**counted.means()}
@@ -143,9 +138,7 @@ def of_chief_alone(evaluate: Callable[[], dict[str, Any]], collectives: Collecti
     return metrics or {name: int(value) if name == "global_step" else value for name, value in scalars.items()}
 
 
-def run(
-    program: EvalProgram, iterator: Any, steps: float, hooks: EvaluationHooks, collectives: Collectives
-) -> RunningMeans:
+def run(setup: EvalSetup, steps: float, hooks: EvaluationHooks) -> RunningMeans:
     """Evaluate up to `steps` batches: in loops, or one at a time for session hooks to see.
 
     Workers may have different numbers of batches, and loops of their own length. After each loop they agree whether to
@@ -155,7 +148,7 @@ def run(
       Interrupted: a hook gave it up, on any worker.
     """
     counted, given_up, is_over = RunningMeans(), "", False
-    loops = _loops(program, iterator, steps, hooks, counted)
+    collectives, loops = setup.model.collectives, _loops(setup, steps, hooks, counted)
     while True:
         try:
             is_over = is_over or next(loops, None) is None
@@ -167,14 +160,13 @@ def run(
         if stops:
             raise Interrupted(given_up or "another worker gave it up")
         if not others:
-            return counted.over(collectives, program.sum_names)
+            return counted.over(collectives, setup.program.sum_names)
 
 
-def _loops(
-    program: EvalProgram, iterator: Any, steps: float, hooks: EvaluationHooks, counted: RunningMeans
-) -> Iterator[EvalResult]:
+def _loops(setup: EvalSetup, steps: float, hooks: EvaluationHooks, counted: RunningMeans) -> Iterator[EvalResult]:
     """Yield the result of each loop, and add it to `counted`."""
-    session = hooks.session
+    program, session = setup.program, hooks.session
+    iterator = program.iterate(setup.pipeline.dataset, in_loops=session.is_empty)
     length, taken = LoopLength(None if session.is_empty else 1), 0
     while taken < steps:
         num_steps, started = length.next(steps - taken), time.perf_counter()
@@ -184,7 +176,7 @@ def _loops(
             result, values = program.run_one(iterator, session.request(taken + 1), counted.sums)
             if not result.data_ended:
                 session.after_run(values)
-        counted.note(result)
+        counted.sums, counted.examples = result.sums, counted.examples + result.examples
         hooks.after_batches(counted.examples)
         taken += num_steps
         length.took(num_steps, time.perf_counter() - started)
@@ -206,10 +198,10 @@ def batches(model: Model, program: PredictProgram, iterator: Any, path: str, hoo
     hooks.begin()
     program.reset()
     if program.trace.may_write_in_branches:
-        model.has_new_values()  # what runs next reads the checkpoint again
+        model.values_of = None  # what runs next reads the checkpoint again
     seen = 0
     for count, batch in program.batches(iterator, hooks.session):
-        if model.is_stale(path) and not program.trace.may_write_in_branches:
+        if model.values_of != path and not program.trace.may_write_in_branches:
             raise RuntimeError("the model was trained or restored while predict was under way: call predict again.")
         seen += count
         hooks.after_batches(seen)

@@ -14,7 +14,6 @@ from runner.checkpoint.integrity import DamagedCheckpointsError
 from runner.distribute.errors import tells_of_a_lost_peer
 from runner.estimator.early_stopping import EarlyStopping, MetricHistory
 from runner.estimator.estimator import Estimator
-from runner.estimator.run_exports import RunExports
 from runner.estimator.train_loop import TrainingRun
 from runner.hooks.hook import Hook, Interrupted, Run
 from runner.tracking.training_status import TrainingStatus, read_ending, remove_ending, write_ending
@@ -33,14 +32,15 @@ class RemoteEvaluation(Hook):
     """The part of a process that trains beside an evaluator. Only the chief looks and tells; the others follow it.
 
     Attributes:
-      metrics, exports: empty: the evaluator has them.
+      metrics, exported_paths: empty: the evaluator has them.
       stopped_early: the reason why training ended; None: it did not.
     """
+
+    exported_paths: Sequence[str] = ()
 
     def __init__(self, estimator: Estimator, rule: EarlyStopping) -> None:
         self.metrics: Mapping[str, Mapping[str, Any]] = {}
         self.stopped_early: str | None = None
-        self.exports = RunExports(estimator)
         self._estimator, self._rule = estimator, rule
         self._is_chief = estimator.config.is_chief
         self._is_interrupted = False

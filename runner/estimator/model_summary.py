@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
-
-import tensorflow as tf
 
 from runner.estimator.train_setup import TrainSetup
 from runner.hooks.hook import Hook, Run
 from runner.system.console import format_bytes, print_table
 from runner.system.files import MODEL_SUMMARY_FILE
 from runner.tracing.partitioned_variable import part_name
+from runner.tracing.variable_request import VariableSpec
 
 MAX_ROWS = 40
 """Rows of a table of variables on the screen; the rest is summed up in one line."""
@@ -34,19 +33,6 @@ class ModelSummary(Hook):
         Path(run.model_dir, MODEL_SUMMARY_FILE).write_text(stream.getvalue().lstrip("\n"), encoding="utf-8")
 
 
-@dataclass(frozen=True)
-class _Variable:
-    name: str
-    shape: tf.TensorShape
-    dtype: tf.DType
-    trainable: bool
-
-    @property
-    def parameters(self) -> int:
-        """The number of values in it."""
-        return int(self.shape.num_elements() or 0)
-
-
 def print_variables(setup: TrainSetup, stream: IO[str], max_rows: int | None = MAX_ROWS) -> None:
     """Print a table of the variables with their total, and one of the layers where the first is cut.
 
@@ -55,23 +41,21 @@ def print_variables(setup: TrainSetup, stream: IO[str], max_rows: int | None = M
     """
     trainable = setup.program.trace.requested.trainable
     variables = [
-        _Variable(name, one.shape, one.dtype, name in trainable or part_name(name, 0) in trainable)
-        for name, one in setup.model.store.saved.items()
+        dataclasses.replace(one, trainable=name in trainable or part_name(name, 0) in trainable)
+        for name, one in setup.model.store.saved_specs.items()
     ]
     rows = [
-        [one.name, shape_text(one), one.dtype.name, "yes" if one.trainable else "", f"{one.parameters:,}"]
+        [one.name, shape_text(one), one.dtype.name, "yes" if one.trainable else "", f"{_parameters(one):,}"]
         for one in variables[:max_rows]
     ]
     print(file=stream)
     print_table("variables", ["name", "shape", "dtype", "trainable", "parameters"], rows, stream)
     rest = variables[len(rows) :]
     if rest:
-        print(
-            f"... and {len(rest)} more variables with {sum(one.parameters for one in rest):,} parameters", file=stream
-        )
-    learned = sum(one.parameters for one in variables if one.trainable)
-    others = sum(one.parameters for one in variables) - learned
-    size = sum(one.parameters * one.dtype.size for one in variables)
+        print(f"... and {len(rest)} more variables with {_parameters(*rest):,} parameters", file=stream)
+    learned = _parameters(*(one for one in variables if one.trainable))
+    others = _parameters(*variables) - learned
+    size = sum(_parameters(one) * one.dtype.size for one in variables)
     print(
         f"total: {learned:,} trainable parameters, {others:,} others (optimizer, moving averages, counters), "
         f"{format_bytes(size)} on each replica",
@@ -81,26 +65,27 @@ def print_variables(setup: TrainSetup, stream: IO[str], max_rows: int | None = M
         _print_layers(variables, stream, max_rows)
 
 
-def _print_layers(variables: Sequence[_Variable], stream: IO[str], max_rows: int | None) -> None:
+def _print_layers(variables: Sequence[VariableSpec], stream: IO[str], max_rows: int | None) -> None:
     """Print the totals of each layer: variables are grouped by the first part of their names that differs."""
     common = os.path.commonpath([one.name for one in variables if one.trainable] or [""])
     depth = 1 + len([part for part in common.split("/") if part])
-    layers: dict[str, list[_Variable]] = {}
+    layers: dict[str, list[VariableSpec]] = {}
     for one in variables:
         layers.setdefault("/".join(one.name.split("/")[:-1][:depth]) or one.name, []).append(one)
     rows = [
-        [
-            name,
-            str(len(members)),
-            f"{sum(one.parameters for one in members if one.trainable):,}",
-            f"{sum(one.parameters for one in members):,}",
-        ]
+        [name, str(len(members)), f"{_parameters(*learned):,}", f"{_parameters(*members):,}"]
         for name, members in layers.items()
+        for learned in [[one for one in members if one.trainable]]
     ]
     print(file=stream)
     print_table("layers", ["name", "variables", "trainable", "parameters"], rows[:max_rows], stream)
     if rows[:max_rows] != rows:
         print(f"... and {len(rows) - len(rows[:max_rows])} more layers", file=stream)
+
+
+def _parameters(*variables: VariableSpec) -> int:
+    """Return the number of values in the variables."""
+    return sum(int(one.shape.num_elements() or 0) for one in variables)
 
 
 def shape_text(spec: Any) -> str:

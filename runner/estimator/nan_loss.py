@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -27,26 +25,6 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError):
 
     def __str__(self) -> str:
         return str(self.args[0])
-
-
-@dataclasses.dataclass(frozen=True)
-class NanLoss:
-    """The first loss of a loop that is not finite.
-
-    Attributes:
-      variables: names of those that are not finite after that loop.
-    """
-
-    step: int
-    loss: float
-    variables: Sequence[str]
-
-    @property
-    def held(self) -> str:
-        """A sentence that names the variables which are not finite."""
-        if not self.variables:
-            return "All variables are still finite."
-        return f"After it these variables hold values that are not finite: {', '.join(self.variables)}."
 
 
 class NanPolicy:
@@ -83,19 +61,22 @@ class NanPolicy:
         bad = int(np.flatnonzero(~np.isfinite(result.losses))[0])
         # The loop ends with that step, unless the loss is known only after it (has_local_losses).
         step = result.first_step + (bad + 1) * advance - 1
-        nan = NanLoss(step, result.losses[bad], self._setup.model.not_finite())
-        self._context.journal.event("nan", step=nan.step, loss=str(nan.loss), variables=nan.variables)
+        loss, variables = result.losses[bad], self._setup.model.not_finite()
+        held = "All variables are still finite."
+        if variables:
+            held = f"After it these variables hold values that are not finite: {', '.join(variables)}."
+        self._context.journal.event("nan", step=step, loss=str(loss), variables=variables)
         if self._policy == "rollback" and self.rollbacks < MAX_ROLLBACKS:
-            self._roll_back(nan)
+            self._roll_back(step, loss)
             return True
         if self._setup.overrides.stop_at_nan is not False:
             times = f" It was gone back to {self.rollbacks} times already." if self.rollbacks else ""
             raise NanLossError(
-                f"the loss became {nan.loss} at step {nan.step}. {nan.held} The last checkpoint is of step "
+                f"the loss became {loss} at step {step}. {held} The last checkpoint is of step "
                 f"{self._checkpoints.saved_step}; train.nan=ignore (RunConfig(nan='ignore')) trains on.{times}"
             )
         # NanTensorHook(fail_on_nan_loss=False): training ends without an error.
-        _log.warning("The loss became %s at step %d. %s", nan.loss, nan.step, nan.held)
+        _log.warning("The loss became %s at step %d. %s", loss, step, held)
         run.request_stop("the loss is not finite")
         return False
 
@@ -111,7 +92,7 @@ class NanPolicy:
                 f"are not finite by themselves. The last checkpoint is of step {self._checkpoints.saved_step}."
             )
 
-    def _roll_back(self, nan: NanLoss) -> None:
+    def _roll_back(self, step: int, loss: float) -> None:
         """Give the variables the values of the last checkpoint; the input goes on after the bad batch.
 
         A run that is resumed does the same: it comes to the bad batch again, and the count is in the checkpoint.
@@ -122,9 +103,9 @@ class NanPolicy:
         self.rollbacks += 1
         model.restore(latest)
         back_to = model.store.global_step
-        self._context.journal.event("rollback", step=nan.step, back_to=back_to, count=self.rollbacks)
+        self._context.journal.event("rollback", step=step, back_to=back_to, count=self.rollbacks)
         _log.warning(
             "The loss became %s at step %d: back to step %d, and on with the batches that follow the bad one "
             "(rollback %d of at most %d).",
-            nan.loss, nan.step, back_to, self.rollbacks, MAX_ROLLBACKS,
+            loss, step, back_to, self.rollbacks, MAX_ROLLBACKS,
         )  # fmt: skip

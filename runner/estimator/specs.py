@@ -37,7 +37,8 @@ class TrainSpec:
     max_epochs: int | None = None
 
     def __post_init__(self) -> None:
-        _check("TrainSpec", self.input_fn, max_steps=self.max_steps, max_epochs=self.max_epochs)
+        check_positive("TrainSpec({})", max_steps=self.max_steps, max_epochs=self.max_epochs)
+        _check_input_fn("TrainSpec", self.input_fn)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +75,8 @@ class EvalSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "exporters", checked_exporters("EvalSpec", self.exporters))
-        _check("EvalSpec", self.input_fn, steps=self.steps)
+        check_positive("EvalSpec({})", steps=self.steps)
+        _check_input_fn("EvalSpec", self.input_fn)
         for key in ("start_delay_secs", "throttle_secs"):
             if getattr(self, key) < 0:
                 raise ValueError(f"EvalSpec({key}={getattr(self, key)}): it may not be negative.")
@@ -106,9 +108,13 @@ class TrainingResult:
     interrupted: bool = False
 
 
-def _check(what: str, input_fn: Any, **steps: int | None) -> None:
-    for name, value in steps.items():
+def check_positive(written: str = "{}", **arguments: int | None) -> None:
+    """Check numbers of steps or epochs. Args: written: how `name=value` was written, with {} in its place."""
+    for name, value in arguments.items():
         if value is not None and value <= 0:
-            raise ValueError(f"{what}({name}={value}): it must be positive; None sets no limit.")
+            raise ValueError(f"{written.format(f'{name}={value}')}: it must be positive; None sets no limit.")
+
+
+def _check_input_fn(what: str, input_fn: Any) -> None:
     if not callable(getattr(input_fn, "fn", input_fn)):
         raise ValueError(f"{what}(input_fn={input_fn!r}): it must be callable, or an Input.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,10 +14,9 @@ from runner.config.metric_names import evaluation_prefix
 from runner.estimator.early_stopping import EarlyStopping, MetricHistory
 from runner.estimator.estimator import Estimator
 from runner.estimator.evaluator import CheckpointFollower, RemoteEvaluation, TrainingWatch
-from runner.estimator.run_exports import RunExports
 from runner.estimator.specs import EvalSpec, TrainingResult, TrainSpec
 from runner.estimator.train_loop import TrainingRun
-from runner.export.exporters import checked_exporters
+from runner.export.exporters import Exporter, checked_exporters
 from runner.hooks.hook import Hook, Interrupted, Run
 from runner.tracking import tensorboard
 from runner.tracking.training_status import TrainingStatus
@@ -83,7 +83,7 @@ def follow(
         steps_per_sec=0.0,
         checkpoint=evaluations.last_path,
         stopped_early=evaluations.reason_to_stop() if ending.status == "stopped_early" else None,
-        exports=evaluations.exports.paths,
+        exports=evaluations.exported_paths,
     )
 
 
@@ -114,9 +114,50 @@ def _train(
         steps_per_sec=0.0 if run is None else run.steps_per_sec,
         checkpoint=checkpoint,
         stopped_early=estimator.collectives.broadcast_text(evaluations.stopped_early or "") or None,
-        exports=evaluations.exports.paths,
+        exports=evaluations.exported_paths,
         interrupted=interrupted,
     )
+
+
+class RunExports:
+    """Calls exporters, in the one process of a run that writes.
+
+    Attributes:
+      paths: of the SavedModels that were written and still exist, in that order.
+    """
+
+    def __init__(self, estimator: Estimator) -> None:
+        self._estimator = estimator
+        self._paths: list[str] = []
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(path for path in self._paths if os.path.exists(path))
+
+    def call(
+        self, exporters: Sequence[Exporter], checkpoint: str | None, results: Mapping[str, Any], *, is_final: bool
+    ) -> None:
+        """Call each exporter with the checkpoint.
+
+        Args:
+          checkpoint: its path; None: the latest.
+          results: the metrics of an evaluation; empty where nobody evaluates.
+          is_final: whether training has ended.
+        """
+        config = self._estimator.config
+        if not (config.cluster.is_evaluator or (config.is_chief and self._estimator.collectives.is_chief)):
+            return
+        path = checkpoint or (self._estimator.latest_checkpoint() if exporters else None)
+        for exporter in exporters:
+            assert path is not None
+            folder = os.path.join(config.export_dir or os.path.join(self._estimator.model_dir, "export"), exporter.name)
+            try:
+                written = exporter.export(self._estimator, folder, path, results, is_final)
+            except Exception as error:
+                error.add_note(f"in the exporter {exporter.name!r}, of {path}")
+                raise
+            if written is not None:
+                self._paths.append(os.fsdecode(written))
 
 
 class RunEvaluations(Hook):
@@ -148,7 +189,11 @@ class RunEvaluations(Hook):
         self._last_start: dict[str, float] = {}
         self._last_step: dict[str, int] = {}
         self._history = MetricHistory(early_stopping, estimator.model_dir)
-        self.exports = RunExports(estimator)
+        self._exports = RunExports(estimator)
+
+    @property
+    def exported_paths(self) -> Sequence[str]:
+        return self._exports.paths
 
     def have_ended(self, max_steps: int | None) -> bool:
         """Report whether the run was stopped early at its latest checkpoint. To be asked before it resumes from there.
@@ -242,7 +287,7 @@ class RunEvaluations(Hook):
 
     def _export(self, spec: EvalSpec, path: str | None, *, is_final: bool) -> None:
         """Args: path: of the checkpoint, which has been evaluated; None: it is the latest."""
-        self.exports.call(spec.exporters, path, self.metrics.get(spec.key, {}), is_final=is_final)
+        self._exports.call(spec.exporters, path, self.metrics.get(spec.key, {}), is_final=is_final)
 
     def _due(self, spec: EvalSpec) -> bool:
         now = time.monotonic()

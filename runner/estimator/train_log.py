@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,24 +28,23 @@ class TrainLog:
         self._context, self._config, self._program = context, setup.config, setup.program
         self._summary_writer, self._first_step = summary_writer, setup.model.store.global_step
         self._writes_loss = "loss" not in setup.program.summary_names  # model_fn writes its own
-        self._summary_every = Every(setup.config.save_summary_steps or None)
-        self._has_summaries = False
+        self._summary_every = Every()
 
     def begin(self, target: int | None) -> None:
         """Start the progress line. Args: target: the last step, where one is known."""
         self._context.progress.start(target, self._first_step)
         # What only the chief has splits the loops of all workers: they call the same functions.
-        self._has_summaries = self._context.collectives.any(self._program.has_summaries)
+        if self._context.collectives.any(self._program.has_summaries):
+            self._summary_every = Every(self._config.save_summary_steps or None)
 
     def are_summaries_due(self, step: int, last_step: int) -> bool:
         """Report whether the steps after `step`, up to `last_step`, end with one whose summaries are written."""
-        if not self._has_summaries or self._summary_every.steps is None:
-            return False
-        return self._summary_every.due(step, last_step) or step == self._first_step
+        is_first = self._summary_every.steps is not None and step == self._first_step
+        return is_first or self._summary_every.due(step, last_step)
 
     def steps_until_due(self, step: int) -> float:
         """Return the steps to where a loop must end for summaries; infinite where there are none."""
-        return self._summary_every.steps_until_due(step) if self._has_summaries else math.inf
+        return self._summary_every.steps_until_due(step)
 
     def note(self, result: StepResult) -> None:
         """Log a loop that has taken a step or more."""

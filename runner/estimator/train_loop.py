@@ -48,8 +48,8 @@ class TrainingRun:
         target: float,
         after_save: Sequence[Callable[[TrainingRun], None]] = (),
     ) -> None:
-        self.examples = 0
-        self.secs = 0.0
+        self.model_dir = context.model_dir
+        self.examples, self.secs = 0, 0.0
         self.stop_reason: str | None = None
         self.interrupted = False
         self._context, self._setup, self._checkpoints, self._log = context, setup, checkpoints, log
@@ -61,10 +61,6 @@ class TrainingRun:
         self._length = LoopLength(1 if self._nan.needs_single_steps else setup.config.steps_per_loop)
         self._always_splits = False
         self._saves_here = False  # by the cadence, whether or not somebody asks the run to stop
-
-    @property
-    def model_dir(self) -> str:
-        return self._context.model_dir
 
     @property
     def global_step(self) -> int:
@@ -163,7 +159,7 @@ class TrainingRun:
                 "undisturbed one. Keras layers and tf.random.stateless_* are.",
                 ", ".join(random_ops[:3]) + (", ..." if len(random_ops) > 3 else ""),
             )
-        self._checkpoints.begin_listeners()
+        self._checkpoints.tell_listeners("begin")
         session_hooks.begin(self.request_stop)
         for hook in self._setup.hooks:
             hook.begin(self)
@@ -193,7 +189,7 @@ class TrainingRun:
     def _take_steps(self, num_steps: int) -> StepResult:
         """Run one loop; the last of its steps carries summaries and the fetches of hooks where they are due."""
         first, started = self._step + 1, time.perf_counter()
-        self._setup.model.has_new_values()
+        self._setup.model.values_of = None
         last_step = self._step + num_steps * self._advance
         summaries = self._log.are_summaries_due(self._step, last_step)
         request = self._setup.session_hooks.request(last_step)
@@ -221,7 +217,7 @@ class TrainingRun:
         if recorded is not None and recorded.num_steps:
             # The step fetched the summaries first, then what the hooks asked for.
             values = [value[-1] for value in recorded.values]
-            num_protos = self._setup.program.num_summary_protos if summaries else 0
+            num_protos = len(self._setup.program.summary_protos) if summaries else 0
             self._log.summaries(values[:num_protos], self._step)
             if request:
                 self._setup.session_hooks.after_run(values[num_protos:])
@@ -283,7 +279,7 @@ class TrainingRun:
             # The same values, at the end of the data.
             self._checkpoints.write(self._step, self._extra(), asynchronous=False, is_evaluated=True)
         self.wait_for_checkpoint()
-        self._checkpoints.end_listeners(self._step)
+        self._checkpoints.tell_listeners("end", self._step)
         self._setup.session_hooks.end()
         for hook in self._setup.hooks:
             hook.end(self)

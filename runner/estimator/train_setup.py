@@ -12,8 +12,7 @@ from typing import Any
 from runner.checkpoint.input_position import InputPosition, continued, source_of, was_read_to_its_end
 from runner.data.inputs import Input, InputPipeline
 from runner.data.iterators import iterate
-from runner.estimator.context import EstimatorContext
-from runner.estimator.models import Models
+from runner.estimator.context import EstimatorContext, Models
 from runner.estimator.specs import InputFn
 from runner.hooks.builtin_hooks import TrainingOverrides, split_hooks
 from runner.hooks.session_hooks import SessionHooks

@@ -22,9 +22,9 @@ from runner.tf_private.keras3 import keras_trace
 from runner.tf_private.random_ops import functions_of
 from runner.tf_private.variables import slices_of
 from runner.tracing.graph_operations import changes_state, needed, operations
-from runner.tracing.partitioned_variable import PartitionedVariable, folded
+from runner.tracing.partitioned_variable import PartitionedVariable, folded, specs_of
 from runner.tracing.variable_request import VariableSpec
-from runner.tracing.variable_store import GLOBAL_STEP, RequestedVariables, VariableStore, specs_of
+from runner.tracing.variable_store import GLOBAL_STEP, RequestedVariables, VariableStore
 
 v1 = tf.compat.v1
 _KEYS = v1.GraphKeys
@@ -136,9 +136,9 @@ def _variables_of(graph: tf.Graph, store: VariableStore, with_initial_values: bo
         return made.variables[spec.name]
 
     with contextlib.ExitStack() as stack:
-        keras, requested = stack.enter_context(keras_trace(graph)), RequestedVariables()
+        requested = RequestedVariables(stack.enter_context(keras_trace(graph)), training=False)
         made = _Made(store, requested)
-        creator = store.asked_for_in_a_graph(keras, requested, make)
+        creator = store.asked_for_in_a_graph(requested, make)
 
         def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
             return next_creator(**kwargs) if is_making else creator(next_creator, **kwargs)

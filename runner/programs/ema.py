@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,12 +12,10 @@ from runner.checkpoint.reader import Reader
 from runner.tracing.graph_operations import operations
 from runner.tracing.trace_step import Replica
 
-SUFFIX = "/ExponentialMovingAverage"
-
 
 def average_name(name: str) -> str:
-    """Name of the average of the variable `name`."""
-    return name + SUFFIX
+    """Return the name of the average of the variable `name`."""
+    return f"{name}/ExponentialMovingAverage"
 
 
 def averages_in(reader: Reader, names: Iterable[str], decay: float | None, purpose: str) -> dict[str, str]:
@@ -38,7 +37,7 @@ def averages_in(reader: Reader, names: Iterable[str], decay: float | None, purpo
 
 
 def update(replica: Replica, decay: float | None) -> Sequence[tf.Operation]:
-    """Moves the average of each trainable variable towards what the update has made of it.
+    """Move the average of each trainable variable towards what the update has made of it.
 
     The averages start from the initial values, as those of tf.train.ExponentialMovingAverage do.
 
@@ -54,17 +53,13 @@ def update(replica: Replica, decay: float | None) -> Sequence[tf.Operation]:
     }
     if not trainable:
         return []
-    kept = [
-        tf.Variable(
-            lambda name=name: replica.initial_value(name),
-            name=average_name(name),
-            trainable=False,
-            dtype=variable.dtype,
-            shape=variable.shape,
+    pairs = []
+    for name, variable in trainable.items():
+        initial = functools.partial(replica.store.initial_value, name)
+        kept = tf.Variable(
+            initial, trainable=False, name=average_name(name), dtype=variable.dtype, shape=variable.shape
         )
-        for name, variable in trainable.items()
-    ]
-    pairs = list(zip(kept, trainable.values(), strict=True))
+        pairs.append((kept, variable))
 
     def move(average: Any, variable: Any) -> Any:
         return average.assign_sub((average - variable) * tf.constant(1 - decay, average.dtype), read_value=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -12,14 +11,12 @@ import tensorflow as tf
 
 from runner.data.inputs import InputPipeline
 from runner.data.iterators import iterate
-from runner.model_fn import EstimatorSpec, ModeKeys
-from runner.programs.batch_losses import PartOfBatch, WholeBatch, losses_over_batches, model_fn_has
+from runner.model_fn import ModeKeys
+from runner.programs.batch_losses import PartOfBatch, WholeBatch, model_fn_has
 from runner.programs.mixed_precision import ModelCall
-from runner.programs.step_inputs import read_step, replica_inputs, split_fetches, step_signature
-from runner.tf_private.v1 import gradients_in_loops, summaries_of_v1
+from runner.programs.program import ModelToTrace, Program, TracedReplica, read_step, replica_inputs, split_fetches
 from runner.tracing.graph_operations import needed, operations
-from runner.tracing.trace_step import Replica, trace_step
-from runner.tracing.variable_store import VariableStore
+from runner.tracing.trace_step import Replica
 from runner.types import StepRequest
 
 Sums = Mapping[str, tuple[float, float]]
@@ -42,7 +39,7 @@ class EvalResult:
 
 
 @dataclasses.dataclass(frozen=True)
-class EvaluatedReplica:
+class EvaluatedReplica(TracedReplica):
     """The outputs of one replica's trace of model_fn in EVAL. Tensors of the traced graph.
 
     Attributes:
@@ -52,52 +49,36 @@ class EvaluatedReplica:
       values: name -> value tensor of `(value, update)` metrics.
     """
 
-    spec: EstimatorSpec
     loss: tf.Tensor
     weight: tf.Tensor
     sums: Mapping[str, tuple[tf.Tensor, tf.Tensor]]
     values: Mapping[str, tf.Tensor]
 
 
-class EvalProgram:
+class EvalProgram(Program):
     """Evaluation of one model_fn on inputs of one structure, traced once.
 
     There is no collective in a step: each replica counts its own examples, and a replica without one does nothing.
     """
 
-    def __init__(
-        self, store: VariableStore, model_call: ModelCall, pipeline: InputPipeline, *, on_workers: bool = False
-    ) -> None:
-        self._store, self._pipeline = store, pipeline
+    outputs: Sequence[EvaluatedReplica]
 
+    def __init__(self, model: ModelToTrace, pipeline: InputPipeline, *, on_workers: bool = False) -> None:
         def replica_fn(replica: Replica) -> EvaluatedReplica:
             with tf.summary.record_if(False):
-                return _eval_replica(model_call, pipeline, replica)
+                return _eval_replica(model.call, pipeline, replica)
 
-        with summaries_of_v1(), losses_over_batches(), gradients_in_loops():
-            self.trace = trace_step(store, replica_fn, step_signature(pipeline), training=False, on_workers=on_workers)
-        self.outputs: Sequence[EvaluatedReplica] = self.trace.outputs
+        super().__init__(model, pipeline, replica_fn, on_workers=on_workers)
+        self.sum_names = ["loss", *self.outputs[0].sums]
+        """Names of the sums of an EvalResult."""
         self._values = self._value_function()
         self._loop = tf.function(self._run, autograph=False)
         self._fetching: dict[Any, Callable[..., Any]] = {}
-
-    @property
-    def spec(self) -> EstimatorSpec:
-        return self.outputs[0].spec
-
-    @property
-    def sum_names(self) -> list[str]:
-        """Names of the sums of an EvalResult."""
-        return ["loss", *self.outputs[0].sums]
 
     @functools.cached_property
     def _functions(self) -> list[Callable[..., Any]]:
         """The program of each replica. Not made before they are needed: a hook may have to feed the model."""
         return [self._replica_function(index) for index in range(len(self.outputs))]
-
-    def reset(self) -> None:
-        """Start metrics from nothing and random state from the seed, before each evaluation."""
-        self._store.reset_local(self.trace.requested.requests)
 
     def iterate(self, dataset: tf.data.Dataset, *, in_loops: bool) -> Any:
         """Return what `run`, or `run_one` where it is not `in_loops`, takes the batches of `dataset` from."""
@@ -105,10 +86,10 @@ class EvalProgram:
         return iterate(dataset)
 
     def run(self, iterator: Any, max_steps: int, sums: Sums) -> EvalResult:
-        """Evaluates up to `max_steps` further batches.
+        """Evaluate up to `max_steps` further batches.
 
         Args:
-          sums: of the batches before. They are gone on with, so that no bit depends on the length of loops.
+          sums: of the batches before. The sums continue from them, so that no bit depends on the length of loops.
         """
         zero = (0.0, 0.0)
         before = {name: tuple(tf.constant(one, tf.float64) for one in sums.get(name, zero)) for name in self.sum_names}
@@ -171,8 +152,7 @@ class EvalProgram:
     def values(self) -> dict[str, Any]:
         """Return the values of the accumulated metrics, without those of per-example tensors, as NumPy values."""
         values = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._values())
-        scope = self._store.strategy.scope() if self._store.strategy is not None else contextlib.nullcontext()
-        with scope:
+        with self._store.scope():
             for name, metric in (self.spec.eval_metric_ops or {}).items():
                 if _is_keras_metric(metric):
                     values[name] = tf.nest.map_structure(lambda value: value.numpy(), metric.result())

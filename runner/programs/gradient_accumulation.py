@@ -7,21 +7,19 @@ the model's own graph, where replicas could not meet.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from runner.data.replica_batches import ReplicaBatch, part_of
-from runner.distribute.collectives import Collectives, collectives_of
+from runner.data.replica_batches import ReplicaBatch, micro_batch_of
+from runner.distribute.collectives import Collectives
 from runner.distribute.reductions import scale
 from runner.model_fn import EstimatorSpec
 from runner.programs.mixed_precision import LossScale
 from runner.programs.optimizer_step import Pair, apply_update, gradients_of, loss_sum, sum_over_replicas
-from runner.programs.step_inputs import step_inputs
+from runner.programs.program import step_inputs
 from runner.run_config import RunConfig
 from runner.tracing.trace_step import Replica
 
@@ -50,10 +48,8 @@ class GradientCut:
     first_of_update: int | None
 
 
-def trace_cut(
-    tape: tf.GradientTape, spec: EstimatorSpec, replica: Replica, num_replicas: int, config: RunConfig
-) -> GradientCut:
-    """Traces gradients and update of one replica, with placeholders between."""
+def trace_cut(tape: tf.GradientTape, spec: EstimatorSpec, replica: Replica, config: RunConfig) -> GradientCut:
+    """Trace gradients and update of one replica, with placeholders between."""
     with tape:
         total, weight = loss_sum(spec, replica)
         loss_scale = v1.placeholder(tf.float32, [], "loss_scale") if config.precision == "mixed_float16" else None
@@ -72,12 +68,12 @@ def trace_cut(
     first: list[int] = []
     # All replicas meet here: what is in the graph by now are the gradients, what comes is the update.
     tf.distribute.get_replica_context().merge_call(lambda _: first.append(len(v1.get_default_graph().get_operations())))
-    total_weight = sum_over_replicas(replica, fed[1], num_replicas)
+    total_weight = sum_over_replicas(replica, fed[1])
     factor = tf.math.divide_no_nan(tf.ones_like(total_weight), total_weight)
     loss = fed[0] * factor
     if loss_scale is not None:
         factor /= tf.cast(loss_scale, factor.dtype)
-    loss = apply_update(spec, _scaled(pairs, fed[2:], factor), loss, replica, num_replicas, config)
+    loss = apply_update(spec, _scaled(pairs, fed[2:], factor), loss, replica, config)
     return GradientCut(sums, fed, is_sparse, loss_scale, loss, first[0] if first else None)
 
 
@@ -99,7 +95,7 @@ def _scaled(pairs: Sequence[Pair], fed: Sequence[tf.Tensor], factor: tf.Tensor) 
 
 
 MicroBatchProgram = Callable[..., tuple[Sequence[Sequence[tf.Tensor]], Sequence[tf.Tensor]]]
-"""(flat inputs, loss scale if any, number of the micro-batch) -> (the sums of each replica, what was fetched)."""
+"""(flat inputs, loss scales if any, numbers of the micro-batch) -> (the sums of each replica, what was fetched)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,37 +106,29 @@ class AccumulatedStep:
 
     Attributes:
       micro_batch, last: programs of the gradients, without and with what was fetched.
-      update: (sums of all replicas, loss scale if any) -> the loss of each replica.
-      specs: of what a call returns.
-      strategy: None is TensorFlow's default. Its workers take their micro-batches and updates together.
+      update: (sums of all replicas, loss scale of each if any) -> the loss of each replica.
+      num_numbers: how many placeholders take the number of the micro-batch: one for each replica, if any.
+      collectives: of the workers, which take their micro-batches and updates together.
     """
 
     cuts: Sequence[GradientCut]
     micro_batch: MicroBatchProgram
     last: MicroBatchProgram
     update: Callable[..., Sequence[tf.Tensor]]
-    specs: Sequence[tf.TensorSpec]
+    num_numbers: int
     num_micro_batches: int
     loss_scale: LossScale | None
-    strategy: tf.distribute.Strategy | None
+    collectives: Collectives
 
-    @functools.cached_property
-    def _collectives(self) -> Collectives:
-        return collectives_of(self.strategy)
-
-    @property
-    def _width(self) -> int:
-        """Tensors of one replica among the sums."""
-        return len(self.cuts[0].sums)
-
-    def __call__(
-        self, batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor] = ()
+    def take(
+        self, batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Return [the loss, what was fetched]. In graph."""
         assert not values  # see support_checks.check_feeds
-        scales = [] if self.loss_scale is None else [self.loss_scale.value()]
+        scales = [] if self.loss_scale is None else [self.loss_scale.value()] * len(self.cuts)
         if self.num_micro_batches == 1:
-            sums, extra = self.last(*step_inputs(batches, global_count), *scales, tf.constant(0, tf.int64))
+            numbers = [tf.constant(0, tf.int64)] * self.num_numbers
+            sums, extra = self.last(*step_inputs(batches, global_count), *scales, *numbers)
             totals = [tensor for each in sums for tensor in each]
         else:
             totals, extra = self._accumulated(batches, scales)
@@ -150,24 +138,40 @@ class AccumulatedStep:
 
     def _scaled_update(self, totals: Sequence[tf.Tensor], scales: Sequence[tf.Tensor]) -> tf.Tensor:
         """Update, unless a gradient is not finite; the loss scale follows. Return the loss."""
-        gradients = [one for number, one in enumerate(totals) if number % self._width > 1 and one.dtype.is_floating]
+        loss_scale, width = self.loss_scale, len(self.cuts[0].sums)  # width: tensors of one replica among the sums
+        gradients = [one for number, one in enumerate(totals) if number % width > 1 and one.dtype.is_floating]
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(one)) for one in gradients])
-        not_finite = self._collectives.sum_in_graph(tf.cast(~finite, tf.int64))
-        return tf.cond(not_finite == 0, lambda: self._updated(totals, scales), lambda: self._skipped(totals))
+        assert loss_scale is not None
+        not_finite = self.collectives.sum_in_graph(tf.cast(~finite, tf.int64))
+
+        def update() -> tf.Tensor:
+            losses = self.update(*totals, *scales)
+            loss_scale.grow()
+            return tf.add_n(losses)
+
+        def skip() -> tf.Tensor:
+            loss_scale.shrink()
+            loss_and_weight = tf.stack([tf.add_n(totals[::width]), tf.add_n(totals[1::width])])
+            total, weight = tf.unstack(self.collectives.sum_in_graph(loss_and_weight))
+            return tf.math.divide_no_nan(total, weight)
+
+        return tf.cond(not_finite == 0, update, skip)
 
     def _accumulated(self, batches: Sequence[ReplicaBatch], scales: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Any]:
         # Rows are divided with the longer micro-batches first, so one without an example is one of the last.
         num_micro_batches = tf.constant(self.num_micro_batches, tf.int64)
-        if self._collectives.num_workers == 1:  # else others may have more
+        if self.collectives.num_workers == 1:  # else others may have more
             most = tf.reduce_max(tf.stack([batch.count for batch in batches]))
             num_micro_batches = tf.minimum(num_micro_batches, most)
 
         def run(
             program: MicroBatchProgram, index: tf.Tensor, before: Sequence[tf.Tensor]
         ) -> tuple[list[tf.Tensor], Any]:
-            micro_batches = [part_of(batch, index, self.num_micro_batches) for batch in batches]
-            count = self._collectives.sum_in_graph(tf.add_n([one.count for one in micro_batches]))
-            sums, extra = program(*step_inputs(micro_batches, tf.maximum(count, 1)), *scales, index)
+            micro_batches = [micro_batch_of(batch, index, self.num_micro_batches) for batch in batches]
+            count = self.collectives.sum_in_graph(tf.add_n([one.count for one in micro_batches]))
+            sums, extra = program(
+                *step_inputs(micro_batches, tf.maximum(count, 1)), *scales, *[index] * self.num_numbers
+            )
             return self._added(before, [tensor for each in sums for tensor in each]), extra
 
         fed = [(one, sparse) for cut in self.cuts for one, sparse in zip(cut.fed, cut.is_sparse, strict=True)]
@@ -191,22 +195,3 @@ class AccumulatedStep:
             if not sparse:
                 after[-1].set_shape(one.shape)  # pruning loses what the trace was told of it
         return after
-
-    def _updated(self, totals: Sequence[tf.Tensor], scales: Sequence[tf.Tensor]) -> tf.Tensor:
-        assert self.loss_scale is not None
-        losses = self.update(*totals, *scales)
-        with self._scope():
-            self.loss_scale.grow()
-        return tf.add_n(losses)
-
-    def _skipped(self, totals: Sequence[tf.Tensor]) -> tf.Tensor:
-        assert self.loss_scale is not None
-        with self._scope():
-            self.loss_scale.shrink()
-        loss_and_weight = tf.stack([tf.add_n(totals[:: self._width]), tf.add_n(totals[1 :: self._width])])
-        total, weight = tf.unstack(self._collectives.sum_in_graph(loss_and_weight))
-        return tf.math.divide_no_nan(total, weight)
-
-    def _scope(self) -> contextlib.AbstractContextManager[Any]:
-        """Return where variables are assigned."""
-        return contextlib.nullcontext() if self.strategy is None else self.strategy.scope()

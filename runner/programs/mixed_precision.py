@@ -18,7 +18,7 @@ HALF = (tf.bfloat16, tf.float16)
 
 
 def with_precision(model_call: ModelCall, precision: str) -> ModelCall:
-    """`model_call` with Keras 3's dtype policy set while it runs; what it returns is in float32.
+    """Return `model_call` with Keras 3's dtype policy set while it runs; what it returns is in float32.
 
     The policy is Keras's own for each thread, so neither other threads nor what comes after see it.
 
@@ -44,7 +44,7 @@ def with_precision(model_call: ModelCall, precision: str) -> ModelCall:
 
 
 def in_float32(value: Any) -> Any:
-    """A tensor of half precision in float32, anything else as it is."""
+    """Return a tensor of half precision in float32, anything else as it is."""
     return tf.cast(value, tf.float32) if tf.is_tensor(value) and value.dtype in HALF else value
 
 
@@ -69,21 +69,23 @@ class LossScale:
         store.declare(self.COUNTER, tf.constant(0, tf.int64))
 
     def value(self) -> tf.Tensor:
-        """The scale of this step. In graph."""
+        """Return the scale of this step. In graph."""
         return self._store[self.SCALE].read_value()
 
     def grow(self) -> None:
-        """After an update. In graph."""
-        counter = self._store[self.COUNTER].read_value() + 1
-        grows = counter >= self.GROWTH_STEPS
-        scale = self.value()
-        self._store[self.SCALE].assign(tf.where(grows, scale * 2, scale))
-        self._store[self.COUNTER].assign(tf.where(grows, tf.zeros_like(counter), counter))
+        """Note an update. In graph."""
+        with self._store.scope():
+            counter = self._store[self.COUNTER].read_value() + 1
+            grows = counter >= self.GROWTH_STEPS
+            scale = self.value()
+            self._store[self.SCALE].assign(tf.where(grows, scale * 2, scale))
+            self._store[self.COUNTER].assign(tf.where(grows, tf.zeros_like(counter), counter))
 
     def shrink(self) -> None:
-        """After a step whose gradients were not finite. In graph."""
-        self._store[self.SCALE].assign(self.value() / 2)
-        self._store[self.COUNTER].assign(tf.constant(0, tf.int64))
+        """Note a step whose gradients were not finite. In graph."""
+        with self._store.scope():
+            self._store[self.SCALE].assign(self.value() / 2)
+            self._store[self.COUNTER].assign(tf.constant(0, tf.int64))
 
     @property
     def is_exhausted(self) -> bool:

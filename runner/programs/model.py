@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import logging
@@ -24,13 +23,12 @@ from runner.programs.ema import average_name, averages_in
 from runner.programs.evaluate import EvalProgram
 from runner.programs.mixed_precision import LossScale, with_precision
 from runner.programs.predict import PredictProgram
-from runner.programs.ps_coordinator import Coordinator
-from runner.programs.ps_programs import RangeEvaluation, RangeLoop
+from runner.programs.program import ModelToTrace
+from runner.programs.ps_programs import Coordinator, RangeEvaluation, RangeLoop
 from runner.programs.train import TrainProgram
 from runner.run_config import RunConfig, WarmStart
-from runner.tracing.partitioned_variable import assign, read_on_servers, value_of
+from runner.tracing.partitioned_variable import ParameterServers, assign, read_on_servers, value_of
 from runner.tracing.random_state import seeded
-from runner.tracing.variable_placement import ParameterServers
 from runner.tracing.variable_store import VariableStore
 from runner.tracking.journal import Journal, NullJournal
 
@@ -44,6 +42,10 @@ class Model:
       strategy: None is TensorFlow's default.
       config: the seed, the precision, and what happens between gradients and variables.
       journal: told how long tracing and restoring took.
+
+    Attributes:
+      values_of: path of the checkpoint whose values the variables have; None: theirs may be others. Whoever is about to
+        change them sets it to None.
     """
 
     def __init__(
@@ -59,11 +61,11 @@ class Model:
         self.store = VariableStore(strategy, config.seed)
         self.num_traces = 0
         self._config = config
-        self._model_fn = with_precision(model_fn, config.precision)
+        self._to_trace = ModelToTrace(self.store, with_precision(model_fn, config.precision), config)
         self._journal = journal
         self._coordinator = Coordinator(strategy) if is_parameter_server(strategy) else None
         self._programs: dict[Any, Any] = {}
-        self._values_of: str | None = None
+        self.values_of: str | None = None
         self._weights: dict[str, Any] = {}
 
     def num_replicas(self, *, training: bool) -> int:
@@ -73,7 +75,7 @@ class Model:
         return len(self.strategy.extended.worker_devices)
 
     def train_program(self, pipeline: InputPipeline, *, summary_writer: Any, stop_at_nan: bool) -> TrainProgram:
-        """The training step for inputs like those of `pipeline`; traced the first time it is asked for.
+        """Return the training step for inputs like those of `pipeline`; it is traced the first time it is asked for.
 
         Args:
           summary_writer: where `tf.summary` inside model_fn goes; always the same one.
@@ -82,13 +84,13 @@ class Model:
         # A coordinator has its workers take the steps.
         loop_type = None if self._coordinator is None else functools.partial(RangeLoop, coordinator=self._coordinator)
         build = functools.partial(
-            TrainProgram, self.store, self._model_fn, pipeline, self._config, summary_writer=summary_writer,
-            stop_at_nan=stop_at_nan, loop_type=loop_type,
+            TrainProgram, self._to_trace, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan,
+            loop_type=loop_type,
         )  # fmt: skip
         return self._program(("train", stop_at_nan), pipeline, build)
 
     def training_feed(self, input_fn: Any, build: Callable[..., InputPipeline]) -> InputPipeline:
-        """The training input, as those who train read it.
+        """Build the training input, as those who train read it.
 
         Under parameter servers each worker has a copy of the dataset, or, where `shard` says that they divide the data
         themselves, a dataset of its own. A batch is one update in any case.
@@ -105,22 +107,19 @@ class Model:
             pipelines = [build(own, worker_index=worker, num_workers=workers) for worker in range(workers)]
         else:
             pipelines = [build(input_fn)]
-        spread = PsDataset([pipeline.dataset for pipeline in pipelines], self._coordinator.workers)
-        return dataclasses.replace(pipelines[0], dataset=spread, given=spread, division=SplitRows(0, 1, 1))
+        dataset = PsDataset([pipeline.dataset for pipeline in pipelines], self._coordinator.workers)
+        return dataclasses.replace(pipelines[0], dataset=dataset, given=dataset, division=SplitRows(0, 1, 1))
 
     def eval_program(self, pipeline: InputPipeline) -> EvalProgram:
-        """The evaluation step for inputs like those of `pipeline`; a coordinator has its workers take it."""
-
-        def build() -> EvalProgram:
-            if self._coordinator is None:
-                return EvalProgram(self.store, self._model_fn, pipeline)
-            return RangeEvaluation(self.store, self._model_fn, pipeline, self._coordinator)
-
+        """Return the evaluation step for inputs like those of `pipeline`; a coordinator has its workers take it."""
+        build: Callable[[], EvalProgram] = functools.partial(EvalProgram, self._to_trace, pipeline)
+        if self._coordinator is not None:
+            build = functools.partial(RangeEvaluation, self._to_trace, pipeline, self._coordinator)
         return self._program(("eval",), pipeline, build)
 
     def predict_program(self, pipeline: InputPipeline) -> PredictProgram:
-        """The prediction step for inputs like those of `pipeline`."""
-        return self._program(("predict",), pipeline, lambda: PredictProgram(self.store, self._model_fn, pipeline))
+        """Return the prediction step for inputs like those of `pipeline`."""
+        return self._program(("predict",), pipeline, functools.partial(PredictProgram, self._to_trace, pipeline))
 
     def _program(self, kind: tuple[Any, ...], pipeline: InputPipeline, build: Callable[[], Any]) -> Any:
         key = (*kind, repr(pipeline.dataset.element_spec), pipeline.division)
@@ -130,33 +129,33 @@ class Model:
                 self._programs[key] = build()
             self.num_traces += 1
             if set(self.store.saved) - known:
-                self._values_of = None  # new variables have their initial values, not the checkpoint's
+                self.values_of = None  # new variables have their initial values, not the checkpoint's
         return self._programs[key]
 
     # --- values -----------------------------------------------------------------------------------------------
 
     def restore(self, path: str) -> None:
-        """Gives every variable its value in the checkpoint `path`, unless it has it already.
+        """Give every variable its value in the checkpoint `path`, unless it has it already.
 
         Raises:
           ValueError: the checkpoint lacks a variable, or has it in another shape.
         """
         self.show_weights()
-        if path == self._values_of:
+        if path == self.values_of:
             return
         with self._journal.phase("restore"):
             reader = Reader(path)
             new = self._beginnings(reader)
             check_shapes(reader, {name: one.shape for name, one in self.store.saved.items()}, new)
-            self._values_of = None
+            self.values_of = None
             values = self._read(reader, [name for name in self.store.saved if name not in new])
             values |= {name: values[start] if isinstance(start, str) else start for name, start in new.items()}
             self._warn_of_learning_rates(values, path)
             self.assign(values)
-        self._values_of = path
+        self.values_of = path
 
     def begin_with(self, settings: WarmStart) -> warm_start.Loaded:
-        """Gives a new model the values that it begins with. Raises: ValueError: see `warm_start.load`."""
+        """Give a new model the values that it begins with. Raises: ValueError: see `warm_start.load`."""
         with seeded(self._config.seed):
             loaded = warm_start.load(settings, self.store.saved_specs, self._value)
         self.assign(loaded.values)
@@ -164,7 +163,7 @@ class Model:
 
     def _value(self, name: str) -> np.ndarray:
         """Return the value of a variable that belongs in a checkpoint, whole."""
-        with self._scope():
+        with self.store.scope():
             parts = tf.nest.flatten(value_of(self.store.saved[name]))
         return np.concatenate([np.atleast_1d(part.numpy()) for part in parts], 0)
 
@@ -175,7 +174,7 @@ class Model:
         return {**reader.get_many(names)}
 
     def show_averages(self, path: str) -> None:
-        """Gives the weights the values of their averages in the checkpoint `path`, whose values the model has.
+        """Give the weights the values of their averages in the checkpoint `path`, whose values the model has.
 
         Raises: ValueError: there are none in it.
         """
@@ -188,53 +187,44 @@ class Model:
         self.assign({name: value_of(saved[one]) if one in saved else reader.get(one) for name, one in averages.items()})
 
     def show_weights(self) -> None:
-        """Takes back `show_averages`."""
+        """Take back `show_averages`."""
         weights, self._weights = self._weights, {}
         self.assign(weights)
 
     def assign(self, values: Mapping[str, Any]) -> None:
-        """Gives variables these values, by name, on all replicas."""
+        """Give variables these values, by name, on all replicas."""
         variables = self.store.saved if values else {}
-        with self._scope():
+        with self.store.scope():
             for name, value in values.items():
                 assign(variables[name], value)
 
     def values(self) -> dict[str, Any]:
-        """Name -> value of every variable that belongs in a checkpoint, replicas collapsed; of one that is divided over
-        parameter servers a tuple of the values of its parts. What is on a server stays there.
+        """Return name -> value of every variable that belongs in a checkpoint, replicas collapsed.
+
+        For a variable partitioned over parameter servers it is a tuple of its parts' values, which stay on the servers.
 
         It costs no copy: a tensor shares the buffer of its variable, until an update of that makes a new one.
         """
-        with self._scope():
+        with self.store.scope():
             return {name: value_of(variable) for name, variable in self.store.saved.items()}
 
-    def has_values_of(self, path: str) -> None:
-        """Notes that the variables are what the checkpoint `path` holds."""
-        self._values_of = path
-
-    def is_stale(self, path: str) -> bool:
-        """Report whether the variables have other values by now than the checkpoint `path`."""
-        return self._values_of != path
-
-    def has_new_values(self) -> None:
-        """Notes that the variables are about to change."""
-        self._values_of = None
-
     def not_finite(self) -> list[str]:
-        """Names of the variables that hold a value that is not finite."""
-        return [name for name, value in self.values().items() if not all(map(_is_finite, tf.nest.flatten(value)))]
+        """Return the names of the variables that hold a value that is not finite."""
+
+        def is_finite(value: tf.Tensor) -> bool:
+            with tf.device(value.device):  # a parameter server's is not fetched for this
+                return not value.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(value)))
+
+        return [name for name, value in self.values().items() if not all(map(is_finite, tf.nest.flatten(value)))]
 
     def _beginnings(self, reader: Reader) -> dict[str, Any]:
-        """What the checkpoint does not have under its name -> its value, or the name of whose it takes.
+        """Return name -> value, or the name of another variable with that value, of what the checkpoint does not have.
 
-        That is state for which its run had no option, and what tf.estimator named otherwise.
+        That is state for which the checkpoint's run had no option, and what tf.estimator named otherwise.
         """
         saved = self.store.saved
-        averages = {average_name(name): name for name in saved} if self._config.ema_decay else {}
-        starts = {
-            **averages,
-            **{name: self.store.initial_value(name) for name in LossScale.NAMES if name in self.store},
-        }
+        starts: dict[str, Any] = {average_name(name): name for name in saved} if self._config.ema_decay else {}
+        starts |= {name: self.store.initial_value(name) for name in LossScale.NAMES if name in self.store}
         new = {name: start for name, start in starts.items() if name in saved and not reader.has(name)}
         if new:
             _log.info("%s has no %s: they begin here.", reader.path, ", ".join(new))
@@ -242,7 +232,7 @@ class Model:
         return new | {name: reader.get(key) for name, key in numbered(reader, shapes).items()}
 
     def _warn_of_learning_rates(self, values: Mapping[str, Any], path: str) -> None:
-        """Keras keeps the learning rate in a variable: a new one in model_fn has no effect on a model that goes on."""
+        """Warn of a learning rate that model_fn changed: Keras keeps it in a variable, which has the restored one."""
         specs = self.store.saved_specs
         for name, value in values.items():
             initial = specs[name].initial
@@ -254,9 +244,6 @@ class Model:
                     path,
                     float(initial),
                 )
-
-    def _scope(self) -> contextlib.AbstractContextManager[Any]:
-        return self.strategy.scope() if self.strategy is not None else contextlib.nullcontext()
 
 
 def check_shapes(reader: Reader, shapes: Mapping[str, tf.TensorShape], new: Collection[str] = ()) -> None:
@@ -283,8 +270,3 @@ def check_shapes(reader: Reader, shapes: Mapping[str, tf.TensorShape], new: Coll
                 f"variable {name!r} is {list(there[name][0])} in checkpoint {reader.path} and was requested as "
                 f"{requested.as_list()}. A name has one shape in all modes."
             )
-
-
-def _is_finite(value: tf.Tensor) -> bool:
-    with tf.device(value.device):  # a parameter server's is not fetched for this
-        return not value.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(value)))

@@ -24,27 +24,25 @@ Pair = tuple[Any, tf.Variable, Any]
 """(gradient, variable, the `keras.Variable` that owns it or None)."""
 
 
-def objective(spec: EstimatorSpec, replica: Replica, num_replicas: int) -> tf.Tensor:
-    """The replica's part of the step's loss: over all replicas the parts add up to the mean over the global batch."""
+def objective(spec: EstimatorSpec, replica: Replica) -> tf.Tensor:
+    """Return the replica's part of the step's loss: over all replicas they add up to the mean over the global batch."""
     loss = spec.loss
     if spec.loss_weight is None:
-        if num_replicas == 1:
+        if replica.num_replicas == 1:
             return tf.reduce_mean(loss)
         if loss.shape.rank == 0:
             return loss * replica.weights.share(replica.index, loss.dtype)
         count = tf.cast(replica.weights.global_count, loss.dtype)
         return tf.reduce_sum(loss) * replica.weights.presence(replica.index, loss.dtype) / count
     weight = _loss_weight(spec, replica)
-    total = weight
-    if num_replicas > 1:
-        total = sum_over_replicas(replica, weight, num_replicas)
+    total = sum_over_replicas(replica, weight)
     if loss.shape.rank == 0:
         return loss * tf.math.divide_no_nan(weight, total)
     return tf.math.divide_no_nan(tf.reduce_sum(loss) * replica.weights.presence(replica.index, loss.dtype), total)
 
 
 def loss_sum(spec: EstimatorSpec, replica: Replica) -> tuple[tf.Tensor, tf.Tensor]:
-    """(sum of the losses of the replica's examples, what it is to be divided by once all have been added up)."""
+    """Return (sum of the losses of the replica's examples, what all such sums together are to be divided by)."""
     loss = spec.loss
     if spec.loss_weight is None:
         weight = tf.cast(replica.weights.counts[replica.index], loss.dtype)
@@ -55,16 +53,16 @@ def loss_sum(spec: EstimatorSpec, replica: Replica) -> tuple[tf.Tensor, tf.Tenso
     return tf.reduce_sum(loss) * replica.weights.presence(replica.index, loss.dtype), weight
 
 
-def sum_over_replicas(replica: Replica, value: Any, num_replicas: int) -> Any:
-    """`value` (a tensor or a list) summed over all replicas, as it is."""
-    if num_replicas == 1:
+def sum_over_replicas(replica: Replica, value: Any) -> Any:
+    """Return `value` (a tensor or a list) summed over all replicas, as it is."""
+    if replica.num_replicas == 1:
         return value
     with replica.reductions.as_is():
         return tf.distribute.get_replica_context().all_reduce(_SUM, value)
 
 
 def gradients_of(tape: tf.GradientTape, loss: tf.Tensor, replica: Replica) -> list[Pair]:
-    """The gradient of `loss` for each trainable variable that it depends on. Raises: ValueError: there is none."""
+    """Return the gradient of `loss` for each trainable variable it depends on. Raises: ValueError: there is none."""
     variables = replica.requested.trainable.values()
     gradients = tape.gradient(loss, [variable for variable, _ in variables])
     pairs = [(g, v, owner) for g, (v, owner) in zip(gradients, variables, strict=True) if g is not None]
@@ -77,9 +75,9 @@ def gradients_of(tape: tf.GradientTape, loss: tf.Tensor, replica: Replica) -> li
 
 
 def apply_update(
-    spec: EstimatorSpec, pairs: Sequence[Pair], loss: tf.Tensor, replica: Replica, num_replicas: int, config: RunConfig
+    spec: EstimatorSpec, pairs: Sequence[Pair], loss: tf.Tensor, replica: Replica, config: RunConfig
 ) -> tf.Tensor:
-    """One update of the model: sum over replicas, clip, apply, average, count.
+    """Update the model once: sum over replicas, clip, apply, average, count.
 
     Args:
       pairs: of this replica; over all replicas the gradients add up to that of the global batch.
@@ -89,14 +87,15 @@ def apply_update(
     """
     with replica.reductions.as_is():
         reduced: Sequence[Any] = [gradient for gradient, _, _ in pairs]
-        if num_replicas > replica.num_local:  # with the gradients, it costs no message of its own
+        if replica.num_replicas > replica.num_local:  # with the gradients, it costs no message of its own
             *reduced, total = all_reduce([*reduced, loss])
             loss = total if replica.index == 0 else tf.zeros_like(total)
-        elif num_replicas > 1:
+        elif replica.num_replicas > 1:
             reduced = all_reduce(reduced)
         if config.clip_global_norm is not None:
             reduced = clipped(reduced, config.clip_global_norm)
-        optimizer = without_loss_scale(spec.optimizer)
+        # Keras's `compile` puts a LossScaleOptimizer around the optimizer; the runner scales the loss itself.
+        optimizer = getattr(spec.optimizer, "inner_optimizer", spec.optimizer)
         with learning_rate.scaled(optimizer, learning_rate.factor(config, replica.global_step)):
             apply_gradients(optimizer, [(g, v, owner) for g, (_, v, owner) in zip(reduced, pairs, strict=True)])
         ema.update(replica, config.ema_decay)
@@ -105,7 +104,7 @@ def apply_update(
 
 
 def clipped(gradients: Sequence[Any], norm: float) -> list[Any]:
-    """`gradients` scaled down together to the global norm `norm` where theirs is larger.
+    """Return `gradients` scaled down together to the global norm `norm` where theirs is larger.
 
     A norm that is not finite makes all of them NaN, as in tf.clip_by_global_norm.
 
@@ -129,11 +128,6 @@ def _without_duplicates(gradient: Any) -> Any:
     return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
-def without_loss_scale(optimizer: Any) -> Any:
-    """The optimizer inside Keras's LossScaleOptimizer, which `compile` puts around it: the runner scales the loss."""
-    return getattr(optimizer, "inner_optimizer", optimizer)
-
-
 def _loss_weight(spec: EstimatorSpec, replica: Replica) -> tf.Tensor:
     dtype = spec.loss.dtype
     weight = tf.reduce_sum(tf.cast(spec.loss_weight, dtype))
@@ -149,10 +143,8 @@ def apply_gradients(optimizer: Any, pairs: Sequence[Pair]) -> None:
     elif hasattr(optimizer, "apply_gradients"):  # tf_keras, and what it calls legacy
         accepted = inspect.signature(optimizer.apply_gradients).parameters
         own_sum = {"skip_gradients_aggregation": True, "experimental_aggregate_gradients": False}
-        optimizer.apply_gradients(
-            [(g, v) for g, v, _ in pairs],
-            **{name: value for name, value in own_sum.items() if name in accepted},
-        )
+        settings = {name: value for name, value in own_sum.items() if name in accepted}
+        optimizer.apply_gradients([(g, v) for g, v, _ in pairs], **settings)
     else:
         raise ValueError(
             f"EstimatorSpec(optimizer={optimizer!r}): it is a Keras 3, tf_keras or tf.compat.v1.train optimizer."
@@ -171,15 +163,13 @@ def advance(replica: Replica, train_op: Any) -> Sequence[tf.Operation]:
     def count(strategy: tf.distribute.Strategy, counts: Any) -> list[Any]:
         if any(strategy.experimental_local_results(counts)):
             return []
-        added = strategy.extended.update(replica.global_step, _add_one, group=False)
+        added = strategy.extended.update(
+            replica.global_step, lambda step: step.assign_add(1, read_value=False), group=False
+        )
         return list(strategy.experimental_local_results(added))
 
     context = tf.distribute.get_replica_context()
     return operations(context.merge_call(count, args=(_counts(replica.global_step, train_op),)))
-
-
-def _add_one(step: tf.Variable) -> Any:
-    return step.assign_add(1, read_value=False)
 
 
 def _counts(global_step: tf.Variable, train_op: Any) -> bool:

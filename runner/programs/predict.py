@@ -5,67 +5,45 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from runner.data.inputs import InputPipeline
-from runner.model_fn import EstimatorSpec, ModeKeys
-from runner.programs.mixed_precision import ModelCall
-from runner.programs.step_inputs import read_step, replica_inputs, split_fetches, step_signature
-from runner.tf_private.v1 import gradients_in_loops, summaries_of_v1
-from runner.tracing.trace_step import Replica, trace_step
-from runner.tracing.variable_store import VariableStore
+from runner.hooks.session_hooks import SessionHooks
+from runner.model_fn import ModeKeys
+from runner.programs.program import ModelToTrace, Program, TracedReplica, read_step, replica_inputs, split_fetches
+from runner.tracing.trace_step import Replica
 from runner.types import StepRequest
 
 
-class BatchObserver(Protocol):
-    """Looks at batches as they are computed: the session hooks of a prediction."""
-
-    def request(self, step: int) -> StepRequest: ...
-
-    def after_run(self, values: Sequence[Any]) -> None: ...
-
-
-class PredictProgram:
+class PredictProgram(Program):
     """Prediction by one model_fn on inputs of one structure, traced once."""
 
-    def __init__(self, store: VariableStore, model_call: ModelCall, pipeline: InputPipeline) -> None:
-        self._store, self._pipeline = store, pipeline
-
-        def replica_fn(replica: Replica) -> EstimatorSpec:
+    def __init__(self, model: ModelToTrace, pipeline: InputPipeline) -> None:
+        def replica_fn(replica: Replica) -> TracedReplica:
             with tf.summary.record_if(False):
                 features, _ = replica_inputs(pipeline, replica)  # as in tf.estimator, it does not see the labels
-                return model_call(features, None, ModeKeys.PREDICT)
+                return TracedReplica(model.call(features, None, ModeKeys.PREDICT))
 
-        with summaries_of_v1(), gradients_in_loops():
-            self.trace = trace_step(store, replica_fn, step_signature(pipeline), training=False)
-        self._predictions = [spec.predictions for spec in self.trace.outputs]
+        super().__init__(model, pipeline, replica_fn)
+        self._predictions = [output.spec.predictions for output in self.outputs]
         self._fetching: dict[Any, Callable[..., Any]] = {}
 
-    @property
-    def spec(self) -> EstimatorSpec:
-        spec: EstimatorSpec = self.trace.outputs[0]
-        return spec
-
-    def reset(self) -> None:
-        """Before each prediction: random state starts from the seed."""
-        self._store.reset_local(self.trace.requested.requests)
-
-    def batches(self, iterator: Any, observer: BatchObserver) -> Iterator[tuple[int, Any]]:
-        """Yields (examples, predictions) of one replica's batch at a time, in the order of the input. NumPy values.
+    def batches(self, iterator: Any, session_hooks: SessionHooks) -> Iterator[tuple[int, Any]]:
+        """Yield (examples, predictions) of one replica's batch at a time, in the order of the input. NumPy values.
 
         Args:
-          observer: is asked before each batch what to do with it, and handed the values of the tensors it fetches.
+          session_hooks: are asked before each batch what to fetch with it, and given the values.
         """
         for step in itertools.count(1):
             try:
-                request = observer.request(step)
+                request = session_hooks.request(step)
                 counts, predictions, values = self._next(request)(iterator, tuple(request.values))
             except tf.errors.OutOfRangeError:
                 return
-            observer.after_run([value.numpy() for value in values])
+            session_hooks.after_run([value.numpy() for value in values])
             for count, replica_predictions in zip(counts.numpy(), predictions, strict=True):
                 if count:
                     yield int(count), tf.nest.map_structure(lambda tensor: tensor.numpy(), replica_predictions)

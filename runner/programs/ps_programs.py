@@ -1,9 +1,12 @@
-"""Training steps and evaluation on the workers of a coordinator: strategy=parameter_server."""
+"""Training steps and evaluation on the workers of a coordinator, in ranges of batches: strategy=parameter_server."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,16 +14,201 @@ import tensorflow as tf
 
 from runner.data.inputs import InputPipeline
 from runner.data.ps_ranges import PsDataset, RangeIterator
+from runner.distribute.errors import PeerLost
 from runner.programs.evaluate import EvalProgram, EvalResult, Sums, added, in_float64, on_host
-from runner.programs.mixed_precision import ModelCall
-from runner.programs.ps_coordinator import Coordinator, Requests, of_one_element, over_range
-from runner.programs.step_inputs import read_step
-from runner.programs.train_loop import LoopResult
+from runner.programs.program import ModelToTrace, read_step
+from runner.programs.train_loop import LoopResult, Step
 from runner.tf_private import parameter_server
 from runner.tracing.graph_operations import needed, operations
-from runner.tracing.variable_store import VariableStore
 
 _log = logging.getLogger(__name__)
+
+# A request costs about 2 ms; what is asked for at once should take long against that.
+_SHORTEST_SECS = 0.1
+_REQUESTS_PER_WORKER = 4
+
+
+class Coordinator:
+    """The workers of a ParameterServerStrategy, and what they are asked to do.
+
+    Attributes:
+      repeated: which of the last requests were made once more, as a worker was lost with them.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self.workers = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)
+        self.num_workers = len(parameter_server.tasks_of(strategy)["worker"])
+        self.repeated: Sequence[int] = ()
+        self._put_back = parameter_server.repeated_requests(self.workers)
+        parameter_server.say_losses_in_a_line(_log)
+
+    def run(self, function: Callable[..., Any], all_arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Return what `function` (a tf.function) gives for each of `all_arguments`, in order. Host values.
+
+        A request whose worker is lost is made once more, of whichever worker.
+
+        Raises:
+          PeerLost: a parameter server is gone, and with it the variables.
+        """
+        self._put_back.clear()
+        try:
+            results = [self.workers.schedule(function, args=arguments) for arguments in all_arguments]
+            self.workers.join()
+            found = [result.fetch() for result in results]
+        except tf.errors.UnavailableError as error:
+            named = re.search(r"/job:ps/replica:\d+/task:(\d+)", error.message)
+            which = f" (ps:{named[1]})" if named else ""
+            raise PeerLost(f"a parameter server was lost{which}, and with it the variables that it held") from error
+        lost = {id(arguments) for arguments in self._put_back}
+        self.repeated = [index for index, arguments in enumerate(all_arguments) if id(arguments) in lost]
+        return found
+
+
+class Requests:
+    """Ranges of batches that workers are asked for, each of them once.
+
+    Args:
+      of_range: what a worker does: called in graph with an iterator over (number, element), the number of the first
+        element (negative: whatever comes next) and how many; see `over_range`, whose facts it returns among others.
+      of_element: the same for one element that is sent with the request: called with it and its number.
+    """
+
+    def __init__(
+        self, coordinator: Coordinator, of_range: Callable[..., dict[str, Any]], of_element: Callable[..., Any]
+    ) -> None:
+        self._coordinator = coordinator
+        self._of_range = tf.function(of_range, autograph=False)
+        self._of_element = tf.function(of_element, autograph=False)
+        self._step_secs = 0.0  # of one worker
+        self.repeated_steps = 0
+        """Steps of the last `take` that were asked for once more, as a worker was lost with them."""
+
+    def trace(self, element_spec: Any) -> None:
+        """Build what a worker does with an element, without doing it."""
+        self._of_element.get_concrete_function(element_spec, tf.TensorSpec([], tf.int64))
+
+    def take(self, iterator: RangeIterator, num_steps: int) -> tuple[list[dict[str, Any]], bool]:
+        """Return what workers make of the next `num_steps` batches, or of those that are left.
+
+        Returns: (the results of the ranges, in the order of the data; whether there is no further batch).
+        """
+        started = time.perf_counter()
+        self.repeated_steps = 0
+        if iterator.workers is None:
+            first, elements = iterator.elements(num_steps)
+            results, ended = self._hand_over(elements, first), len(elements) < num_steps
+        elif iterator.dataset.is_divided:
+            results, ended = self._from_their_own(iterator, num_steps)
+        else:
+            results, ended = self._in_ranges(iterator, num_steps)
+        taken = sum(int(result["taken"]) for result in results)
+        if taken:
+            self._step_secs = (time.perf_counter() - started) * self._coordinator.num_workers / taken
+        return results, ended
+
+    def _in_ranges(self, iterator: RangeIterator, num_steps: int) -> tuple[list[dict[str, Any]], bool]:
+        ranges = iterator.take(num_steps, self._length(num_steps))
+        found = self._ask(iterator, ranges)
+        iterator.end = max(iterator.end, *(int(result["end"]) for result in found))
+        results: list[dict[str, Any]] = []
+        ended = False
+        for (first, count), result in zip(ranges, found, strict=True):
+            results.append(result)
+            taken = int(result["taken"])
+            if taken == count or result["stopped"]:
+                continue
+            if result["ended"] and first + taken >= iterator.end:
+                ended = True
+                continue
+            # Its worker was lost, and whom it was given to was further on, perhaps at the end.
+            elements = iterator.read_again(first + taken, count - taken)
+            results += self._hand_over(elements, first + taken)
+            ended |= len(elements) < count - taken
+        return results, ended
+
+    def _from_their_own(self, iterator: RangeIterator, num_steps: int) -> tuple[list[dict[str, Any]], bool]:
+        """Steps on data of whichever worker has time and data left."""
+        results: list[dict[str, Any]] = []
+        while (left := num_steps - sum(int(result["taken"]) for result in results)) > 0:
+            if len(iterator.ended) == self._coordinator.num_workers:
+                break
+            asked = [(-1, count) for _, count in iterator.take(left, self._length(left))]
+            results += self._ask(iterator, asked)
+            iterator.ended |= {int(result["worker"]) for result in results if result["ended"]}
+            if any(result["stopped"] for result in results):
+                break
+        return results, len(iterator.ended) == self._coordinator.num_workers
+
+    def _ask(self, iterator: RangeIterator, ranges: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+        asked = [(iterator.workers, tf.constant(first, tf.int64), tf.constant(count)) for first, count in ranges]
+        results = self._coordinator.run(self._of_range, asked)
+        self.repeated_steps += sum(ranges[index][1] for index in self._coordinator.repeated)
+        return results
+
+    def _hand_over(self, elements: Sequence[Any], first: int) -> list[dict[str, Any]]:
+        """Make one request for each batch, which is sent with it."""
+        asked = [(element, tf.constant(first + number, tf.int64)) for number, element in enumerate(elements)]
+        results = self._coordinator.run(self._of_element, asked)
+        self.repeated_steps += len(self._coordinator.repeated)
+        return results
+
+    def _length(self, num_steps: int) -> int:
+        """Return the steps of one request: several requests for each worker, so that a slow one holds up nobody."""
+        workers = self._coordinator.num_workers
+        several = math.ceil(num_steps / (workers * _REQUESTS_PER_WORKER))
+        long_enough = math.ceil(_SHORTEST_SECS / self._step_secs) if self._step_secs else 1
+        return max(1, min(max(several, long_enough), math.ceil(num_steps / workers)))
+
+
+def over_range(
+    iterator: Any,
+    first: tf.Tensor,
+    count: tf.Tensor,
+    step: Callable[..., tuple[tf.Tensor, Sequence[Any]]],
+    state: Sequence[Any],
+) -> tuple[list[Any], dict[str, tf.Tensor]]:
+    """Take up to `count` steps on the elements from number `first` on. In graph, on a worker.
+
+    Args:
+      iterator: over (number, element).
+      first: negative: whatever comes next.
+      step: called with an element, the steps before it and the state; gives (whether to go on, the new state).
+
+    Returns: (the state, facts: `taken` steps, none where the iterator has passed the first element; `ended`: it has no
+      further one; `end`: the number after the last one that was seen now; `stopped` by a step; which `worker` it was).
+    """
+    found, end = tf.while_loop(
+        lambda found, _: _is_before(first, found),
+        lambda found, _: (iterator.get_next_as_optional(), found.get_value()[0] + 1),
+        (iterator.get_next_as_optional(), tf.constant(0, tf.int64)),
+    )
+    passed = (first >= 0) & found.has_value() & ~_is_before(first + 1, found)
+
+    def running(taken: tf.Tensor, end: tf.Tensor, found: Any, goes_on: tf.Tensor, *_: Any) -> tf.Tensor:
+        return (taken < count) & goes_on & found.has_value() & ~passed
+
+    def body(taken: tf.Tensor, _: tf.Tensor, found: Any, goes_on: tf.Tensor, *state: Any) -> Any:
+        number, element = found.get_value()
+        goes_on, new = step(element, taken, *state)
+        more = tf.cond(taken + 1 < count, iterator.get_next_as_optional, lambda: found)
+        return (taken + 1, number + 1, more, goes_on, *new)
+
+    start = (tf.constant(0), end, found, tf.constant(True), *state)
+    taken, end, found, goes_on, *last = tf.while_loop(running, body, start)
+    worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+    return last, {"taken": taken, "end": end, "ended": ~found.has_value(), "stopped": ~goes_on, "worker": worker}
+
+
+def of_one_element() -> dict[str, tf.Tensor]:
+    """Return the facts of `over_range` for a request with which one element was sent."""
+    return {"taken": tf.constant(1), "stopped": tf.constant(False)}
+
+
+def _is_before(first: tf.Tensor, found: Any) -> tf.Tensor:
+    return tf.cond(found.has_value(), lambda: found.get_value()[0] < first, lambda: tf.constant(False))
+
+
+# --- programs ---------------------------------------------------------------------------------------------------
 
 
 class RangeLoop:
@@ -29,14 +217,14 @@ class RangeLoop:
     Each is given a range of batches, which it finds in its own copy of the data; results are in the order of the data.
     """
 
-    def __init__(self, step: Any, pipeline: InputPipeline, coordinator: Coordinator, *, stop_at_nan: bool) -> None:
+    def __init__(self, step: Step, pipeline: InputPipeline, coordinator: Coordinator, *, stop_at_nan: bool) -> None:
         self._step, self._pipeline, self._stop_at_nan = step, pipeline, stop_at_nan
         self._requests = Requests(coordinator, self._range, self._element)
 
     def __call__(
         self, iterator: RangeIterator, num_steps: int, *, may_end: bool, values: Sequence[tf.Tensor] = ()
     ) -> LoopResult:
-        """Takes up to `num_steps` steps, and returns when all of them are done.
+        """Take up to `num_steps` steps, and returns when all of them are done.
 
         Raises: ValueError: they are to be fed `values`.
         """
@@ -48,14 +236,14 @@ class RangeLoop:
             )
         results, ended = self._requests.take(iterator, num_steps)
         losses, *fetched = _joined(results, self._step.specs)
-        if self._stop_at_nan:
-            losses = _finite_first(losses)
+        if self._stop_at_nan:  # a loss that is not finite ended its range, and is to end the loop: it comes last
+            losses = losses[np.argsort(~np.isfinite(losses), kind="stable")]
         examples = sum(int(result["examples"]) for result in results)
         return LoopResult(len(losses), losses, examples, fetched, ended, self._requests.repeated_steps)
 
     def trace(self, iterator: RangeIterator) -> None:
-        """Builds the loop, without a step."""
-        self._requests.trace(iterator.spread.element_spec)
+        """Build the loop, without a step."""
+        self._requests.trace(iterator.dataset.element_spec)
 
     # --- what a worker does ---------------------------------------------------------------------------------------
 
@@ -65,7 +253,7 @@ class RangeLoop:
         return {**of_one_element(), "examples": examples, "stacked": [value[None] for value in outputs]}
 
     def _range(self, iterator: Any, first: tf.Tensor, count: tf.Tensor) -> dict[str, Any]:
-        """Up to `count` steps from batch `first` on; none where the iterator has passed it, or there is none."""
+        """Take up to `count` steps from batch `first` on; none where the iterator has passed it, or there is none."""
         arrays = tuple(tf.TensorArray(spec.dtype, count, element_shape=spec.shape) for spec in self._step.specs)
 
         def step(element: Any, taken: tf.Tensor, examples: tf.Tensor, *arrays: Any) -> Any:
@@ -80,7 +268,7 @@ class RangeLoop:
     def _take(self, element: Any, iterator: Any) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         """Return (the examples of a step, what it returns)."""
         batches, count = self._pipeline.division.replica_batches(element, iterator)
-        return batches[0].count, self._step(batches, count)
+        return batches[0].count, self._step.take(batches, count, ())
 
 
 def _joined(results: Sequence[dict[str, Any]], specs: Sequence[tf.TensorSpec]) -> list[np.ndarray]:
@@ -96,30 +284,21 @@ def _joined(results: Sequence[dict[str, Any]], specs: Sequence[tf.TensorSpec]) -
     ]
 
 
-def _finite_first(losses: np.ndarray) -> np.ndarray:
-    """A loss that is not finite ended its range, and is to end the loop: it is the last one."""
-    return losses[np.argsort(~np.isfinite(losses), kind="stable")]
-
-
 class RangeEvaluation(EvalProgram):
-    """As EvalProgram, on workers. What does not go there runs here, on variables that stay on their servers.
+    """Like EvalProgram, on workers. What does not go there runs here, on variables that stay on their servers.
 
     A request begins with metrics of its own, which are empty, and returns what is in them: a request that is lost with
     its worker has left nothing behind, and is made once more. So each example counts once, whatever is lost.
     """
 
-    def __init__(
-        self, store: VariableStore, model_call: ModelCall, pipeline: InputPipeline, coordinator: Coordinator
-    ) -> None:
-        super().__init__(store, model_call, pipeline, on_workers=True)
-        self._coordinator = coordinator
+    def __init__(self, model: ModelToTrace, pipeline: InputPipeline, coordinator: Coordinator) -> None:
+        super().__init__(model, pipeline, on_workers=True)
+        self._coordinator, store = coordinator, model.store
         fetches, updates = self._fetched(0)
         running = set(needed(self.trace.graph, operations([*tf.nest.flatten(fetches), *updates])))
         own = {name: asked for name, (asked, _) in self.trace.requested.requests.items() if store.specs[name].local}
-        captured = {name: self.trace.handle_of(variable) for name, variable in own.items()}
-        self._handles = {
-            name: handle for name, handle in captured.items() if handle is not None and handle.op in running
-        }
+        handles = {name: self.trace.handle_of(variable) for name, variable in own.items()}
+        self._handles = {name: one for name, one in handles.items() if one is not None and one.op in running}
         self._counter = self._counter_of_batches()
         self._reason = self._why_here()
         self._said: set[str] = set()
@@ -127,7 +306,7 @@ class RangeEvaluation(EvalProgram):
         if self._reason is None:
             self._check_no_collective([*updates, *tf.nest.flatten(fetches)])
             self._batch = self.trace.function(fetches, updates, feeds=list(self._handles.values()))
-            self._initial = {name: store.local_value(name) for name in self._handles}
+            self._initial = {name: store.initial_value(name).numpy() for name in self._handles}
             self._requests = Requests(coordinator, self._range, self._element)
 
     def iterate(self, dataset: tf.data.Dataset, *, in_loops: bool) -> Any:
@@ -167,7 +346,7 @@ class RangeEvaluation(EvalProgram):
         return {**of_one_element(), "examples": examples, "sums": sums, "counted": self._read(handles)}
 
     def _range(self, iterator: Any, first: tf.Tensor, count: tf.Tensor) -> dict[str, Any]:
-        """Up to `count` batches from number `first` on; none where the iterator has passed it, or there is none."""
+        """Evaluate up to `count` batches from number `first` on; none where the iterator has passed it or ended."""
         handles = self._own_metrics(first)
         zero = tf.constant(0, tf.float64)
         nothing = {name: (zero, zero) for name in self.sum_names}
@@ -199,10 +378,9 @@ class RangeEvaluation(EvalProgram):
         return handles
 
     def _read(self, handles: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
-        named = zip(self._initial, handles, strict=True)
         return {
-            name: tf.raw_ops.ReadVariableOp(resource=handle, dtype=self._initial[name].dtype)
-            for name, handle in named
+            name: tf.raw_ops.ReadVariableOp(resource=handle, dtype=initial.dtype)
+            for (name, initial), handle in zip(self._initial.items(), handles, strict=True)
             if name != self._counter
         }
 

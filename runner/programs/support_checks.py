@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_training(spec: EstimatorSpec, config: RunConfig, num_replicas: int, graph: tf.Graph) -> None:
-    """Checks what `config` asks for against what model_fn returned; says what has no effect.
+    """Check what `config` asks for against what model_fn returned; says what has no effect.
 
     Raises:
       ValueError: it cannot be done; the message names the setting and the reason.
@@ -51,7 +51,7 @@ def check_training(spec: EstimatorSpec, config: RunConfig, num_replicas: int, gr
 
 
 def check_feeds(feeds: Sequence[tf.Tensor]) -> None:
-    """Checks what hooks feed a step that is several programs. Raises: ValueError: they do."""
+    """Check what hooks feed a step that is several programs. Raises: ValueError: they do."""
     if feeds:
         raise ValueError(
             f"SessionRunArgs(feed_dict={{{feeds[0].name!r}: ...}}) of a hook: with train.gradient_accumulation, "
@@ -62,19 +62,18 @@ def check_feeds(feeds: Sequence[tf.Tensor]) -> None:
 
 def _check_asynchronous(config: RunConfig) -> None:
     """Check what workers that update one model at their own pace cannot do."""
-    reasons = {}
     if config.nan == "rollback":
-        reasons["train.nan=rollback"] = "batches after the bad one have been trained on by others"
-    if config.precision == "mixed_float16":
-        reasons["train.precision=mixed_float16"] = (
-            "the loss scale would be changed by one worker while another one uses it; mixed_bfloat16 needs none"
-        )
-    for setting, reason in reasons.items():
-        raise ValueError(f"{setting} does not work with strategy=parameter_server: {reason}.")
+        setting, reason = "train.nan=rollback", "batches after the bad one have been trained on by others"
+    elif config.precision == "mixed_float16":
+        setting = "train.precision=mixed_float16"
+        reason = "the loss scale would be changed by one worker while another one uses it; mixed_bfloat16 needs none"
+    else:
+        return
+    raise ValueError(f"{setting} does not work with strategy=parameter_server: {reason}.")
 
 
 def _needs_optimizer(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """(setting, what train_op does that excludes it) of all that is set."""
+    """Yield (setting, what train_op does that excludes it) of all that is set."""
     applies = "takes its gradients and applies them by itself, replica by replica"
     if config.clip_global_norm is not None:
         yield f"train.clip_global_norm={config.clip_global_norm:g}", applies

@@ -9,34 +9,36 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from runner.data.inputs import InputPipeline
 from runner.data.replica_batches import ReplicaBatch
+from runner.distribute.collectives import collectives_of
 from runner.distribute.reductions import spans_processes
-from runner.model_fn import EstimatorSpec, ModeKeys
+from runner.model_fn import ModeKeys
 from runner.programs import ema, support_checks
-from runner.programs.batch_losses import PartOfBatch, PartOfStep, WholeBatch, losses_over_batches, model_fn_has
+from runner.programs.batch_losses import PartOfBatch, PartOfStep, WholeBatch, model_fn_has
 from runner.programs.gradient_accumulation import AccumulatedStep, GradientCut, trace_cut
-from runner.programs.mixed_precision import LossScale, ModelCall
+from runner.programs.mixed_precision import LossScale
 from runner.programs.optimizer_step import advance, apply_update, gradients_of, objective, sum_over_replicas
-from runner.programs.step_inputs import replica_inputs, split_fetches, step_inputs, step_signature
+from runner.programs.program import ModelToTrace, Program, TracedReplica, replica_inputs, split_fetches, step_inputs
 from runner.programs.train_loop import Loop, Step
-from runner.run_config import RunConfig
-from runner.tf_private.v1 import gradients_in_loops, summaries_of_v1
 from runner.tracing import xla
 from runner.tracing.graph_operations import operations
-from runner.tracing.trace_step import Replica, trace_step
-from runner.tracing.variable_store import VariableStore
+from runner.tracing.trace_step import Replica
 from runner.types import StepRequest
 
 v1 = tf.compat.v1
 _log = logging.getLogger(__name__)
 _NOTHING = StepRequest()
 
+# Which input of an operation that writes a summary is its name.
+_INPUT_OF_NAME = {"ScalarSummary": 0, "WriteSummary": 3}
+
 
 @dataclasses.dataclass(frozen=True)
-class TrainedReplica:
+class TrainedReplica(TracedReplica):
     """The outputs of one replica's trace of model_fn in TRAIN. Tensors of the traced graph.
 
     Attributes:
@@ -49,7 +51,6 @@ class TrainedReplica:
       cut: where gradients and update are two programs.
     """
 
-    spec: EstimatorSpec
     loss: tf.Tensor
     v2_summaries: Sequence[tf.Operation]
     together: Sequence[tf.Tensor] = ()
@@ -58,42 +59,43 @@ class TrainedReplica:
     cut: GradientCut | None = None
 
 
-class TrainProgram:
+class TrainProgram(Program):
     """Training of one model_fn on inputs of one structure, traced once.
 
     Args:
-      config: what happens between gradients and variables.
+      summary_writer: of the `tf.summary` inside model_fn; None: nothing is written.
       stop_at_nan: a loop ends with the first step whose loss is not finite.
       loop_type: what takes the steps, called as Loop; None: Loop.
 
     Raises:
-      ValueError: `config` asks for what this model_fn cannot do.
+      ValueError: the config asks for what this model_fn cannot do.
     """
+
+    outputs: Sequence[TrainedReplica]
 
     def __init__(
         self,
-        store: VariableStore,
-        model_call: ModelCall,
+        model: ModelToTrace,
         pipeline: InputPipeline,
-        config: RunConfig,
         *,
         summary_writer: Any,
         stop_at_nan: bool,
         loop_type: Callable[..., Any] | None = None,
     ) -> None:
-        self._store, self._pipeline = store, pipeline
+        config, num_replicas = model.config, model.store.num_replicas
         self._loops: dict[Any, Loop] = {}
-        self.loss_scale = LossScale(store) if config.precision == "mixed_float16" else None
-        num_replicas = 1 if store.strategy is None else store.strategy.num_replicas_in_sync
+        self.loss_scale = LossScale(model.store) if config.precision == "mixed_float16" else None
 
         def replica_fn(replica: Replica) -> TrainedReplica:
             with _summaries(summary_writer, replica):
-                return _train_replica(model_call, pipeline, replica, num_replicas, config)
+                return _train_replica(model, pipeline, replica)
 
-        with summaries_of_v1(), losses_over_batches(), gradients_in_loops():
-            self.trace = trace_step(store, replica_fn, step_signature(pipeline), training=True)
-        self.outputs: Sequence[TrainedReplica] = self.trace.outputs
-        self.spec = self.outputs[0].spec
+        super().__init__(model, pipeline, replica_fn, training=True)
+        self.is_native = self.spec.optimizer is not None
+        """Whether the runner owns the gradients (`optimizer=`)."""
+        own = getattr(self.spec.scaffold, "summary_op", None)
+        self.summary_protos = [own] if own is not None else list(self.trace.collections.get(v1.GraphKeys.SUMMARIES, []))
+        """Tensors of serialised `tf.compat.v1.Summary`. Their values come first in a step with summaries."""
         if self.outputs[0].advance:
             _log.warning(
                 "train_op does not advance the global step, so the runner does: a step is one run of train_op. "
@@ -111,38 +113,19 @@ class TrainProgram:
             self._gradients = functools.partial(self.trace.function, build=gradients.function_of_part)
 
     @property
-    def is_native(self) -> bool:
-        """Report whether the runner owns the gradients (`optimizer=`)."""
-        return self.spec.optimizer is not None
-
-    @property
-    def num_summary_protos(self) -> int:
-        """How many values of a step with summaries are serialised `tf.compat.v1.Summary`; they come first."""
-        return len(self._protos)
-
-    @property
     def has_summaries(self) -> bool:
         """Report whether model_fn makes any."""
-        return bool(self._protos or any(output.v2_summaries for output in self.outputs))
+        return bool(self.summary_protos or any(output.v2_summaries for output in self.outputs))
 
     @property
     def summary_names(self) -> set[str]:
-        """Names of the scalars that model_fn summarises, as far as they are constants."""
-        inputs = [
-            operation.inputs[{"ScalarSummary": 0, "WriteSummary": 3}[operation.type]]
-            for operation in self.trace.graph.get_operations()
-            if operation.type in ("ScalarSummary", "WriteSummary")
-        ]
-        names = [tf.get_static_value(name) for name in inputs]
-        return {name.item().decode() if hasattr(name, "item") else name.decode() for name in names if name is not None}
-
-    @property
-    def _protos(self) -> list[tf.Tensor]:
-        own = getattr(self.spec.scaffold, "summary_op", None)
-        return [own] if own is not None else list(self.trace.collections.get(v1.GraphKeys.SUMMARIES, []))
+        """Return the names of the scalars that model_fn summarises, as far as they are constants."""
+        of_summaries = [one for one in self.trace.graph.get_operations() if one.type in _INPUT_OF_NAME]
+        names = [tf.get_static_value(one.inputs[_INPUT_OF_NAME[one.type]]) for one in of_summaries]
+        return {np.asarray(name).item().decode() for name in names if name is not None}
 
     def loop(self, request: StepRequest = _NOTHING, *, summaries: bool = False) -> Loop:
-        """The loop over steps that also do what is asked for, and write summaries.
+        """Return the loop over steps that also do what is asked for, and write summaries.
 
         Args:
           request: the values of the tensors among its fetches are returned, in order; the loop is called with its
@@ -159,14 +142,24 @@ class TrainProgram:
 
     def _step(self, request: StepRequest, *, summaries: bool) -> Step:
         tensors, effects = split_fetches(request.fetches)
-        extra = [*(self._protos if summaries else []), *tensors]
+        extra = [*(self.summary_protos if summaries else []), *tensors]
         losses = [output.loss for output in self.outputs]
         specs = [tf.TensorSpec([], losses[0].dtype), *(tf.TensorSpec(one.shape, one.dtype) for one in extra)]
         effects = [*self._effects(summaries=summaries), *effects]
         if self.outputs[0].cut is not None:
             support_checks.check_feeds(request.feeds)
-            return self._accumulated_step(effects, extra, specs)
-        return _WholeStep(self.trace.function([losses, extra], effects, feeds=request.feeds), specs)
+            return Step(self._accumulated_step(effects, extra).take, specs)
+        function = self.trace.function([losses, extra], effects, feeds=request.feeds)
+
+        def take(
+            batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]
+        ) -> list[tf.Tensor]:
+            losses, extra = function(*step_inputs(batches, global_count), *values)
+            loss = tf.add_n(losses) if len(losses) > 1 else losses[0]
+            loss.set_shape([])  # the mean of a tensor of unknown rank does not know that it is a scalar
+            return [loss, *extra]
+
+        return Step(take, specs)
 
     def _effects(self, *, summaries: bool) -> list[Any]:
         v2 = [operation for output in self.outputs for operation in output.v2_summaries]
@@ -180,9 +173,7 @@ class TrainProgram:
         effects += [total for output in self.outputs for total in output.together]
         return effects + (v2 if summaries else [])
 
-    def _accumulated_step(
-        self, effects: Sequence[Any], extra: Sequence[tf.Tensor], specs: Sequence[tf.TensorSpec]
-    ) -> AccumulatedStep:
+    def _accumulated_step(self, effects: Sequence[Any], extra: Sequence[tf.Tensor]) -> AccumulatedStep:
         """Return the step as programs of gradients (those of the last micro-batch with `extra`) and of the update."""
         cuts = [output.cut for output in self.outputs if output.cut is not None]
         scales = [cut.scale for cut in cuts if cut.scale is not None]
@@ -191,14 +182,8 @@ class TrainProgram:
         sums = [list(cut.sums) for cut in cuts]
 
         def gradients(fetched: Sequence[tf.Tensor], running: Sequence[Any]) -> Callable[..., Any]:
-            """The placeholders of all replicas are fed one loss scale, if any, and one number of the micro-batch."""
             before_update = [op for op in running if op not in updates]
-            program = self._gradients([sums, list(fetched)], before_update, feeds=[*scales, *numbers])
-
-            def call(*inputs: tf.Tensor) -> Any:
-                return program(*_repeat_last(inputs[:-1], len(scales)), *inputs[-1:] * len(numbers))
-
-            return call
+            return self._gradients([sums, list(fetched)], before_update, feeds=[*scales, *numbers])
 
         update = self.trace.function(
             [cut.loss for cut in cuts],
@@ -210,23 +195,22 @@ class TrainProgram:
             cuts,
             micro_batch=gradients([], self._effects(summaries=False)),
             last=gradients(extra, effects),
-            update=lambda *inputs: update(*_repeat_last(inputs, len(scales))),
-            specs=specs,
+            update=update,
+            num_numbers=len(numbers),
             num_micro_batches=self._pipeline.num_micro_batches,
             loss_scale=self.loss_scale,
-            strategy=self._store.strategy,
+            collectives=collectives_of(self._store.strategy),
         )
 
 
-def _train_replica(
-    model_call: ModelCall, pipeline: InputPipeline, replica: Replica, num_replicas: int, config: RunConfig
-) -> TrainedReplica:
+def _train_replica(model: ModelToTrace, pipeline: InputPipeline, replica: Replica) -> TrainedReplica:
+    config = model.config
     features, labels = replica_inputs(pipeline, replica)
     is_cut = config.gradient_accumulation > 1 or config.precision == "mixed_float16" or config.jit
-    tape, part = tf.GradientTape(persistent=False), _part(replica, num_replicas, is_cut=is_cut)
+    tape, part = tf.GradientTape(persistent=False), _part(replica, is_cut=is_cut)
     with tape, model_fn_has(part):
-        spec = model_call(features, labels, ModeKeys.TRAIN)
-        loss = spec.loss if is_cut and spec.optimizer is not None else objective(spec, replica, num_replicas)
+        spec = model.call(features, labels, ModeKeys.TRAIN)
+        loss = spec.loss if is_cut and spec.optimizer is not None else objective(spec, replica)
     v1.add_to_collection(v1.GraphKeys.LOSSES, spec.loss)  # as in tf.estimator, whose hooks look here
     summaries = _v2_summaries()
     if spec.optimizer is None:
@@ -235,50 +219,28 @@ def _train_replica(
         together = part.sums if spans_processes(tf.distribute.get_strategy()) else ()
         return TrainedReplica(spec, loss, summaries, together, moved, counted)
     if not is_cut:
-        loss = apply_update(spec, gradients_of(tape, loss, replica), loss, replica, num_replicas, config)
+        loss = apply_update(spec, gradients_of(tape, loss, replica), loss, replica, config)
         return TrainedReplica(spec, loss, summaries)
-    cut = trace_cut(tape, spec, replica, num_replicas, config)
+    cut = trace_cut(tape, spec, replica, config)
     return TrainedReplica(spec, cut.loss, summaries, cut=cut)
 
 
-def _part(replica: Replica, num_replicas: int, *, is_cut: bool) -> WholeBatch:
+def _part(replica: Replica, *, is_cut: bool) -> WholeBatch:
     """Return the part of a step's examples that the replica has."""
-    if num_replicas == 1:
+    if replica.num_replicas == 1:
         return WholeBatch()
     if is_cut:  # gradients are a program of each replica's own, perhaps of a micro-batch
         return PartOfBatch(replica.weights, replica.index)
-    over_replicas = functools.partial(sum_over_replicas, replica, num_replicas=num_replicas)
+    over_replicas = functools.partial(sum_over_replicas, replica)
     return PartOfStep(replica.weights, replica.index, v1.get_default_graph(), over_replicas)
 
 
-def _repeat_last(values: Sequence[tf.Tensor], times: int) -> Sequence[tf.Tensor]:
-    """Return `values` with the last one `times` times; 0: as they are."""
-    return [*values[:-1], *[values[-1]] * times] if times else values
-
-
-@dataclasses.dataclass(frozen=True)
-class _WholeStep:
-    """One step as one program: the loss, then everything that was fetched with it.
-
-    Attributes:
-      specs: of what a call returns.
-    """
-
-    function: Callable[..., Any]
-    specs: Sequence[tf.TensorSpec]
-
-    def __call__(
-        self, batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor] = ()
-    ) -> list[tf.Tensor]:
-        losses, extra = self.function(*step_inputs(batches, global_count), *values)
-        loss = tf.add_n(losses) if len(losses) > 1 else losses[0]
-        loss.set_shape([])  # the mean of a tensor of unknown rank does not know that it is a scalar
-        return [loss, *extra]
-
-
 def _v2_summaries() -> list[tf.Operation]:
-    """The operations of `tf.summary` in this replica. The graph lists what comes out of them: a constant that waits
-    for the write, or a branch where the recording is conditional."""
+    """Return the operations of `tf.summary` in this replica.
+
+    The graph lists what comes out of them: a constant that waits for the write, or a branch where the recording is
+    conditional.
+    """
     listed = operations(v1.summary.all_v2_summary_ops() or [])
     behind = [tensor.op for operation in listed for tensor in operation.inputs if tensor.op.type.endswith("If")]
     return [*listed, *behind, *(write for operation in listed for write in operation.control_inputs)]
@@ -286,7 +248,7 @@ def _v2_summaries() -> list[tf.Operation]:
 
 @contextlib.contextmanager
 def _summaries(writer: Any, replica: Replica) -> Iterator[None]:
-    """`tf.summary` inside model_fn writes for the first replica, at the step that is being taken."""
+    """Have `tf.summary` inside model_fn write for the first replica, at the step that is being taken."""
     if writer is None or replica.index > 0:
         with tf.summary.record_if(False):
             yield

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -16,17 +16,17 @@ from runner.tf_private import graphs
 from runner.tracing import xla
 
 
-class Step(Protocol):
-    """One step in a graph: the loss, then everything that was fetched with it."""
+class Step(NamedTuple):
+    """One step in a graph.
 
-    @property
-    def specs(self) -> Sequence[tf.TensorSpec]:
-        """Specs of what a call returns."""
+    Attributes:
+      take: (batches of the replicas, examples of all, values of the placeholders that the step is fed) -> the loss,
+        then everything that was fetched with it.
+      specs: of what `take` returns.
+    """
 
-    def __call__(
-        self, batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor] = ()
-    ) -> list[tf.Tensor]:
-        """Args: values: of the placeholders that the step is fed."""
+    take: Callable[[Sequence[ReplicaBatch], tf.Tensor, Sequence[tf.Tensor]], list[tf.Tensor]]
+    specs: Sequence[tf.TensorSpec]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class LoopResult:
       examples: examples of those steps, over all replicas of all workers.
       values: what else was fetched, each stacked `[num_steps, ...]`.
       data_ended: the input has no further element.
-      repeated_steps: so many of them a coordinator asked for once more, as a worker was lost with them.
+      repeated_steps: how many of them a coordinator asked for once more, as a worker was lost with them.
     """
 
     num_steps: int
@@ -66,7 +66,7 @@ class Loop:
         self._ending = tf.function(functools.partial(self._run, ends=True), autograph=False)
 
     def __call__(self, iterator: Any, num_steps: int, *, may_end: bool, values: Sequence[tf.Tensor] = ()) -> LoopResult:
-        """Takes up to `num_steps` steps.
+        """Take up to `num_steps` steps.
 
         Args:
           may_end: the input may have fewer elements than that; costs a little more for each step.
@@ -82,16 +82,10 @@ class Loop:
             return LoopResult(0, np.zeros(0), 0, [], data_ended=True)  # there is no example at all, not for anybody
         taken = int(result["taken"])
         losses, *values = (value.numpy()[:taken] for value in result["stacked"])
-        return LoopResult(
-            num_steps=taken,
-            losses=losses,
-            examples=int(result["examples"]),
-            values=values,
-            data_ended=bool(result["ended"]),
-        )
+        return LoopResult(taken, losses, int(result["examples"]), values, data_ended=bool(result["ended"]))
 
     def trace(self, iterator: Any) -> None:
-        """Builds the loop over an iterator like this one, without a step."""
+        """Build the loop over an iterator like this one, without a step."""
         self._bounded.get_concrete_function(iterator, tf.TensorSpec([], tf.int32), ())
 
     def _run(self, iterator: Any, num_steps: tf.Tensor, values: Sequence[tf.Tensor], *, ends: bool) -> dict[str, Any]:
@@ -107,7 +101,7 @@ class Loop:
             batches, count = self._pipeline.division.replica_batches(element, iterator)
 
             def take() -> Any:
-                outputs = self._step(batches, count, values)
+                outputs = self._step.take(batches, count, values)
                 fine = tf.math.is_finite(outputs[0]) if self._stop_at_nan else tf.constant(True)
                 written = [array.write(taken, value) for array, value in zip(arrays, outputs, strict=True)]
                 return (taken + 1, examples + count, tf.constant(False), fine, *written)
@@ -130,9 +124,4 @@ class Loop:
         taken, examples, ended, _, *arrays = tf.while_loop(
             running, body, initial, parallel_iterations=self._parallel_iterations
         )
-        return {
-            "taken": taken,
-            "examples": examples,
-            "ended": ended,
-            "stacked": [array.stack() for array in arrays],
-        }
+        return {"taken": taken, "examples": examples, "ended": ended, "stacked": [array.stack() for array in arrays]}

@@ -1,4 +1,4 @@
-"""Partitioned variables, over parameter servers or by a v1 partitioner: what is saved of them under one name."""
+"""Partitioned variables, over parameter servers or by a v1 partitioner: where the parts live, and what is saved."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.tf_private import tensor_bundle
+from runner.tf_private import parameter_server, tensor_bundle
 from runner.tf_private.variables import VariablePart
 from runner.tracing.variable_request import VariableSpec
+
+Rows = tuple[int, int]
+"""First row of a part, and the row after its last."""
 
 
 class PartitionedVariable:
@@ -22,22 +25,21 @@ class PartitionedVariable:
     Args:
       parts: by their names.
       axis: along which it is partitioned.
+
+    Attributes:
+      sizes: of the parts along the axis.
     """
 
     def __init__(self, parts: Mapping[str, tf.Variable], axis: int = 0) -> None:
         self.names, self.parts = tuple(parts), tuple(parts.values())
         self.dtype, self.axis = self.parts[0].dtype, axis
+        self.sizes = [int(part.shape[axis]) for part in self.parts]
         shape = self.parts[0].shape.as_list()
         self.shape = tf.TensorShape([*shape[:axis], sum(self.sizes), *shape[axis + 1 :]])
 
-    @property
-    def sizes(self) -> list[int]:
-        """The size of each part along the axis."""
-        return [int(part.shape[self.axis]) for part in self.parts]
-
 
 def assign(variable: Any, value: Any) -> None:
-    """Gives a variable a value: a tensor or array; for a PartitionedVariable also a tuple, one of each part."""
+    """Give a variable a value: a tensor or array; for a PartitionedVariable also a tuple, one of each part."""
     if not isinstance(variable, PartitionedVariable):
         with _where(variable):
             variable.assign(value)
@@ -66,14 +68,14 @@ def _where(variable: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def part_name(name: str, number: int) -> str:
-    """Name of a part of the variable `name`."""
+    """Return the name of a part of the variable `name`."""
     return f"{name}/part_{number}"
 
 
 def folded(
     variables: Mapping[str, tf.Variable], parts: Mapping[str, VariablePart]
 ) -> dict[str, tf.Variable | PartitionedVariable]:
-    """`variables`, with those that are parts of one under the name that it has where it is whole.
+    """Return `variables`, with those that are parts of one under the name that it has where it is whole.
 
     An optimizer keeps state for each part; where that has a row for each row of the part, it is a part, too.
 
@@ -103,31 +105,47 @@ def folded(
     }
 
 
+def specs_of(saved: Mapping[str, Any], specs: Mapping[str, VariableSpec]) -> dict[str, VariableSpec]:
+    """Return name -> what is known of each variable of `saved`; for a PartitionedVariable, what its parts share.
+
+    Args:
+      specs: by name, those of parts among them.
+    """
+    return {
+        name: dataclasses.replace(specs[one.names[0]], name=name, shape=one.shape)
+        if isinstance(one, PartitionedVariable)
+        else specs[name]
+        for name, one in saved.items()
+    }
+
+
 def read_on_servers(path: str, variables: Mapping[str, Any], key: Callable[[str], str]) -> dict[str, Any]:
-    """Name -> what `assign` of each variable takes, from the checkpoint `path`: read on the servers, where it stays.
+    """Return name -> what `assign` of each variable takes, from the checkpoint `path`.
+
+    It is read on the servers, and stays there.
 
     Args:
       key: of a name in the checkpoint.
     """
     by_place: dict[str, list[tuple[str, int, str, tf.DType]]] = {}
     for name, variable in variables.items():
-        parts = variable.parts if isinstance(variable, PartitionedVariable) else [variable]
+        parts: Sequence[Any] = [variable]
         rows = [""]
         if isinstance(variable, PartitionedVariable):
+            parts = variable.parts
             rows = tensor_bundle.slice_specs([part.shape for part in parts], variable.axis)
         for number, part in enumerate(parts):
             by_place.setdefault(part.device, []).append((name, number, rows[number], part.dtype))
-    read: dict[str, dict[int, tf.Tensor]] = {name: {} for name in variables}
+    read: dict[tuple[str, int], tf.Tensor] = {}
     for place, wanted in by_place.items():
         values = tensor_bundle.read_entries(path, place, [(key(name), rows, dtype) for name, _, rows, dtype in wanted])
-        for (name, number, _, _), value in zip(wanted, values, strict=True):
-            read[name][number] = value
-    return {
-        name: tuple(read[name][number] for number in sorted(read[name]))
-        if isinstance(one, PartitionedVariable)
-        else read[name][0]
-        for name, one in variables.items()
-    }
+        read |= {(name, number): value for (name, number, _, _), value in zip(wanted, values, strict=True)}
+
+    def value(name: str, variable: Any) -> Any:
+        is_partitioned = isinstance(variable, PartitionedVariable)
+        return tuple(read[name, number] for number in range(len(variable.parts))) if is_partitioned else read[name, 0]
+
+    return {name: value(name, variable) for name, variable in variables.items()}
 
 
 def _pattern(part: str) -> re.Pattern[str]:
@@ -139,11 +157,11 @@ def _of_whole(name: str, pattern: re.Pattern[str], whole: str) -> str:
     return pattern.sub(lambda match: whole if "/part_" in match[0] else re.sub("/", "_", whole), name)
 
 
-def part_specs(spec: VariableSpec, rows: Sequence[tuple[int, int]]) -> list[VariableSpec]:
+def part_specs(spec: VariableSpec, rows: Sequence[Rows]) -> list[VariableSpec]:
     """Return the specs of the parts that a partitioned variable is made of.
 
     Args:
-      rows: (first row, row after the last) of each part.
+      rows: of each part.
     """
     return [
         dataclasses.replace(
@@ -175,3 +193,69 @@ def rows_of(initial: Any, shape: tf.TensorShape, first: int, end: int) -> Callab
 
 def _is_shape(value: Any, shape: tf.TensorShape) -> bool:
     return isinstance(value, tuple | list | tf.TensorShape) and tf.TensorShape(value) == shape
+
+
+# --- on which server, and in how many parts ----------------------------------------------------------------------
+
+
+class Unpartitioned:
+    """Nothing is partitioned: every strategy without parameter servers."""
+
+    def parts(self, spec: VariableSpec) -> Sequence[Rows]:
+        """Return the rows of each part of a variable; empty: it stays whole."""
+        return ()
+
+    def tracing(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which a step is traced."""
+        return contextlib.nullcontext()
+
+
+class ParameterServers:
+    """Parameter servers: a variable goes to the one with the least bytes, state of an optimizer beside its weights."""
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self.strategy = strategy
+        self._partitioner: Callable[..., Any] | None = parameter_server.partitioner_of(strategy)
+        self._bytes = {
+            f"/job:ps/task:{n}/device:CPU:0": 0 for n in range(len(parameter_server.tasks_of(strategy)["ps"]))
+        }
+        self._homes: dict[str, tuple[tf.TensorShape, str]] = {}
+        parameter_server.traced_before_scheduled(strategy)
+
+    def parts(self, spec: VariableSpec) -> Sequence[Rows]:
+        """Return the rows by the strategy's partitioner, along the first dimension; only weights are partitioned."""
+        if self._partitioner is None or not spec.trainable or not spec.shape.rank or not spec.shape.is_fully_defined():
+            return ()
+        rows = int(spec.shape[0])
+        number = min(int(self._partitioner(shape=spec.shape, dtype=spec.dtype)[0]), rows)
+        if number <= 1:
+            return ()
+        each, extra = divmod(rows, number)
+        ends = [each * (part + 1) + min(part + 1, extra) for part in range(number)]
+        return list(zip([0, *ends[:-1]], ends, strict=True))
+
+    def variable(self, spec: VariableSpec) -> tf.Variable:
+        """Make the variable on its server, without a value."""
+        device = self._beside(spec) or min(self._bytes, key=self._bytes.__getitem__)
+        size = spec.shape.num_elements() or 1
+        self._bytes[device] += size * (spec.dtype.size or 1)
+        if spec.trainable:
+            self._homes[spec.name] = spec.shape, device
+        return parameter_server.variable_on(
+            device, self.strategy, spec.name, spec.shape, spec.dtype, trainable=spec.trainable
+        )
+
+    def tracing(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which a step is traced for variables that are far away and that others write."""
+        return parameter_server.remote_variables()
+
+    def _beside(self, spec: VariableSpec) -> str | None:
+        """Return where the weights are that `spec` is the optimizer's state of, by its name and shape."""
+        flat = _flat(spec.name)
+        found = [name for name, (shape, _) in self._homes.items() if shape == spec.shape and _flat(name) in flat]
+        return self._homes[max(found, key=len)][1] if found and not spec.trainable else None
+
+
+def _flat(name: str) -> str:
+    """Return `name` as Keras writes the name of the weights with underscores into the names of their slots."""
+    return re.sub(r"\W", "_", name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,45 +25,63 @@ from runner.tracing.variable_store import RequestedVariables
 
 
 @dataclasses.dataclass(frozen=True)
+class ReplicaCall:
+    """The result of one call of the function of a replica.
+
+    It is opaque to tf.nest, so that strategy.run hands back Python objects unflattened.
+
+    Attributes:
+      output: what it returned.
+      collections: the graph collections as it left them.
+      batch_count: what counts its batches for random operations of EVAL and PREDICT, if any.
+      micro_batch_number: the int64 placeholder for the number of the micro-batch that is being computed, for random
+        operations of TRAIN, if any; 0 where it is not fed.
+    """
+
+    output: Any
+    collections: dict[Any, list[Any]]
+    batch_count: tf.Operation | None
+    micro_batch_number: tf.Tensor | None
+
+
 class Trace:
     """One traced step, before it is decided what of it runs.
 
+    Args:
+      calls: of the function of each local replica.
+      call_time_values: see `graphs.collect_call_time_values`.
+
     Attributes:
-      wrapped: the traced graph.
+      wrapped: the traced graph, as `wrap_function` returns it.
       inputs: its flat input tensors, in the order of the signature.
       outputs: what the replica function returned, one a local replica.
       collections: the graph collections as the first replica left them.
       requested: the variables it uses.
-      keras_writes: what Keras optimizers wrote; they return nothing to fetch.
-      batch_counts: by local replica, what counts its batches for random operations of EVAL and PREDICT, if any.
-      micro_batch_numbers: by local replica, the int64 placeholder for the number of the micro-batch that is being
-        computed, for random operations of TRAIN, if any; 0 where it is not fed.
-      table_initializers: fill the lookup tables that model_fn made; run at once.
       operations: of the step, in program order. What hooks add to its graph later is none of them.
     """
 
-    wrapped: Any
-    inputs: Sequence[tf.Tensor]
-    outputs: Sequence[Any]
-    collections: dict[Any, list[Any]]
-    requested: RequestedVariables
-    keras_writes: Sequence[tf.Operation]
-    call_time_values: Sequence[graphs.CallTimeValue] = ()
-    batch_counts: Sequence[tf.Operation | None] = ()
-    micro_batch_numbers: Sequence[tf.Tensor | None] = ()
-    table_initializers: Sequence[Any] = ()
-    operations: Sequence[tf.Operation] = dataclasses.field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "operations", self.graph.get_operations())
+    def __init__(
+        self,
+        wrapped: Any,
+        calls: Sequence[ReplicaCall],
+        requested: RequestedVariables,
+        call_time_values: Sequence[graphs.CallTimeValue] = (),
+    ) -> None:
+        self.wrapped, self.graph, self.requested = wrapped, wrapped.graph, requested
+        self.inputs = wrapped.inputs[: len(wrapped.inputs) - len(wrapped.captured_inputs)]
+        self.outputs = [call.output for call in calls]
+        self.batch_counts = [call.batch_count for call in calls]
+        self.micro_batch_numbers = [call.micro_batch_number for call in calls]
+        self._call_time_values = call_time_values
+        self.operations: Sequence[tf.Operation] = self.graph.get_operations()
+        self.collections = calls[0].collections
         for key, members in self.collections.items():  # hooks look here in begin()
             self.graph.get_collection_ref(key)[:] = members
-        if self.table_initializers:
-            self.function([], self.table_initializers, with_inputs=False)()
-
-    @property
-    def graph(self) -> Any:
-        return self.wrapped.graph
+        key = tf.compat.v1.GraphKeys.TABLE_INITIALIZERS
+        # None: the table was made, and filled, under init_scope.
+        fill_tables = [one for call in calls for one in call.collections.get(key, ()) if one is not None]
+        if fill_tables:
+            self.function([], fill_tables, with_inputs=False)()
 
     @functools.cached_property
     def may_write_in_branches(self) -> bool:
@@ -75,28 +93,27 @@ class Trace:
         return draws or any(self._calls_with(self.requested.keras_variables()))
 
     def _captured(self, variables: Sequence[Any], replica: int | None = None) -> set[str]:
-        """Names of the tensors by which the graph knows the handles of `variables`."""
+        """Return the names of the tensors by which the graph knows the handles of `variables`."""
         mine = {id(handle) for variable in variables for handle in _handles(variable, replica)}
         return {internal.name for external, internal in self.graph.captures if id(external) in mine}
 
+    def _of_tensors(self, names: Collection[str], is_wanted: Callable[[tf.Operation], bool]) -> list[tf.Operation]:
+        """Return the operations of the step that are wanted, and take one of the tensors of these names."""
+        return [one for one in self.operations if is_wanted(one) and any(tensor.name in names for tensor in one.inputs)]
+
     def handle_of(self, variable: tf.Variable) -> tf.Tensor | None:
-        """The placeholder by which the graph knows a variable; None: it does not use it."""
+        """Return the placeholder by which the graph knows a variable; None: it does not use it."""
         return next((internal for external, internal in self.graph.captures if external is variable.handle), None)
 
     def _calls_with(self, variables: Sequence[Any]) -> list[tf.Operation]:
-        names = self._captured(variables)
-        return [
-            operation
-            for operation in self.operations
-            if operation.type in CALLS and any(tensor.name in names for tensor in operation.inputs)
-        ]
+        return self._of_tensors(self._captured(variables), lambda operation: operation.type in CALLS)
 
     def all_effects(self) -> list[tf.Operation]:
-        """Everything that a tf.function would run: each operation with an effect, in program order."""
+        """Return everything that a tf.function would run: each operation with an effect, in program order."""
         return [operation for operation in self.operations if has_effect(operation)]
 
     def writes_of_keras(self, *, metrics_only: bool = False, replica: int | None = None) -> list[tf.Operation]:
-        """Assignments that Keras layers and metrics issue on their own, and hand to nobody to fetch.
+        """Return the assignments that Keras layers and metrics issue on their own, and hand to nobody to fetch.
 
         Args:
           metrics_only: leave out all but metrics and random state (that of the runner too): evaluation must not move
@@ -104,20 +121,15 @@ class Trace:
           replica: only writes to this local replica's component of each variable; None means all.
         """
         variables = self.requested.keras_variables(metrics_only=metrics_only)
-        names = self._captured(variables, replica)
-        writes = [
-            operation
-            for operation in self.operations
-            if is_assignment(operation) and any(tensor.name in names for tensor in operation.inputs)
-        ]
+        writes = self._of_tensors(self._captured(variables, replica), is_assignment)
         if metrics_only:
             counts = self.batch_counts if replica is None else self.batch_counts[replica : replica + 1]
             return writes + [count for count in counts if count is not None]
         writes += self._calls_with(variables)  # of layers and optimizers that write in a branch
-        return list(dict.fromkeys([*writes, *filter(changes_state, self.keras_writes)]))
+        return list(dict.fromkeys([*writes, *filter(changes_state, self.requested.keras.written)]))
 
     def kernel_random_ops(self) -> list[str]:
-        """Names of the random operations whose state is in a kernel, which no checkpoint holds.
+        """Return the names of the random operations whose state is in a kernel, which no checkpoint holds.
 
         Almost all become stateless ones (runner/tracing/random_state.py). Those of tf.raw_ops, of
         tf.vectorized_map, samplers of candidates and the like are not; nor is a tf.random.Generator that was made
@@ -141,7 +153,7 @@ class Trace:
         feeds: Sequence[tf.Tensor] = (),
         build: Callable[..., Callable[..., list[tf.Tensor]]] = graphs.function_of_part,
     ) -> Callable[..., Any]:
-        """The part of the trace that `fetches` and `effects` need, as a function.
+        """Return the part of the trace that `fetches` and `effects` need, as a function.
 
         Args:
           fetches: a nest of tensors: what the function returns.
@@ -159,7 +171,7 @@ class Trace:
         running = needed(self.graph, [*run, *operations(tensors)])
         # The key of a collective that does not run is not drawn: workers that call this another number of times (each
         # evaluates in loops of its own length) would count keys differently, and wait for each other for ever.
-        late = [value for value in self.call_time_values if value.placeholder.op in running]
+        late = [value for value in self._call_time_values if value.placeholder.op in running]
         arguments += [value.placeholder for value in late]
         self._check_fed(running, arguments)
         with graphs.control_inputs(program_order(self.graph, self._as_in_a_session(running)) if run else {}):
@@ -173,7 +185,7 @@ class Trace:
         return call
 
     def _as_in_a_session(self, running: Sequence[tf.Operation]) -> Sequence[tf.Operation]:
-        """`running` with what hooks read of variables before everything else.
+        """Return `running` with what hooks read of variables before everything else.
 
         Such a read waits for nothing in a session, and sees the value before the step; TensorFlow's own hooks count on
         that for the global step.

@@ -18,11 +18,11 @@ import tensorflow as tf
 from runner.distribute.reductions import Reductions, ReplicaWeights, local_replica
 from runner.tf_private import graphs
 from runner.tf_private.cluster import replicas_in_sync
-from runner.tf_private.keras3 import KerasTrace, keras_trace
+from runner.tf_private.keras3 import keras_trace
 from runner.tf_private.variables import initial_values_from_checkpoints
 from runner.tracing.graph_operations import needed
 from runner.tracing.random_state import Stream, drawing_from, moment, seeded, stateless_random_ops
-from runner.tracing.trace import Trace
+from runner.tracing.trace import ReplicaCall, Trace
 from runner.tracing.variable_request import VariableSpec
 from runner.tracing.variable_store import GLOBAL_STEP, RequestedVariables, VariableStore
 
@@ -39,8 +39,8 @@ class Replica:
       weights: how much each replica counts.
       reductions: sums over replicas.
       requested: the variables that have been asked for so far.
+      store: has the variables, and can compute what they start from.
       global_step: as this trace may use it.
-      initial_value: of the variable of that name, computed anew; on the eager level.
     """
 
     index: int
@@ -48,12 +48,17 @@ class Replica:
     weights: ReplicaWeights
     reductions: Reductions
     requested: RequestedVariables
+    store: VariableStore
     global_step: tf.Variable
-    initial_value: Callable[[str], tf.Tensor]
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of replicas that take part in one update, over all workers."""
+        return self.store.num_replicas
 
     @property
     def num_local(self) -> int:
-        """Replicas of this process."""
+        """The number of replicas of this process."""
         return int(self.weights.counts.shape[0])
 
 
@@ -68,7 +73,7 @@ def trace_step(
     training: bool,
     on_workers: bool = False,
 ) -> Trace:
-    """Traces one step with session semantics, creating the variables it asks for.
+    """Trace one step with session semantics, creating the variables it asks for.
 
     Args:
       signature: flat specs of the inputs; the last two are the weights (counts, global count).
@@ -113,25 +118,14 @@ class _Step:
         with seeded(self.store.seed):
             return v1.wrap_function(traced, list(self.signature))
 
-    def call(self, replica: Replica) -> _Call:
+    def call(self, replica: Replica) -> ReplicaCall:
         """Call the function of a replica, in its thread."""
         clock = _Clock(replica.global_step, training=self.training)
         with drawing_from(clock.stream(self.store.seed)):
             output = self.replica_fn(replica)
         keys = v1.get_default_graph().get_all_collection_keys()
-        return _Call(output, {key: list(v1.get_collection(key)) for key in keys}, clock)
-
-
-@dataclasses.dataclass
-class _Call:
-    """The result of one call of the function of a replica.
-
-    It is opaque to tf.nest, so that strategy.run hands back Python objects unflattened.
-    """
-
-    output: Any
-    collections: dict[Any, list[Any]]
-    clock: _Clock
+        collections = {key: list(v1.get_collection(key)) for key in keys}
+        return ReplicaCall(output, collections, clock.count, clock.micro_batch_number)
 
 
 def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[VariableSpec]]:
@@ -139,21 +133,17 @@ def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[Vari
 
     Returns: the trace, and the specs of the variables that were new.
     """
-    store, requested = step.store, RequestedVariables()
-    calls: list[_Call] = []
+    store = step.store
+    calls: list[ReplicaCall] = []
     found: dict[str, Any] = {}
 
     def run(inputs: Sequence[tf.Tensor], weights: ReplicaWeights) -> None:
-        with (
-            graphs.fresh_thread_collections(),
-            keras_trace(v1.get_default_graph()) as keras,
-            store.discovering(keras, requested, training=step.training) as new,
-        ):
-            global_step = store.discovery_variable(GLOBAL_STEP)
-            reductions = Reductions(tf.distribute.get_strategy(), weights)
-            replica = Replica(0, inputs, weights, reductions, requested, global_step, store.initial_value)
-            calls.append(step.call(replica))
-            found.update(new=new, keras=keras)
+        with graphs.fresh_thread_collections(), keras_trace(v1.get_default_graph()) as keras:
+            requested = found["requested"] = RequestedVariables(keras, step.training)
+            with store.discovering(requested) as found["new"]:
+                global_step = store.discovery_variable(GLOBAL_STEP)
+                reductions = Reductions(tf.distribute.get_strategy(), weights)
+                calls.append(step.call(Replica(0, inputs, weights, reductions, requested, store, global_step)))
 
     # What model_fn makes of the number of replicas, a learning rate for one, becomes the initial value of a variable.
     num_replicas = 1 if on_one_device or store.strategy is None else store.strategy.num_replicas_in_sync
@@ -168,13 +158,13 @@ def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[Vari
         return graphs.function_of_part(wrapped.graph, running, [], [initial], [])()[0]
 
     store.materialise(found["new"], evaluate, on_one_device=on_one_device)
-    return _trace_of(wrapped, calls, requested, found["keras"]), found["new"]
+    return Trace(wrapped, calls, found["requested"]), found["new"]
 
 
 def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy) -> Trace:
     """Trace every local replica in strategy.run, with the variables that the store holds."""
-    store, requested = step.store, RequestedVariables()
-    calls: list[_Call] = []
+    store = step.store
+    calls: list[ReplicaCall] = []
     found: dict[str, Any] = {}
     # Only the first replica makes summaries, and the model_fn of each merges them.
     shared: dict[Any, list[Any]] = {v1.GraphKeys.SUMMARIES: []}
@@ -184,45 +174,18 @@ def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy) -> Trace:
         reduce = None if strategy.num_replicas_in_sync == 1 else reductions.all_reduce
         found["late"] = graphs.collect_call_time_values(graph)
         with strategy.scope(), keras_trace(graph, reduce) as keras, reductions.entered():
-            serving = store.serving(keras, requested, training=step.training)
+            requested = found["requested"] = RequestedVariables(keras, step.training)
+            serving = store.serving(requested)
 
-            def run_replica() -> _Call:
+            def run_replica() -> ReplicaCall:
                 with graphs.fresh_thread_collections(shared), serving():
-                    return step.call(
-                        Replica(
-                            local_replica(), inputs, weights, reductions, requested, store[GLOBAL_STEP],
-                            store.initial_value,
-                        )
-                    )  # fmt: skip
+                    index = local_replica()
+                    return step.call(Replica(index, inputs, weights, reductions, requested, store, store[GLOBAL_STEP]))
 
             with serving(), _explaining_merge_call():
                 calls.extend(strategy.experimental_local_results(strategy.run(run_replica)))
-        found["keras"] = keras
 
-    return _trace_of(step.wrap(run), calls, requested, found["keras"], found["late"])
-
-
-def _trace_of(
-    wrapped: Any,
-    calls: Sequence[_Call],
-    requested: RequestedVariables,
-    keras: KerasTrace,
-    late: Sequence[graphs.CallTimeValue] = (),
-) -> Trace:
-    members = [one for call in calls for one in call.collections.get(v1.GraphKeys.TABLE_INITIALIZERS, ())]
-    return Trace(
-        wrapped,
-        wrapped.inputs[: len(wrapped.inputs) - len(wrapped.captured_inputs)],
-        [call.output for call in calls],
-        calls[0].collections,
-        requested,
-        keras.written,
-        late,
-        batch_counts=[call.clock.count for call in calls],
-        micro_batch_numbers=[call.clock.micro_batch_number for call in calls],
-        # None: the table was made, and filled, under init_scope.
-        table_initializers=[one for one in members if one is not None],
-    )
+    return Trace(step.wrap(run), calls, found["requested"], found["late"])
 
 
 class _Clock:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import re
 import threading
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,10 +31,10 @@ class VariableSpec:
     shape: tf.TensorShape
     dtype: tf.DType
     trainable: bool
-    synchronization: tf.VariableSynchronization
-    aggregation: tf.VariableAggregation
-    local: bool
     initial: Any
+    local: bool = False
+    synchronization: tf.VariableSynchronization = tf.VariableSynchronization.AUTO
+    aggregation: tf.VariableAggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
 
 
 def is_metric(owner: Any) -> bool:
@@ -41,19 +42,14 @@ def is_metric(owner: Any) -> bool:
     return owner is not None and owner.synchronization == "on_read"
 
 
-@dataclasses.dataclass(frozen=True)
-class TfKerasMetric:
-    """Stands for the owner of a variable that a metric of tf_keras asks for: there is no `keras.Variable`."""
-
-    name: str = ""
-    synchronization: str = "on_read"
-    trainable: bool = False
+# Stands for the owner of a variable that a metric of tf_keras asks for: there is no `keras.Variable`.
+_METRIC_OF_TF_KERAS = types.SimpleNamespace(name="", synchronization="on_read", trainable=False)
 
 
-def owner_by_request(kwargs: Mapping[str, Any]) -> TfKerasMetric | None:
-    """Who asks for a variable, where that is a metric of tf_keras: read as a sum, and in no collection."""
+def owner_by_request(kwargs: Mapping[str, Any]) -> Any:
+    """Return who asks for a variable, where that is a metric of tf_keras: read as a sum, and in no collection."""
     is_summed = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
-    return TfKerasMetric() if is_summed and kwargs.get("collections") == [] else None
+    return _METRIC_OF_TF_KERAS if is_summed and kwargs.get("collections") == [] else None
 
 
 def is_seed_state(owner: Any) -> bool:
@@ -94,36 +90,23 @@ def spec_of(name: str, kwargs: Mapping[str, Any], owner: Any, *, local_random: b
         or is_metric(owner_by_request(kwargs))
         or (local_random and is_seed_state(owner))
     )
-    dtype = tf.as_dtype(dtype)
-    return VariableSpec(
-        name=name,
-        shape=tf.TensorShape(shape),
-        dtype=dtype,
-        trainable=bool(trainable),
-        synchronization=synchronization,
-        aggregation=_aggregation(kwargs.get("aggregation"), synchronization, dtype, trainable=bool(trainable)),
-        local=local,
-        initial=initial,
+    asked = VariableSpec(
+        name, tf.TensorShape(shape), tf.as_dtype(dtype), bool(trainable), initial, local, synchronization
     )
+    return dataclasses.replace(asked, aggregation=_aggregation(kwargs.get("aggregation"), asked))
 
 
-def _aggregation(
-    requested: tf.VariableAggregation | None,
-    synchronization: tf.VariableSynchronization,
-    dtype: tf.DType,
-    *,
-    trainable: bool,
-) -> tf.VariableAggregation:
-    """How writes from several replicas become one value, where the request does not say.
+def _aggregation(requested: tf.VariableAggregation | None, spec: VariableSpec) -> tf.VariableAggregation:
+    """Return how writes from several replicas become one value, where the request does not say.
 
     Statistics (moving averages) are the mean over replicas; a counter, or a weight that model_fn assigns itself
     (clipping, constraints: every replica computes the same), is the first replica's.
     """
     if requested not in (None, tf.VariableAggregation.NONE):
         return requested
-    if synchronization == tf.VariableSynchronization.ON_READ:
+    if spec.synchronization == tf.VariableSynchronization.ON_READ:
         return tf.VariableAggregation.SUM
-    if dtype.is_floating and not trainable:
+    if spec.dtype.is_floating and not spec.trainable:
         return tf.VariableAggregation.MEAN
     return tf.VariableAggregation.ONLY_FIRST_REPLICA
 

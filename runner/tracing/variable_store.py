@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
+from runner.distribute.strategy import is_parameter_server
 from runner.tf_private import graphs, random_ops
 from runner.tf_private.keras3 import KerasTrace
 from runner.tf_private.parameter_server import ShardedVariable
@@ -30,9 +31,8 @@ from runner.tf_private.variables import (
     slices_of,
     uninitialized_variable,
 )
-from runner.tracing.partitioned_variable import PartitionedVariable, folded, part_name, part_specs
+from runner.tracing.partitioned_variable import ParameterServers, Unpartitioned, folded, part_name, part_specs, specs_of
 from runner.tracing.random_state import seeded
-from runner.tracing.variable_placement import ParameterServers, placement_of
 from runner.tracing.variable_request import (
     RequestedNames,
     VariableSpec,
@@ -53,10 +53,14 @@ class RequestedVariables:
     """The variables that one trace asked for, by name, in order of request, and which of them belong to Keras.
 
     Attributes:
+      keras: what Keras does during the trace.
+      training: whether random state of Keras is part of the model, or is evaluation's own.
       requests: name -> the variable it was given and the `keras.Variable` that asked for it (None for plain ones), as
         the first replica asked.
     """
 
+    keras: KerasTrace
+    training: bool
     requests: dict[str, tuple[tf.Variable, Any]] = dataclasses.field(default_factory=dict)
 
     @property
@@ -87,16 +91,20 @@ class VariableStore:
     Args:
       strategy: where they live; None is the default strategy, which keeps what discovery made.
       seed: initial values are a function of this seed and the variable's name, whatever the strategy and order.
+
+    Attributes:
+      num_replicas: that take part in one update, over all workers.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy | None, seed: int) -> None:
-        self.strategy = strategy
-        self.seed = seed
+        self.strategy, self.seed = strategy, seed
+        self.num_replicas = 1 if strategy is None else int(strategy.num_replicas_in_sync)
         self.specs: dict[str, VariableSpec] = {}
         self._variables: dict[str, tf.Variable] = {}
         self._discovered: dict[str, tf.Variable] = {}
-        self.placement = placement_of(strategy)
-        self._parts: dict[str, VariablePart] = {}  # of variables that are partitioned over parameter servers
+        self.placement = ParameterServers(strategy) if is_parameter_server(strategy) else Unpartitioned()
+        self._wholes: set[str] = set()  # names of the variables that are partitioned over parameter servers
+        self._parts: dict[str, VariablePart] = {}  # of those
         # CentralStorage and parameter servers keep one copy, which a trace without a strategy can use as it is.
         self.has_one_copy = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy) or isinstance(
             self.placement, ParameterServers
@@ -104,16 +112,15 @@ class VariableStore:
         # The runner's own: counts updates, whoever makes them, atomically, once for all replicas.
         self.declare(GLOBAL_STEP, tf.constant(0, tf.int64))
 
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context in which the variables are assigned."""
+        return contextlib.nullcontext() if self.strategy is None else self.strategy.scope()
+
     def __getitem__(self, name: str) -> tf.Variable:
         return self._variables[name]
 
     def __contains__(self, name: str) -> bool:
         return name in self._variables
-
-    @property
-    def _wholes(self) -> set[str]:
-        """Names of the variables that are partitioned over parameter servers."""
-        return {part.whole for part in self._parts.values()}
 
     @property
     def saved(self) -> dict[str, Any]:
@@ -130,16 +137,11 @@ class VariableStore:
         return specs_of(self.saved, self.specs)
 
     def reset_local(self, names: Iterable[str]) -> None:
-        """Gives those of `names` that are no part of the model (metrics, evaluation's random state) a fresh start."""
+        """Give those of `names` that are no part of the model (metrics, evaluation's random state) a fresh start."""
         for name in names:
             spec = self.specs[name]
             if spec.local:
                 self._variables[name].assign(self._initial_value(spec))
-
-    def local_value(self, name: str) -> np.ndarray:
-        """Return what `reset_local` gives the variable `name`."""
-        value: np.ndarray = self._initial_value(self.specs[name]).numpy()
-        return value
 
     @property
     def global_step(self) -> int:
@@ -151,23 +153,14 @@ class VariableStore:
         return self._discovered[name]
 
     def declare(self, name: str, initial: tf.Tensor) -> None:
-        """Makes a variable that no model_fn asks for: state of the runner, the same on all replicas."""
+        """Make a variable that no model_fn asks for: state of the runner, the same on all replicas."""
         if name in self._variables:
             return
         discovered = uninitialized_variable(name, initial.shape, initial.dtype, False)
         with tf.init_scope():
             discovered.assign(initial)  # initial values that are drawn in the trace ask for the time
         self._discovered[name] = discovered
-        spec = VariableSpec(
-            name=name,
-            shape=initial.shape,
-            dtype=initial.dtype,
-            trainable=False,
-            synchronization=tf.VariableSynchronization.AUTO,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-            local=False,
-            initial=initial,
-        )
+        spec = VariableSpec(name, initial.shape, initial.dtype, trainable=False, initial=initial)
         self._materialise(spec, initial)
 
     def initial_value(self, name: str) -> Any:
@@ -178,43 +171,37 @@ class VariableStore:
     # --- the three phases -------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def discovering(
-        self, keras: KerasTrace, requested: RequestedVariables, *, training: bool
-    ) -> Iterator[list[VariableSpec]]:
-        """While traced under the default strategy: unknown names are recorded and answered without memory.
+    def discovering(self, requested: RequestedVariables) -> Iterator[list[VariableSpec]]:
+        """While traced under the default strategy, record unknown names and answer them without memory.
 
         Yields: the list that fills with the specs of new variables; hand it to `materialise` after the trace.
         """
         new: list[VariableSpec] = []
 
         def make(name: str, kwargs: Mapping[str, Any], owner: Any) -> tf.Variable:
-            spec = spec_of(name, kwargs, owner, local_random=not training)
+            spec = spec_of(name, kwargs, owner, local_random=not requested.training)
             rows = () if spec.local else self.placement.parts(spec)
-            if rows:
-                specs = part_specs(spec, rows)
-                self._parts |= {part.name: VariablePart(spec.name, number) for number, part in enumerate(specs)}
-                parts = [make_one(part) for part in specs]
-                self.specs[name] = spec
-                self._discovered[name] = ShardedVariable(parts, name)
-                new.append(spec)
-                return self._discovered[name]
-            return make_one(spec)
+            if not rows:
+                return make_one(spec)
+            self._wholes.add(name)
+            specs = part_specs(spec, rows)
+            self._parts |= {part.name: VariablePart(name, number) for number, part in enumerate(specs)}
+            return add(spec, ShardedVariable([make_one(part) for part in specs], name))
 
         def make_one(spec: VariableSpec) -> tf.Variable:
-            self.specs[spec.name] = spec
-            self._discovered[spec.name] = uninitialized_variable(
-                spec.name, spec.shape, spec.dtype, spec.trainable, lambda: self._initial_value(spec)
-            )
-            new.append(spec)
-            return self._discovered[spec.name]
+            initial = functools.partial(self._initial_value, spec)
+            return add(spec, uninitialized_variable(spec.name, spec.shape, spec.dtype, spec.trainable, initial))
 
-        with graphs.creator_scope(self._creator(self._discovered, make, keras, requested, training=training)):
+        def add(spec: VariableSpec, variable: tf.Variable) -> tf.Variable:
+            new.append(spec)
+            self.specs[spec.name], self._discovered[spec.name] = spec, variable
+            return variable
+
+        with graphs.creator_scope(self._creator(self._discovered, make, requested)):
             yield new
 
-    def serving(
-        self, keras: KerasTrace, requested: RequestedVariables, *, training: bool
-    ) -> Callable[[], contextlib.AbstractContextManager[None]]:
-        """For a trace under the strategy: every request is answered with the real variable of that name.
+    def serving(self, requested: RequestedVariables) -> Callable[[], contextlib.AbstractContextManager[None]]:
+        """Answer every request of a trace under the strategy with the real variable of that name.
 
         Returns: makes the context to enter: inside `strategy.scope()` (v1 slots are made in cross-replica context),
           and again in each replica, where the strategy's own creator would otherwise come first.
@@ -226,13 +213,12 @@ class VariableStore:
                 "model_fn must ask for the same variables, under the same names, each time it is called."
             )
 
-        creator = self._creator(self._variables, refuse, keras, requested, training=training)
-        return lambda: graphs.creator_scope(creator)
+        return functools.partial(graphs.creator_scope, self._creator(self._variables, refuse, requested))
 
     def asked_for_in_a_graph(
-        self, keras: KerasTrace, requested: RequestedVariables, make: Callable[[VariableSpec], tf.Variable]
+        self, requested: RequestedVariables, make: Callable[[VariableSpec], tf.Variable]
     ) -> Callable[..., Any]:
-        """A variable creator for a graph that has variables of its own (an exported one), under the names of here.
+        """Return a variable creator for a graph with variables of its own (an exported one), under the names of here.
 
         Args:
           make: makes one in that graph; called once a name.
@@ -244,10 +230,10 @@ class VariableStore:
             made[name] = make(spec)
             return made[name]
 
-        return self._creator(made, make_one, keras, requested, training=False)
+        return self._creator(made, make_one, requested)
 
     def materialise(self, new: Sequence[VariableSpec], evaluate: Callable[[Any], Any], *, on_one_device: bool) -> None:
-        """Creates the real variables of `new`, in order.
+        """Create the real variables of `new`, in order.
 
         Args:
           evaluate: runs a tensor of the discovery graph, or a callable inside that graph, and gives its value.
@@ -317,20 +303,17 @@ class VariableStore:
         self,
         variables: Mapping[str, tf.Variable],
         make: Callable[[str, Mapping[str, Any], Any], tf.Variable],
-        keras: KerasTrace,
         requested: RequestedVariables,
-        *,
-        training: bool,
     ) -> Callable[..., tf.Variable]:
         names = RequestedNames(self.specs)
 
         def create(next_creator: Callable[..., Any], **kwargs: Any) -> tf.Variable:
-            owner = keras.owner
+            owner = requested.keras.owner
             if owner is None:
                 name = names.name(kwargs.get("name") or "Variable", unique=False)
             else:
                 name = names.name(owner.path, unique=True)
-                if is_seed_state(owner) and not training:
+                if is_seed_state(owner) and not requested.training:
                     name = f"_evaluation/{name}"  # random state of its own: evaluating must not move training's
             variable = variables.get(name)
             if variable is None:
@@ -345,20 +328,6 @@ class VariableStore:
         return create
 
 
-def specs_of(saved: Mapping[str, Any], specs: Mapping[str, VariableSpec]) -> dict[str, VariableSpec]:
-    """Return name -> what is known of each variable of `saved`; for a PartitionedVariable, what its parts share.
-
-    Args:
-      specs: by name, those of parts among them.
-    """
-    return {
-        name: dataclasses.replace(specs[one.names[0]], name=name, shape=one.shape)
-        if isinstance(one, PartitionedVariable)
-        else specs[name]
-        for name, one in saved.items()
-    }
-
-
 def _check_shape(name: str, variable: tf.Variable, requested: Any) -> None:
     if requested is None or variable.shape.is_compatible_with(requested):
         return
@@ -369,7 +338,7 @@ def _check_shape(name: str, variable: tf.Variable, requested: Any) -> None:
 
 
 def _collect(variable: tf.Variable, spec: VariableSpec, requested: Any) -> None:
-    """Adds `variable` to the collections of the graph, as v1 does when it makes one."""
+    """Add `variable` to the collections of the graph, as v1 does when it makes one."""
     names = list(requested) if requested is not None else [_KEYS.GLOBAL_VARIABLES]
     names = [name for name in names if name != _KEYS.TRAINABLE_VARIABLES]
     if spec.trainable:

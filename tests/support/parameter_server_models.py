@@ -16,7 +16,7 @@ import tensorflow as tf
 from runner import Estimator, EstimatorSpec, Hook, Input, ModeKeys, RunConfig
 from runner.distribute.errors import PeerLost
 from runner.distribute.strategy import build_parameter_server
-from runner.programs.ps_coordinator import Coordinator
+from runner.programs.ps_programs import Coordinator
 from tests.support.models import STYLES, data, train_input
 from tests.support.parameter_server_cases import Servers, after
 

@@ -1,17 +1,79 @@
-"""The inputs of one step, flat: the batches of all replicas and their weights."""
+"""What the programs of training, evaluation and prediction have in common: the trace, and the flat inputs of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from runner.data.inputs import InputPipeline
 from runner.data.replica_batches import ReplicaBatch
-from runner.tracing.trace_step import Replica
+from runner.model_fn import EstimatorSpec
+from runner.programs.batch_losses import losses_over_batches
+from runner.programs.mixed_precision import ModelCall
+from runner.run_config import RunConfig
+from runner.tf_private.v1 import gradients_in_loops, summaries_of_v1
+from runner.tracing.trace_step import Replica, trace_step
+from runner.tracing.variable_store import VariableStore
 
 v1 = tf.compat.v1
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelToTrace:
+    """A model_fn, and where its variables are.
+
+    Attributes:
+      call: model_fn with params and config bound, in the precision of the run.
+      config: what happens between gradients and variables.
+    """
+
+    store: VariableStore
+    call: ModelCall
+    config: RunConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedReplica:
+    """What one replica's trace of model_fn returns. Its tensors are those of the traced graph."""
+
+    spec: EstimatorSpec
+
+
+class Program:
+    """One model_fn in one mode on inputs of one structure, traced once.
+
+    Args:
+      replica_fn: calls model_fn for one replica.
+      training, on_workers: see `trace_step`.
+
+    Attributes:
+      outputs: what `replica_fn` returned, one for each local replica.
+      spec: of the first replica.
+    """
+
+    def __init__(
+        self,
+        model: ModelToTrace,
+        pipeline: InputPipeline,
+        replica_fn: Callable[[Replica], TracedReplica],
+        *,
+        training: bool = False,
+        on_workers: bool = False,
+    ) -> None:
+        self._store, self._pipeline = model.store, pipeline
+        with summaries_of_v1(), losses_over_batches(), gradients_in_loops():
+            self.trace = trace_step(
+                model.store, replica_fn, step_signature(pipeline), training=training, on_workers=on_workers
+            )
+        self.outputs: Sequence[Any] = self.trace.outputs
+        self.spec: EstimatorSpec = self.outputs[0].spec
+
+    def reset(self) -> None:
+        """Start metrics from nothing and random state from the seed, before each evaluation or prediction."""
+        self._store.reset_local(self.trace.requested.requests)
 
 
 def step_signature(pipeline: InputPipeline) -> list[tf.TensorSpec]:
