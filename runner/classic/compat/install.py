@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 _OUT_OF_EAGER = frozenset({"disable_v2_behavior", "disable_eager_execution"})
 """Switches after which a script builds a graph in TF 1."""
 
-SHAPES = frozenset({"disable_v2_behavior", "disable_v2_tensorshape"})
+SHAPES = ("disable_v2_behavior", "disable_v2_tensorshape")
 """Switches after which the dimensions of a shape have a `value`."""
 
 SWITCHES = (

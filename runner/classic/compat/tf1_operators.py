@@ -30,7 +30,7 @@ def as_classic(model_fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _operators() -> contextlib.AbstractContextManager[None]:
-    return tf_estimator.operators_of_tf1(dimensions=bool(install.SHAPES & install.called))
+    return tf_estimator.operators_of_tf1(dimensions=not install.called.isdisjoint(install.SHAPES))
 
 
 def eagerly(method: Callable[..., Any]) -> Callable[..., Any]:
