@@ -1,7 +1,8 @@
 """Writes the runs of this folder: `python write_runs.py`, with the runner of revision 8664505.
 
-Each run is stopped at step 9, in the middle of its second epoch of six batches. `expected/<run>.npz` is what the same
-command came to at step 20 without a stop, and what its evaluation said at step 9.
+Each run is stopped at step 9, in the middle of its second epoch of six batches. `expected/<CPU>/<run>.npz` is what the
+same command came to at step 20 without a stop, and what its evaluation said at step 9. The last bits of a float32
+depend on the instructions of the CPU: what another CPU came to with 8664505, from the same runs, lies beside it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,16 @@ RUNS = {
 }  # fmt: skip
 
 
+def cpu() -> str:
+    """Return what TensorFlow's kernels are chosen by: the vendor and the widest vector instructions of this CPU."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    facts = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
+    facts = {key.strip(): value.strip() for key, value in facts.items()}
+    flags = set(facts.get("flags", "").split())
+    widest = [flag for flag in ("amx_tile", "avx512_fp16", "avx512_bf16", "avx512f", "avx2") if flag in flags]
+    return "-".join([facts.get("vendor_id", "unknown"), *widest[:1]])
+
+
 def values(checkpoint: Path) -> dict[str, Any]:
     """Every variable of a checkpoint but the state of iterators, by name."""
     import tensorflow as tf
@@ -59,9 +70,9 @@ def main() -> None:
             target = HERE / name
             shutil.rmtree(target, ignore_errors=True)
             shutil.copytree(Path(folder, name), target, ignore=shutil.ignore_patterns("events.out.*", "*.log"))
-            (HERE / "expected").mkdir(exist_ok=True)
+            (HERE / "expected" / cpu()).mkdir(parents=True, exist_ok=True)
             recorded = {**metrics, **values(Path(folder, f"{name}-20", "model.ckpt-20"))}
-            np.savez(HERE / "expected" / f"{name}.npz", **recorded)
+            np.savez(HERE / "expected" / cpu() / f"{name}.npz", **recorded)
 
 
 if __name__ == "__main__":
