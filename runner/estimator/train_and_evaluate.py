@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,9 +13,10 @@ from runner.config.metric_names import evaluation_prefix
 from runner.estimator.early_stopping import EarlyStopping, MetricHistory
 from runner.estimator.estimator import Estimator
 from runner.estimator.evaluator import CheckpointFollower, RemoteEvaluation, TrainingWatch
+from runner.estimator.run_exports import RunExports
 from runner.estimator.specs import EvalSpec, TrainingResult, TrainSpec
 from runner.estimator.train_loop import TrainingRun
-from runner.export.exporters import Exporter, checked_exporters
+from runner.export.exporters import checked_exporters
 from runner.hooks.hook import Hook, Interrupted, Run
 from runner.tracking import tensorboard
 from runner.tracking.training_status import TrainingStatus
@@ -117,47 +117,6 @@ def _train(
         exports=evaluations.exported_paths,
         interrupted=interrupted,
     )
-
-
-class RunExports:
-    """Calls exporters, in the one process of a run that writes.
-
-    Attributes:
-      paths: of the SavedModels that were written and still exist, in that order.
-    """
-
-    def __init__(self, estimator: Estimator) -> None:
-        self._estimator = estimator
-        self._paths: list[str] = []
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return tuple(path for path in self._paths if os.path.exists(path))
-
-    def call(
-        self, exporters: Sequence[Exporter], checkpoint: str | None, results: Mapping[str, Any], *, is_final: bool
-    ) -> None:
-        """Call each exporter with the checkpoint.
-
-        Args:
-          checkpoint: its path; None: the latest.
-          results: the metrics of an evaluation; empty where nobody evaluates.
-          is_final: whether training has ended.
-        """
-        config = self._estimator.config
-        if not (config.cluster.is_evaluator or (config.is_chief and self._estimator.collectives.is_chief)):
-            return
-        path = checkpoint or (self._estimator.latest_checkpoint() if exporters else None)
-        for exporter in exporters:
-            assert path is not None
-            folder = os.path.join(config.export_dir or os.path.join(self._estimator.model_dir, "export"), exporter.name)
-            try:
-                written = exporter.export(self._estimator, folder, path, results, is_final)
-            except Exception as error:
-                error.add_note(f"in the exporter {exporter.name!r}, of {path}")
-                raise
-            if written is not None:
-                self._paths.append(os.fsdecode(written))
 
 
 class RunEvaluations(Hook):

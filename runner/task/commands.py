@@ -15,7 +15,8 @@ from runner.config.schema import Config, ConfigError
 from runner.config.validation import checkpoint_in
 from runner.distribute.cluster import ALONE, Cluster
 from runner.distribute.grpc_server import kept_local, serve, start_server
-from runner.estimator.train_and_evaluate import RunExports, follow, train_and_evaluate
+from runner.estimator.run_exports import RunExports
+from runner.estimator.train_and_evaluate import follow, train_and_evaluate
 from runner.hooks.hook import Hook, PassContext, Run
 from runner.system.console import Progress, relative
 from runner.task import dry_run, inspect_run, prediction_files
