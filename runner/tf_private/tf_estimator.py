@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
+
+from runner.tf_private.replaced import EnteredOnce
 
 _LEGACY = "tf_keras.api._v1.keras.__internal__.legacy"
 
@@ -62,14 +64,6 @@ def _load_with(loader: Any, name: str, value: Any) -> Any:
     return load_and_put
 
 
-class _Depth:
-    """How many calls of model_fn are under way: replicas take turns in theirs."""
-
-    lock = threading.Lock()
-    calls = 0
-    before: tuple[Any, Any] = (None, None)
-
-
 def state_without_a_graph(optimizer: Any) -> None:
     """Has `_get_non_slot_variable(name, graph)` of an optimizer of the user's own find what it made, as in a session.
 
@@ -86,6 +80,12 @@ def state_without_a_graph(optimizer: Any) -> None:
     optimizer._get_non_slot_variable = found
 
 
+# By mock, which imports TensorFlow late, and puts back what was there also where model_fn has set it to something else.
+_SHAPES = "tensorflow.python.framework.tensor_shape"
+_by_identity = EnteredOnce(lambda: mock.patch("tensorflow.Tensor._USE_EQUALITY", False))
+_with_dimensions = EnteredOnce(lambda: mock.patch(f"{_SHAPES}._TENSORSHAPE_V2_OVERRIDE", False))
+
+
 @contextlib.contextmanager
 def operators_of_tf1(*, dimensions: bool) -> Iterator[None]:
     """Meanwhile `==` compares tensors and variables by identity, so that they can be keys; with `dimensions` the
@@ -94,20 +94,5 @@ def operators_of_tf1(*, dimensions: bool) -> Iterator[None]:
     Private: `Tensor._USE_EQUALITY` and `_TENSORSHAPE_V2_OVERRIDE`, which `tf.compat.v1.disable_tensor_equality` and
     `disable_v2_tensorshape` set, and which nothing public reads. When they move: call these two and their opposites.
     """
-    import tensorflow as tf
-    from tensorflow.python.framework import tensor_shape
-
-    with _Depth.lock:
-        if not _Depth.calls:
-            _Depth.before = tf.Tensor._USE_EQUALITY, tensor_shape._TENSORSHAPE_V2_OVERRIDE
-        _Depth.calls += 1
-        tf.Tensor._USE_EQUALITY = False
-        if dimensions:
-            tensor_shape._TENSORSHAPE_V2_OVERRIDE = False
-    try:
+    with _by_identity(), _with_dimensions() if dimensions else contextlib.nullcontext():
         yield
-    finally:
-        with _Depth.lock:
-            _Depth.calls -= 1
-            if not _Depth.calls:
-                tf.Tensor._USE_EQUALITY, tensor_shape._TENSORSHAPE_V2_OVERRIDE = _Depth.before
