@@ -27,15 +27,18 @@ def legacy_keras(part: str) -> Any:
     return importlib.import_module(f"{_LEGACY}.{part}")
 
 
-def eagerly() -> contextlib.AbstractContextManager[Any]:
-    """Has what runs in it be eager in a script's own `with tf.Graph().as_default():`, too.
+@contextlib.contextmanager
+def eagerly() -> Iterator[None]:
+    """Has what runs in it be eager in a script's own `with tf.Graph().as_default():`, too: tf.estimator made another
+    graph for each call. Also a decorator.
 
     Private: `context.eager_mode`, unchanged since TF 1.5; `tf.init_scope` stays in a graph that is no function's. When
     it moves: run it in a new thread, which begins eagerly.
     """
     from tensorflow.python.eager import context
 
-    return contextlib.nullcontext() if context.executing_eagerly() else context.eager_mode()
+    with contextlib.nullcontext() if context.executing_eagerly() else context.eager_mode():
+        yield
 
 
 def put_on_keras(module: Any, name: str, value: Any) -> None:
@@ -45,23 +48,17 @@ def put_on_keras(module: Any, name: str, value: Any) -> None:
     When it moves: `tf.keras.<name> = value` loads Keras at once, which takes a second.
     """
     keras = module.keras
-    if hasattr(type(keras), "_load"):
-        keras.__dict__["_load"] = _load_with(keras, name, value)
-        keras.__dict__[name] = value
-    else:
-        setattr(keras, name, value)
-
-
-def _load_with(loader: Any, name: str, value: Any) -> Any:
-    load = type(loader)._load
 
     def load_and_put() -> Any:
-        module = load(loader)
-        setattr(module, name, value)
-        loader.__dict__[name] = value
-        return module
+        loaded = type(keras)._load(keras)
+        setattr(loaded, name, value)
+        keras.__dict__[name] = value
+        return loaded
 
-    return load_and_put
+    if hasattr(type(keras), "_load"):
+        keras.__dict__.update({"_load": load_and_put, name: value})
+    else:
+        setattr(keras, name, value)
 
 
 def state_without_a_graph(optimizer: Any) -> None:
