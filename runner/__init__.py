@@ -5,92 +5,56 @@ Names are loaded when they are first used, so that `import runner` brings in nei
 
 from __future__ import annotations
 
+import ast
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+# The public names: type checkers read them here, and so does `_HOMES`.
 if TYPE_CHECKING:
-    from runner.data.inputs import Input
-    from runner.distribute.strategy import build_strategy
-    from runner.estimator.early_stopping import EarlyStopping
-    from runner.estimator.estimator import Estimator
-    from runner.estimator.specs import EvalSpec, TrainingResult, TrainSpec
-    from runner.estimator.train_and_evaluate import train_and_evaluate
-    from runner.export.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
-    from runner.export.outputs import ClassificationOutput, ExportOutput, PredictOutput, RegressionOutput
+    from runner.data.inputs import Input as Input
+    from runner.distribute.strategy import build_strategy as build_strategy
+    from runner.estimator.early_stopping import EarlyStopping as EarlyStopping
+    from runner.estimator.estimator import Estimator as Estimator
+    from runner.estimator.specs import EvalSpec as EvalSpec
+    from runner.estimator.specs import TrainingResult as TrainingResult
+    from runner.estimator.specs import TrainSpec as TrainSpec
+    from runner.estimator.train_and_evaluate import train_and_evaluate as train_and_evaluate
+    from runner.export.exporters import BestExporter as BestExporter
+    from runner.export.exporters import Exporter as Exporter
+    from runner.export.exporters import FinalExporter as FinalExporter
+    from runner.export.exporters import LatestExporter as LatestExporter
+    from runner.export.outputs import ClassificationOutput as ClassificationOutput
+    from runner.export.outputs import ExportOutput as ExportOutput
+    from runner.export.outputs import PredictOutput as PredictOutput
+    from runner.export.outputs import RegressionOutput as RegressionOutput
+    from runner.export.receivers import ServingInputReceiver as ServingInputReceiver
+    from runner.export.receivers import SupervisedInputReceiver as SupervisedInputReceiver
+    from runner.export.receivers import TensorServingInputReceiver as TensorServingInputReceiver
     from runner.export.receivers import (
-        ServingInputReceiver,
-        SupervisedInputReceiver,
-        TensorServingInputReceiver,
-        build_parsing_serving_input_receiver_fn,
-        build_raw_serving_input_receiver_fn,
-        build_raw_supervised_input_receiver_fn,
+        build_parsing_serving_input_receiver_fn as build_parsing_serving_input_receiver_fn,
     )
-    from runner.hooks.hook import Every, Hook
-    from runner.model_fn import EstimatorSpec, ModeKeys
-    from runner.run_config import RunConfig
-    from runner.types import Params, StepResult
+    from runner.export.receivers import build_raw_serving_input_receiver_fn as build_raw_serving_input_receiver_fn
+    from runner.export.receivers import build_raw_supervised_input_receiver_fn as build_raw_supervised_input_receiver_fn
+    from runner.hooks.hook import Every as Every
+    from runner.hooks.hook import Hook as Hook
+    from runner.model_fn import EstimatorSpec as EstimatorSpec
+    from runner.model_fn import ModeKeys as ModeKeys
+    from runner.run_config import RunConfig as RunConfig
+    from runner.types import Params as Params
+    from runner.types import StepResult as StepResult
 
-__all__ = [
-    "BestExporter",
-    "ClassificationOutput",
-    "EarlyStopping",
-    "Estimator",
-    "EstimatorSpec",
-    "EvalSpec",
-    "Every",
-    "ExportOutput",
-    "Exporter",
-    "FinalExporter",
-    "Hook",
-    "Input",
-    "LatestExporter",
-    "ModeKeys",
-    "Params",
-    "PredictOutput",
-    "RegressionOutput",
-    "RunConfig",
-    "ServingInputReceiver",
-    "StepResult",
-    "SupervisedInputReceiver",
-    "TensorServingInputReceiver",
-    "TrainSpec",
-    "TrainingResult",
-    "build_parsing_serving_input_receiver_fn",
-    "build_raw_serving_input_receiver_fn",
-    "build_raw_supervised_input_receiver_fn",
-    "build_strategy",
-    "train_and_evaluate",
-]
+_BLOCK = next(one for one in ast.parse(Path(__file__).read_text()).body if isinstance(one, ast.If))
+_HOMES = {one.names[0].name: one.module for one in _BLOCK.body if isinstance(one, ast.ImportFrom) and one.module}
+"""Public name -> its module."""
 
-_HOMES = {
-    "estimator.early_stopping": ("EarlyStopping",),
-    "estimator.estimator": ("Estimator",),
-    "export.outputs": ("ClassificationOutput", "ExportOutput", "PredictOutput", "RegressionOutput"),
-    "export.exporters": ("BestExporter", "Exporter", "FinalExporter", "LatestExporter"),
-    "hooks.hook": ("Every", "Hook"),
-    "data.inputs": ("Input",),
-    "model_fn": ("EstimatorSpec", "ModeKeys"),
-    "export.receivers": (
-        "ServingInputReceiver",
-        "SupervisedInputReceiver",
-        "TensorServingInputReceiver",
-        "build_parsing_serving_input_receiver_fn",
-        "build_raw_serving_input_receiver_fn",
-        "build_raw_supervised_input_receiver_fn",
-    ),
-    "run_config": ("RunConfig",),
-    "distribute.strategy": ("build_strategy",),
-    "estimator.specs": ("EvalSpec", "TrainSpec", "TrainingResult"),
-    "estimator.train_and_evaluate": ("train_and_evaluate",),
-    "types": ("Params", "StepResult"),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
+    if name not in _HOMES:
         raise AttributeError(f"module 'runner' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"runner.{_HOME_OF[name]}"), name)
+    return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -19,7 +19,7 @@ from runner.distribute.cluster import Cluster
 
 _log = logging.getLogger(__name__)
 
-_SAVE_CADENCES = ("save_checkpoints_steps", "save_checkpoints_secs")
+SAVE_CADENCES = ("save_checkpoints_steps", "save_checkpoints_secs")
 _NOT_GIVEN: Any = object()
 
 
@@ -222,50 +222,25 @@ class RunConfig:
 
     def replace(self, **changes: Any) -> RunConfig:
         """A copy with `changes`. Setting one save cadence turns the other off, as in tf.estimator."""
-        given = [name for name in _SAVE_CADENCES if changes.get(name) is not None]
-        if len(given) == 1:
-            other = next(name for name in _SAVE_CADENCES if name not in given)
-            changes.setdefault(other, None)
+        if sum(changes.get(name) is not None for name in SAVE_CADENCES) == 1:
+            changes = {**dict.fromkeys(SAVE_CADENCES), **changes}
         return dataclasses.replace(self, **changes)
-
-    @property
-    def seed(self) -> int:
-        assert self.tf_random_seed is not None
-        return self.tf_random_seed
 
     @property
     def num_replicas_in_sync(self) -> int:
         """Replicas that take part in one update, over all workers."""
         return 1 if self.train_distribute is None else int(self.train_distribute.num_replicas_in_sync)
 
-    @property
-    def task_type(self) -> str:
-        return self.cluster.task_type
+    seed = property(operator.attrgetter("tf_random_seed"))
 
-    @property
-    def task_id(self) -> int:
-        return self.cluster.task_index
-
-    @property
-    def is_chief(self) -> bool:
-        return self.cluster.is_chief
-
-    @property
-    def num_worker_replicas(self) -> int:
-        return self.cluster.num_workers
-
-    @property
-    def num_ps_replicas(self) -> int:
-        return self.cluster.num_ps
-
-    @property
-    def cluster_spec(self) -> Mapping[str, Sequence[str]]:
-        """Task type -> addresses; empty for a single process."""
-        return self.cluster.tasks
-
-    @property
-    def global_id_in_cluster(self) -> int:
-        return self.cluster.worker_index
+    # What tf.estimator's has of its cluster: the addresses by task type, the place of this process, and others.
+    cluster_spec = property(operator.attrgetter("cluster.tasks"))
+    task_type = property(operator.attrgetter("cluster.task_type"))
+    task_id = property(operator.attrgetter("cluster.task_index"))
+    is_chief = property(operator.attrgetter("cluster.is_chief"))
+    num_worker_replicas = property(operator.attrgetter("cluster.num_workers"))
+    num_ps_replicas = property(operator.attrgetter("cluster.num_ps"))
+    global_id_in_cluster = property(operator.attrgetter("cluster.worker_index"))
 
 
 def with_model_dir(model_dir: str | os.PathLike[str] | None, config: Any) -> RunConfig:

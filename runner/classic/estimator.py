@@ -1,22 +1,27 @@
-"""tf.estimator's Estimator on the runner's engine."""
+"""tf.estimator's Estimator on the runner's engine, and what it logged: on TensorFlow's logger and in its words."""
 
 from __future__ import annotations
 
 import inspect
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from runner import run_config
-from runner.classic.compat.tf1_operators import as_classic, eagerly
+from runner.classic.compat.tf1_operators import as_classic
 from runner.classic.inputs import named_only
 from runner.classic.run_config import RunConfig
-from runner.classic.tf_logging import LoggedJournal, LoggedProgress
 from runner.classic.warm_start import as_warm_start
 from runner.data.inputs import Input
 from runner.estimator import estimator as engine
 from runner.estimator.train_loop import TrainingRun
 from runner.model_fn import EstimatorSpec, ModeKeys
+from runner.system.console import NullProgress
+from runner.tf_private.tf_estimator import eagerly
+from runner.tracking.journal import NullJournal
 
 _METRIC_FN_ARGUMENTS = ("features", "labels", "predictions", "config")
 
@@ -54,13 +59,13 @@ class Estimator(engine.Estimator):
         if isinstance(config, RunConfig):
             config.say_without_effect()
 
-    evaluate = eagerly(engine.Estimator.evaluate)
-    experimental_export_all_saved_models = eagerly(engine.Estimator.experimental_export_all_saved_models)
-    get_variable_value = eagerly(engine.Estimator.get_variable_value)
+    evaluate = eagerly()(engine.Estimator.evaluate)
+    experimental_export_all_saved_models = eagerly()(engine.Estimator.experimental_export_all_saved_models)
+    get_variable_value = eagerly()(engine.Estimator.get_variable_value)
 
     def predict(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Like that of the runner."""
-        following = eagerly(super().predict(*args, **kwargs).__next__)
+        following = eagerly()(super().predict(*args, **kwargs).__next__)
         while True:
             try:
                 one = following()
@@ -68,7 +73,7 @@ class Estimator(engine.Estimator):
                 return
             yield one
 
-    @eagerly
+    @eagerly()
     def train_run(
         self, input_fn: Any, hooks: Sequence[Any] | None = None, *args: Any, **kwargs: Any
     ) -> TrainingRun | None:
@@ -121,3 +126,56 @@ def add_metrics(estimator: engine.Estimator, metric_fn: Callable[..., Mapping[st
         return spec._replace(eval_metric_ops={**(spec.eval_metric_ops or {}), **added})
 
     return Estimator(model_fn, config=estimator.config, params=estimator.params)
+
+
+# --- what it logged ------------------------------------------------------------------------------------------------
+
+
+class LoggedJournal(NullJournal):
+    """Says what happens on `tf.get_logger()`, where `tf.logging.set_verbosity` decides who hears it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: tuple[int, float] | None = None
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        if "train/loss" in values:
+            self._say_loss(step, values["train/loss"])
+        evaluations: dict[str, dict[str, str]] = {}
+        for name, value in values.items():
+            evaluation, _, metric = name.partition("/")
+            if evaluation.startswith("eval"):
+                evaluations.setdefault(evaluation, {"global_step": str(step)})[metric] = f"{value:.7g}"
+        for metrics in evaluations.values():
+            text = ", ".join(f"{name} = {metrics[name]}" for name in sorted(metrics))
+            tf.get_logger().info("Saving dict for global step %d: %s", step, text)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        if kind == "checkpoint":
+            tf.get_logger().info("Saving checkpoints for %s into %s.", fields.get("step"), fields.get("path"))
+        elif kind == "first_step":
+            self._last = None
+
+    def _say_loss(self, step: int, loss: float) -> None:
+        now = time.monotonic()
+        if self._last is None:
+            tf.get_logger().info("loss = %.7g, step = %d", loss, step)
+        else:
+            steps, secs = step - self._last[0], now - self._last[1]
+            tf.get_logger().info("global_step/sec: %.6g", steps / secs if secs else 0.0)
+            tf.get_logger().info("loss = %.7g, step = %d (%.3f sec)", loss, step, secs)
+        self._last = step, now
+
+
+class LoggedProgress(NullProgress):
+    """Says the loss of the last step when training ends."""
+
+    _loss: float | None = None
+
+    def update(self, step: int, loss: float, *speeds: float) -> None:
+        self._loss = loss
+
+    def stop(self) -> None:
+        if self._loss is not None:
+            tf.get_logger().info("Loss for final step: %.7g.", self._loss)
+        self._loss = None

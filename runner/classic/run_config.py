@@ -46,7 +46,6 @@ _ALLOWED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }  # fmt: skip
 """Argument without effect -> (whether a value that is not None is allowed, what is)."""
 
-_CADENCES = ("save_checkpoints_steps", "save_checkpoints_secs")
 _AS_GIVEN = ("save_summary_steps", "keep_checkpoint_max", "keep_checkpoint_every_n_hours", "log_step_count_steps")
 
 _EXTRA = (*_WITHOUT_EFFECT, "tf_config")
@@ -130,8 +129,8 @@ class RunConfig(run_config.RunConfig):
             raise ValueError(
                 f"RunConfig.replace({', '.join(unknown)}): only what the constructor takes can be replaced."
             )
-        if sum(changes.get(name) is not None for name in _CADENCES) == 1:
-            changes = {**dict.fromkeys(_CADENCES), **changes}
+        if sum(changes.get(name) is not None for name in run_config.SAVE_CADENCES) == 1:
+            changes = {**dict.fromkeys(run_config.SAVE_CADENCES), **changes}
         copied = object.__new__(type(self))  # its constructor may have other arguments
         copied.__dict__.update({**self.__dict__, **RunConfig(**{**fields, **extra, **changes}).__dict__})
         return copied
@@ -183,7 +182,7 @@ class RunConfig(run_config.RunConfig):
         return 0 if self.cluster.is_evaluator else self.cluster.num_ps
 
     @property
-    def global_id_in_cluster(self) -> int | None:  # type: ignore[override]
+    def global_id_in_cluster(self) -> int | None:
         """Place among all processes, the chief first and the parameter servers last; None for an evaluator."""
         if self.cluster.is_evaluator:
             return None
@@ -215,7 +214,7 @@ def _known(engine: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _cadences(steps: Any, secs: Any) -> Mapping[str, Any]:
     """Those of checkpoints that were given; 0 in steps or seconds turns one off, as None does."""
-    given = zip(_CADENCES, (steps, secs), strict=True)
+    given = zip(run_config.SAVE_CADENCES, (steps, secs), strict=True)
     return {name: value or None for name, value in given if value is not _NOT_GIVEN}
 
 
@@ -227,8 +226,6 @@ def _seed(seed: int | None, place: Cluster) -> int | None:
 
 
 def _model_dir(given: Any, of_environment: str | None) -> str | None:
-    if given is not None and not os.fspath(given):
-        raise ValueError("RunConfig(model_dir=''): give a folder, or None for a temporary one.")
     if of_environment is None:
         return None if given is None else os.fspath(given)
     if not of_environment:

@@ -90,11 +90,6 @@ class _TPUEstimatorSpec(NamedTuple):
     prediction_hooks: Sequence[Any] | None = None
 
 
-_SAME_AS_OF_ESTIMATOR = (
-    "mode", "predictions", "loss", "export_outputs", "training_hooks", "evaluation_hooks", "prediction_hooks",
-)  # fmt: skip
-
-
 class TPUEstimatorSpec(_TPUEstimatorSpec):
     """What a model_fn of TPUEstimator returns; any Estimator of the runner takes it.
 
@@ -127,11 +122,11 @@ class TPUEstimatorSpec(_TPUEstimatorSpec):
         train_op = self.train_op
         if self.host_call is not None and self.mode == ModeKeys.TRAIN:
             train_op = tf.group(train_op, *(one for one in tf.nest.flatten(_called(self.host_call)) if one is not None))
+        same = {name: value for name, value in self._asdict().items() if name in EstimatorSpec.__dataclass_fields__}
         return EstimatorSpec(
-            train_op=train_op,
+            **{**same, "train_op": train_op},
             eval_metric_ops=None if self.eval_metrics is None else _called(self.eval_metrics),
             scaffold=None if self.scaffold_fn is None else self.scaffold_fn(),
-            **{name: getattr(self, name) for name in _SAME_AS_OF_ESTIMATOR},
         )
 
 

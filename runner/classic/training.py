@@ -8,10 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.classic.compat.tf1_operators import eagerly
 from runner.estimator import estimator as engine
 from runner.estimator import train_and_evaluate as training
+from runner.estimator.specs import check_positive
 from runner.export.exporters import Exporter
+from runner.tf_private.tf_estimator import eagerly
 
 
 class TrainSpec(collections.namedtuple("TrainSpec", "input_fn max_steps hooks saving_listeners")):
@@ -86,10 +87,10 @@ class EvalSpec(
         return super().__new__(cls, input_fn, steps, name, *given, start_delay_secs, throttle_secs)
 
 
-@eagerly
+@eagerly()
 def train_and_evaluate(
     estimator: engine.Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
-) -> tuple[dict[str, Any] | None, list[Any]]:
+) -> tuple[Any, list[Any]]:
     """Train and evaluate; TF_CONFIG says which part of it this process does.
 
     A process that trains evaluates its checkpoints as they are saved, and the last one always; where `cluster` in
@@ -118,12 +119,10 @@ def train_and_evaluate(
 class _Recorded(Exporter):
     """An exporter that remembers what it returned last."""
 
-    def __init__(self, exporter: Exporter) -> None:
-        self._exporter, self.last = exporter, None
+    name = ""
 
-    @property
-    def name(self) -> str:
-        return self._exporter.name
+    def __init__(self, exporter: Exporter) -> None:
+        self._exporter, self.last, self.name = exporter, None, exporter.name
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
         self.last = self._exporter.export(*args, **kwargs)
@@ -133,9 +132,7 @@ class _Recorded(Exporter):
 def _check(what: str, input_fn: Any, **steps: int | None) -> None:
     if not callable(getattr(input_fn, "fn", input_fn)):
         raise TypeError(f"{what}(input_fn={input_fn!r}): it must be callable.")
-    for name, value in steps.items():
-        if value is not None and value <= 0:
-            raise ValueError(f"{what}({name}={value}): it must be positive; None sets no limit.")
+    check_positive(f"{what}({{}})", **steps)
 
 
 def _hooks(what: str, given: Sequence[Any] | None) -> tuple[Any, ...]:

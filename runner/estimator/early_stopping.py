@@ -78,13 +78,11 @@ class MetricHistory:
         self._path = Path(model_dir) / FILE
         known = read_json(self._path) or {}
         values = known.get("values", {}) if known.get("metric") == rule.metric else {}
-        self._values = {int(step): float(value) for step, value in values.items()}
+        self._values = {int(step): float(value) for step, value in values.items()}  # none where there is no metric
 
     def reason(self, step: int) -> str | None:
         """Return why training ends at `step`; None: it goes on."""
-        if self.rule.metric is None or step not in self._values:
-            return None
-        return self.rule.reason(self._values, step)
+        return self.rule.reason(self._values, step) if step in self._values else None
 
     def decided(self, step: int) -> str | None:
         """Return why training, which is at `step`, ends by an evaluation of that step or an earlier one; None: it
@@ -92,8 +90,6 @@ class MetricHistory:
 
         An evaluator is behind training: a decision about a step holds for all steps after it.
         """
-        if self.rule.metric is None:
-            return None
         reasons = (self.rule.reason(self._values, at) for at in sorted(self._values) if at <= step)
         return next((reason for reason in reasons if reason is not None), None)
 

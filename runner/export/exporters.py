@@ -77,6 +77,8 @@ class LatestExporter(Exporter):
       ValueError: exports_to_keep is not positive.
     """
 
+    name = ""
+
     def __init__(
         self, name: str, serving_input_receiver_fn: Callable[[], Any], assets_extra: Mapping[str, str] | None = None,
         as_text: bool = False, exports_to_keep: int | None = 5,
@@ -85,12 +87,8 @@ class LatestExporter(Exporter):
             raise ValueError(f"exports_to_keep={exports_to_keep}: it must be positive; None keeps all.")
         if not name or os.sep in name:
             raise ValueError(f"an exporter of the name {name!r}: give the name of a folder.")
-        self._name, self._keep = name, exports_to_keep
+        self.name, self._keep = name, exports_to_keep
         self._receiver_fn, self._assets_extra, self._as_text = serving_input_receiver_fn, assets_extra, as_text
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     def export(
         self, estimator: Any, export_path: str, checkpoint_path: str, eval_result: Mapping[str, Any],

@@ -240,9 +240,9 @@ def _cut(
     initializers: Iterable[tf.Operation],
 ) -> ExportGraph:
     """The part of `graph` that the signatures need: no slots of optimizers, no summaries, nothing that trains."""
-    wanted = [graph.as_graph_element(name) for name in _tensor_names(signatures)]
-    wanted_operations = [*operations(wanted), *([train_op] if train_op is not None else [])]
-    running = set(needed(graph, wanted_operations))
+    ends_of_signatures = [info for one in signatures.values() for info in (*one.inputs.values(), *one.outputs.values())]
+    wanted = [*_operations_of(graph, ends_of_signatures), *([train_op] if train_op is not None else [])]
+    running = set(needed(graph, wanted))
     filling = [one for one in initializers if any(tensor.op in running for tensor in one.inputs)]
     used = {name for name, one in made.variables.items() if one.handle.op in running or name == GLOBAL_STEP}
     parts = {name: one.names if isinstance(one, PartitionedVariable) else (name,) for name, one in made.saved.items()}
@@ -253,7 +253,7 @@ def _cut(
     init_op = tf.group(*filling, *initial, name="init_exported")
     protos = {name: made.proto(name) for name in kept}
     ends = [graph.as_graph_element(name) for proto in protos.values() for name in _names_in(proto)]
-    running = set(needed(graph, [*wanted_operations, init_op, *operations(ends)]))
+    running = set(needed(graph, [*wanted, init_op, *operations(ends)]))
     assets = [one.name for one in dict.fromkeys(graph.get_collection(_KEYS.ASSET_FILEPATHS)) if one.op in running]
 
     exported = tf.Graph()
@@ -283,36 +283,15 @@ def _cut(
 
 def _leave_out_unused(graph: tf.Graph, signature: Any) -> None:
     """Removes the inputs that no output depends on; who asks would have to make them up."""
-    used = set(needed(graph, operations(map(graph.as_graph_element, _names_of(signature.outputs.values())))))
-    unused = [
-        name
-        for name, info in signature.inputs.items()
-        if not used.intersection(operations(map(graph.as_graph_element, _names_of([info]))))
-    ]
+    used = set(needed(graph, _operations_of(graph, signature.outputs.values())))
+    unused = [name for name, info in signature.inputs.items() if used.isdisjoint(_operations_of(graph, [info]))]
     for name in unused if len(unused) < len(signature.inputs) else ():
         del signature.inputs[name]
 
 
-def _tensor_names(signatures: Mapping[str, Any]) -> list[str]:
-    """Names of all tensors in SignatureDefs."""
-    return _names_of(
-        info for signature in signatures.values() for info in (*signature.inputs.values(), *signature.outputs.values())
-    )
-
-
-def _names_of(infos: Iterable[Any]) -> list[str]:
-    """Names of the tensors in TensorInfos."""
-    names: list[str] = []
-    for info in infos:
-        kind = info.WhichOneof("encoding")
-        if kind == "name":
-            names.append(info.name)
-        elif kind == "coo_sparse":
-            sparse = info.coo_sparse
-            names += [sparse.values_tensor_name, sparse.indices_tensor_name, sparse.dense_shape_tensor_name]
-        else:
-            names += [component.name for component in info.composite_tensor.components]
-    return list(dict.fromkeys(names))
+def _operations_of(graph: tf.Graph, infos: Iterable[Any]) -> list[tf.Operation]:
+    """Return the operations behind TensorInfos."""
+    return operations(v1.saved_model.get_tensor_from_tensor_info(info, graph) for info in infos)
 
 
 def _names_in(proto: Any) -> list[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -15,13 +16,8 @@ from runner.tf_private.v1 import ActsAsSession
 from runner.tracing.trace import Trace
 from runner.tracing.variable_store import GLOBAL_STEP
 
-
-class IndexedSlicesValue(NamedTuple):
-    """The value that a session gave for `tf.IndexedSlices`."""
-
-    values: Any
-    indices: Any
-    dense_shape: Any = None
+IndexedSlicesValue = collections.namedtuple("IndexedSlicesValue", "values indices dense_shape", defaults=[None])
+"""The value that a session gave for `tf.IndexedSlices`."""
 
 
 def flat_parts(fetch: Any) -> list[Any]:

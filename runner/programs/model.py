@@ -59,7 +59,6 @@ class Model:
         self.strategy = strategy
         self.collectives = collectives_of(strategy)
         self.store = VariableStore(strategy, config.seed)
-        self.num_traces = 0
         self._config = config
         self._to_trace = ModelToTrace(self.store, with_precision(model_fn, config.precision), config)
         self._journal = journal
@@ -127,7 +126,6 @@ class Model:
             known = set(self.store.saved)
             with self._journal.phase("trace"):
                 self._programs[key] = build()
-            self.num_traces += 1
             if set(self.store.saved) - known:
                 self.values_of = None  # new variables have their initial values, not the checkpoint's
         return self._programs[key]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -27,8 +26,7 @@ def replicas_in_sync(count: int) -> contextlib.AbstractContextManager[None]:
     return replaced(type(tf.distribute.get_strategy().extended), "_num_replicas_in_sync", property(lambda self: count))
 
 
-@contextlib.contextmanager
-def cpus_of_worker(count: int) -> Iterator[None]:
+def cpus_of_worker(count: int) -> contextlib.AbstractContextManager[None]:
     """A MultiWorkerMirroredStrategy that is built meanwhile, where there is no GPU, has so many replicas in a process:
     its logical CPUs. TensorFlow itself takes the first one alone.
 
@@ -43,8 +41,7 @@ def cpus_of_worker(count: int) -> Iterator[None]:
             return found, kind
         return tuple(f"{worker_device}/device:CPU:{index}" for index in range(count)), kind
 
-    with replaced(CollectiveAllReduceExtended, "_initialize_local_devices", devices):
-        yield
+    return replaced(CollectiveAllReduceExtended, "_initialize_local_devices", devices)
 
 
 def num_files(dataset: tf.data.Dataset) -> int:

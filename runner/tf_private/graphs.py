@@ -145,23 +145,19 @@ def creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def control_inputs(edges: Mapping[tf.Operation, list[tf.Operation]]) -> Iterator[None]:
+def control_inputs(edges: Mapping[tf.Operation, list[tf.Operation]]) -> contextlib.AbstractContextManager[None]:
     """Makes each key run after its values, for functions pruned from the graph meanwhile.
 
     The edges are taken back: a function pruned later would pull in what an earlier one had to wait for.
     """
-    with _waiting_for({one: [*one.control_inputs, *before] for one, before in edges.items()}):
-        yield
+    return _waiting_for({one: [*one.control_inputs, *before] for one, before in edges.items()})
 
 
-@contextlib.contextmanager
-def control_inputs_within(running: Collection[tf.Operation]) -> Iterator[None]:
+def control_inputs_within(running: Collection[tf.Operation]) -> contextlib.AbstractContextManager[None]:
     """Makes these operations wait only for each other, for a function of them alone."""
     there = set(running)
     cut = [one for one in running if not there.issuperset(one.control_inputs)]
-    with _waiting_for({one: [before for before in one.control_inputs if before in there] for one in cut}):
-        yield
+    return _waiting_for({one: [before for before in one.control_inputs if before in there] for one in cut})
 
 
 @contextlib.contextmanager
@@ -194,48 +190,54 @@ def program_order_in_branches(graph: Any) -> None:
     graph._add_control_dependencies = True
 
 
-def function_of_part(
-    graph: Any,
-    running: Sequence[tf.Operation],
-    feeds: Sequence[tf.Tensor],
-    fetches: Sequence[tf.Tensor],
-    effects: Sequence[tf.Operation],
-    *,
-    by_xla: bool = False,
-) -> Callable[..., list[tf.Tensor]]:
-    """Those operations of `graph` as a function from values of `feeds` to values of `fetches`.
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of a graph that is to be a function from values of `feeds` to values of `fetches`.
+
+    Attributes:
+      running: all operations that it takes, in program order.
+      feeds: placeholders; one of what the graph has captured then stands for what it is called with.
+      effects: those of them that run whether or not their value is used.
+    """
+
+    graph: Any
+    running: Sequence[tf.Operation]
+    feeds: Sequence[tf.Tensor]
+    fetches: Sequence[tf.Tensor]
+    effects: Sequence[tf.Operation] = ()
+
+
+def function_of_part(part: Part, *, by_xla: bool = False) -> Callable[..., list[tf.Tensor]]:
+    """The part as a function.
 
     What `WrappedFunction.prune` gives, which copies the operations into a graph of their own first: a fifth of the
     way to the first step of a model of 120 layers. No gradient passes through it.
 
     Args:
-      running: all operations that it takes, in program order.
-      feeds: placeholders; one of what the graph has captured then stands for what it is called with.
-      effects: those of them that run whether or not their value is used.
       by_xla: XLA compiles them, for each shape of the inputs that comes, when they first run.
 
     Private: `atomic_function.from_func_graph`, which takes operations, inputs and outputs from the graph it is given;
     `_XlaMustCompile` is what tf.function(jit_compile=True) makes of itself. Where they have moved: `_pruned_part`.
     """
-    there = set(running)
-    fed = {tensor.op for tensor in feeds}
+    graph, fetches, there = part.graph, list(part.fetches), set(part.running)
+    fed = {tensor.op for tensor in part.feeds}
     captures = [pair for pair in graph.captures if pair[1].op in there and pair[1].op not in fed]
-    inputs = [*feeds, *(internal for _, internal in captures)]
+    inputs = [*part.feeds, *(internal for _, internal in captures)]
     unfed = [op.name for op in there - {tensor.op for tensor in inputs} if op.type == "Placeholder"]
     if unfed:
         raise ValueError(f"a value outside the step depends on the input of the step: {', '.join(sorted(unfed))}.")
     # Reads, too: whoever waits for a function waits for these alone, and a write elsewhere must not come before a read.
-    waited_for = list(dict.fromkeys([*effects, *(op for op in running if op.type in _READS)]))
+    waited_for = list(dict.fromkeys([*part.effects, *(op for op in part.running if op.type in _READS)]))
     handles = [external for external, _ in captures]
     if atomic_function is None:
         pruned = _pruned_part(graph, inputs, fetches, waited_for, by_xla=by_xla)
         return lambda *values: pruned(*values, *handles)
-    part = Overlay(
-        graph, get_operations=lambda: list(running), inputs=inputs, outputs=list(fetches), control_outputs=waited_for
+    cut = Overlay(
+        graph, get_operations=lambda: list(part.running), inputs=inputs, outputs=fetches, control_outputs=waited_for
     )
-    kind = function_type.from_structured_signature(((), {}), list(fetches), {})
+    kind = function_type.from_structured_signature(((), {}), fetches, {})
     attributes = {"_XlaMustCompile": True} if by_xla else {}
-    atomic = atomic_function.from_func_graph(f"part_of_{graph.name}_{next(_numbers)}", part, attributes, kind)
+    atomic = atomic_function.from_func_graph(f"part_of_{graph.name}_{next(_numbers)}", cut, attributes, kind)
     return lambda *values: list(atomic.call_flat(*values, *handles) or ())  # None, where nothing is returned
 
 
@@ -307,8 +309,7 @@ def collect_call_time_values(graph: Any) -> list[CallTimeValue]:
     return values
 
 
-@contextlib.contextmanager
-def eager_values_as_constants() -> Iterator[None]:
+def eager_values_as_constants() -> contextlib.AbstractContextManager[None]:
     """While entered, an eager tensor that is used in a graph of a session becomes a constant of that graph.
 
     Anything that is no value, the handle of a variable or of a table, raises a ValueError that says what to do.
@@ -329,8 +330,7 @@ def eager_values_as_constants() -> Iterator[None]:
         with tf.init_scope():
             return tf.constant(self.numpy(), dtype, name=name or "value")
 
-    with replaced(kind, "__tf_tensor__", as_constant):
-        yield
+    return replaced(kind, "__tf_tensor__", as_constant)
 
 
 @contextlib.contextmanager

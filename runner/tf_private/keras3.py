@@ -37,10 +37,6 @@ class KerasTrace:
         self.reduce = reduce
         self.owners = _Owners()
 
-    @property
-    def owner(self) -> Any:
-        return self.owners.variable
-
 
 @contextlib.contextmanager
 def keras_trace(traced: Any, reduce: Callable[[list[Any]], list[Any]] | None = None) -> Iterator[KerasTrace]:

@@ -7,14 +7,13 @@ moves.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from runner.tf_private.legacy_keras import tf_keras_of_graphs
-from runner.tf_private.replaced import Overlay, replaced
+from runner.tf_private.replaced import EnteredOnce, Overlay, replaced
 
 
 def compile_arguments(model: Any) -> Mapping[str, Any]:
@@ -28,34 +27,15 @@ def compile_arguments(model: Any) -> Mapping[str, Any]:
 
 
 @contextlib.contextmanager
-def as_in_a_function() -> Iterator[None]:
-    """tf_keras behaves as in a tf.function, though the graph is one of wrap_function, which it takes for TensorFlow 1.
+def _patched() -> Iterator[None]:
+    """While entered, tf_keras behaves as in a tf.function, though the graph is one of wrap_function.
 
-    There it would make layers of another class, and change the base of classes for that: models that were made eagerly
-    would be broken by it. Functional models cannot be made at all.
+    It takes that for TensorFlow 1, and would make layers of another class, and change the base of classes for that:
+    models that were made eagerly would be broken by it. Functional models cannot be made at all.
     Private: `version_utils.should_use_v2`, `base_layer_utils.is_in_tf_function`. When they move: they are what looks
     for graphs whose name begins with "wrapped_function". `Model._create_counter_variable` and
     `scale_loss_for_distribution`: see below.
     """
-    with _LOCK:
-        _inside.append(None)
-        if len(_inside) == 1:
-            _patches.enter_context(_patched())
-    try:
-        yield
-    finally:
-        with _LOCK:
-            _inside.pop()
-            if not _inside:
-                _patches.close()
-
-
-# Replicas take turns in the middle of a model, where one sums over all: the last one to leave puts things back.
-_LOCK, _inside, _patches = threading.Lock(), list[None](), contextlib.ExitStack()
-
-
-@contextlib.contextmanager
-def _patched() -> Iterator[None]:
     from tf_keras.src.engine import base_layer_utils, training
     from tf_keras.src.utils import losses_utils, version_utils
 
@@ -76,3 +56,6 @@ def _patched() -> Iterator[None]:
 def _entered_strategy(model: Any) -> Any:
     """Return the strategy of the trace, whose scope is left as it is."""
     return Overlay(tf.distribute.get_strategy(), scope=contextlib.nullcontext)
+
+
+as_in_a_function = EnteredOnce(_patched)

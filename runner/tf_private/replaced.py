@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -34,6 +35,33 @@ def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
             delattr(owner, name)
         else:
             setattr(owner, name, before)
+
+
+class EnteredOnce:
+    """A context for several threads at a time: the first that comes enters it, the last that goes leaves it.
+
+    Replicas take turns in the middle of a model_fn, where one sums over all of them, and go in any order.
+
+    Args:
+      make: makes the context.
+    """
+
+    def __init__(self, make: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+        self._make, self._lock, self._inside, self._stack = make, threading.Lock(), 0, contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            if not self._inside:
+                self._stack.enter_context(self._make())
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if not self._inside:
+                    self._stack.close()
 
 
 class Overlay:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
+
+from runner.tf_private.replaced import EnteredOnce
 
 _LEGACY = "tf_keras.api._v1.keras.__internal__.legacy"
 
@@ -25,15 +27,18 @@ def legacy_keras(part: str) -> Any:
     return importlib.import_module(f"{_LEGACY}.{part}")
 
 
-def eagerly() -> contextlib.AbstractContextManager[Any]:
-    """Has what runs in it be eager in a script's own `with tf.Graph().as_default():`, too.
+@contextlib.contextmanager
+def eagerly() -> Iterator[None]:
+    """Has what runs in it be eager in a script's own `with tf.Graph().as_default():`, too: tf.estimator made another
+    graph for each call. Also a decorator.
 
     Private: `context.eager_mode`, unchanged since TF 1.5; `tf.init_scope` stays in a graph that is no function's. When
     it moves: run it in a new thread, which begins eagerly.
     """
     from tensorflow.python.eager import context
 
-    return contextlib.nullcontext() if context.executing_eagerly() else context.eager_mode()
+    with contextlib.nullcontext() if context.executing_eagerly() else context.eager_mode():
+        yield
 
 
 def put_on_keras(module: Any, name: str, value: Any) -> None:
@@ -43,31 +48,17 @@ def put_on_keras(module: Any, name: str, value: Any) -> None:
     When it moves: `tf.keras.<name> = value` loads Keras at once, which takes a second.
     """
     keras = module.keras
-    if hasattr(type(keras), "_load"):
-        keras.__dict__["_load"] = _load_with(keras, name, value)
-        keras.__dict__[name] = value
-    else:
-        setattr(keras, name, value)
-
-
-def _load_with(loader: Any, name: str, value: Any) -> Any:
-    load = type(loader)._load
 
     def load_and_put() -> Any:
-        module = load(loader)
-        setattr(module, name, value)
-        loader.__dict__[name] = value
-        return module
+        loaded = type(keras)._load(keras)
+        setattr(loaded, name, value)
+        keras.__dict__[name] = value
+        return loaded
 
-    return load_and_put
-
-
-class _Depth:
-    """How many calls of model_fn are under way: replicas take turns in theirs."""
-
-    lock = threading.Lock()
-    calls = 0
-    before: tuple[Any, Any] = (None, None)
+    if hasattr(type(keras), "_load"):
+        keras.__dict__.update({"_load": load_and_put, name: value})
+    else:
+        setattr(keras, name, value)
 
 
 def state_without_a_graph(optimizer: Any) -> None:
@@ -86,6 +77,12 @@ def state_without_a_graph(optimizer: Any) -> None:
     optimizer._get_non_slot_variable = found
 
 
+# By mock, which imports TensorFlow late, and puts back what was there also where model_fn has set it to something else.
+_SHAPES = "tensorflow.python.framework.tensor_shape"
+_by_identity = EnteredOnce(lambda: mock.patch("tensorflow.Tensor._USE_EQUALITY", False))
+_with_dimensions = EnteredOnce(lambda: mock.patch(f"{_SHAPES}._TENSORSHAPE_V2_OVERRIDE", False))
+
+
 @contextlib.contextmanager
 def operators_of_tf1(*, dimensions: bool) -> Iterator[None]:
     """Meanwhile `==` compares tensors and variables by identity, so that they can be keys; with `dimensions` the
@@ -94,20 +91,5 @@ def operators_of_tf1(*, dimensions: bool) -> Iterator[None]:
     Private: `Tensor._USE_EQUALITY` and `_TENSORSHAPE_V2_OVERRIDE`, which `tf.compat.v1.disable_tensor_equality` and
     `disable_v2_tensorshape` set, and which nothing public reads. When they move: call these two and their opposites.
     """
-    import tensorflow as tf
-    from tensorflow.python.framework import tensor_shape
-
-    with _Depth.lock:
-        if not _Depth.calls:
-            _Depth.before = tf.Tensor._USE_EQUALITY, tensor_shape._TENSORSHAPE_V2_OVERRIDE
-        _Depth.calls += 1
-        tf.Tensor._USE_EQUALITY = False
-        if dimensions:
-            tensor_shape._TENSORSHAPE_V2_OVERRIDE = False
-    try:
+    with _by_identity(), _with_dimensions() if dimensions else contextlib.nullcontext():
         yield
-    finally:
-        with _Depth.lock:
-            _Depth.calls -= 1
-            if not _Depth.calls:
-                tf.Tensor._USE_EQUALITY, tensor_shape._TENSORSHAPE_V2_OVERRIDE = _Depth.before

@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner.tf_private import random_ops
+from runner.tf_private.replaced import replaced
 
 v1 = tf.compat.v1
 
@@ -91,37 +92,36 @@ def moment(time: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
 
 # By Stream for the graph of its trace, by graph for those inside it. The functions of a module outlive a trace.
 _found: weakref.WeakKeyDictionary[Any, tuple[tf.Tensor, Iterator[int]]] = weakref.WeakKeyDictionary()
-_of_thread = threading.local()
 
 
-@contextlib.contextmanager
-def stateless_random_ops() -> Iterator[None]:
+class _OfThread(threading.local):
+    stream: Stream | None = None
+
+
+_of_thread = _OfThread()
+
+
+def stateless_random_ops() -> contextlib.AbstractContextManager[None]:
     """While a step is traced: where a stream is entered, kernels with a random state are not made."""
 
     def replace(name: str, arguments: Mapping[str, Any], operation: int | None) -> Any:
-        stream: Stream | None = getattr(_of_thread, "stream", None)
+        stream = _of_thread.stream
         if stream is None or tf.executing_eagerly() or _is_vectorized():
             return NotImplemented
         seed = stream.seed(operation)
         return NotImplemented if seed is None else _SAMPLERS[name](seed, arguments)
 
-    with random_ops.replaced_random_ops(_SAMPLERS, replace):
-        yield
+    return random_ops.replaced_random_ops(_SAMPLERS, replace)
 
 
-@contextlib.contextmanager
-def drawing_from(stream: Stream) -> Iterator[None]:
+def drawing_from(stream: Stream) -> contextlib.AbstractContextManager[None]:
     """The trace of one replica, in its thread."""
-    _of_thread.stream = stream
-    try:
-        yield
-    finally:
-        _of_thread.stream = None
+    return replaced(_of_thread, "stream", stream)
 
 
 def _stream_of_call() -> tf.Tensor:
     """The stream of one call of a tf.function, where it is called."""
-    stream: Stream | None = getattr(_of_thread, "stream", None)
+    stream = _of_thread.stream
     seed = None if stream is None or tf.executing_eagerly() else stream.seed(None)
     if seed is None:  # a function of the user's module, called by somebody else
         return tf.random.uniform([2], tf.int64.min, tf.int64.max, tf.int64)

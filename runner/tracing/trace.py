@@ -175,7 +175,7 @@ class Trace:
         arguments += [value.placeholder for value in late]
         self._check_fed(running, arguments)
         with graphs.control_inputs(program_order(self.graph, self._as_in_a_session(running)) if run else {}):
-            part = build(self.graph, running, arguments, tensors, run)
+            part = build(graphs.Part(self.graph, running, arguments, tensors, run))
 
         def call(*inputs: tf.Tensor) -> Any:
             values = iter(part(*inputs, *(value.capture() for value in late)))

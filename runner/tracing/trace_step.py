@@ -155,7 +155,7 @@ def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[Vari
             with wrapped.graph.as_default(), replicas_in_sync(num_replicas):
                 initial = tf.convert_to_tensor(initial())
         running = needed(wrapped.graph, [initial.op])
-        return graphs.function_of_part(wrapped.graph, running, [], [initial], [])()[0]
+        return graphs.function_of_part(graphs.Part(wrapped.graph, running, [], [initial]))()[0]
 
     store.materialise(found["new"], evaluate, on_one_device=on_one_device)
     return Trace(wrapped, calls, found["requested"]), found["new"]

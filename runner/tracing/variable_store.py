@@ -23,14 +23,7 @@ from runner.distribute.strategy import is_parameter_server
 from runner.tf_private import graphs, random_ops
 from runner.tf_private.keras3 import KerasTrace
 from runner.tf_private.parameter_server import ShardedVariable
-from runner.tf_private.variables import (
-    VariablePart,
-    constrain,
-    initial_of,
-    named,
-    slices_of,
-    uninitialized_variable,
-)
+from runner.tf_private.variables import VariablePart, constrain, initial_of, named, slices_of, uninitialized_variable
 from runner.tracing.partitioned_variable import ParameterServers, Unpartitioned, folded, part_name, part_specs, specs_of
 from runner.tracing.random_state import seeded
 from runner.tracing.variable_request import (
@@ -308,7 +301,7 @@ class VariableStore:
         names = RequestedNames(self.specs)
 
         def create(next_creator: Callable[..., Any], **kwargs: Any) -> tf.Variable:
-            owner = requested.keras.owner
+            owner = requested.keras.owners.variable
             if owner is None:
                 name = names.name(kwargs.get("name") or "Variable", unique=False)
             else:

@@ -21,7 +21,6 @@ import tensorflow as tf
 from runner.tf_private import graphs
 from runner.tracing.graph_operations import CALLS, has_effect
 
-Part = Callable[..., list[tf.Tensor]]
 _SOURCES = ("Placeholder", "PlaceholderWithDefault")
 
 
@@ -39,26 +38,19 @@ class Gradients:
         self._roots = roots
         _check([_Replica.of(each) for each in roots], roots[0][0].graph.get_operations())
 
-    def function_of_part(
-        self,
-        graph: Any,
-        running: Sequence[tf.Operation],
-        feeds: Sequence[tf.Tensor],
-        fetches: Sequence[tf.Tensor],
-        effects: Sequence[tf.Operation],
-    ) -> Part:
+    def function_of_part(self, part: graphs.Part) -> Callable[..., list[tf.Tensor]]:
         """Like `graphs.function_of_part`, in stages. All of the roots are among the fetches."""
         replicas = [_Replica.of(each) for each in self._roots]  # anew: operations wait for others meanwhile
         before = set().union(*(replica.before for replica in replicas))
         compiled = [replica.compiled - before for replica in replicas]
-        after = set(running) - before.union(*compiled)
-        fed = {tensor.op for tensor in feeds}
-        groups = [_in_order(running, group, fed) for group in (before, *compiled, after)]
+        after = set(part.running) - before.union(*compiled)
+        fed = {tensor.op for tensor in part.feeds}
+        groups = [_in_order(part.running, group, fed) for group in (before, *compiled, after)]
         used = [_used_by(group) for group in groups]
         stages: list[_Stage] = []
-        given = {tensor.ref() for tensor in feeds}
+        given = {tensor.ref() for tensor in part.feeds}
         for number, group in enumerate(groups):
-            later = {tensor.ref() for tensor in fetches}.union(*used[number + 1 :])
+            later = {tensor.ref() for tensor in part.fetches}.union(*used[number + 1 :])
             outputs = [one for op in group for one in op.outputs if one.ref() in later - given]
             given.update(one.ref() for one in outputs)
             by_xla = 0 < number <= len(replicas)
@@ -66,16 +58,17 @@ class Gradients:
             inputs = [ref.deref() for ref in used[number]]
             effects = [operation for operation in group if has_effect(operation)]
             with graphs.control_inputs_within(group):
-                function = graphs.function_of_part(graph, group, inputs, outputs, effects, by_xla=by_xla)
+                stage = graphs.Part(part.graph, group, inputs, outputs, effects)
+                function = graphs.function_of_part(stage, by_xla=by_xla)
             stages.append(_Stage(function, inputs, outputs, device))
-        return functools.partial(_run, stages, feeds, fetches)
+        return functools.partial(_run, stages, part.feeds, part.fetches)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Stage:
     """A function of some of the operations, from the values of `inputs` to those of `outputs`, tensors of the graph."""
 
-    function: Part
+    function: Callable[..., list[tf.Tensor]]
     inputs: Sequence[tf.Tensor]
     outputs: Sequence[tf.Tensor]
     device: str | None

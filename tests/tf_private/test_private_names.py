@@ -118,7 +118,7 @@ def test_keras_variables_and_writes_are_watched_and_left_as_they_were() -> None:
     traces: list[keras3.KerasTrace] = []
 
     def creator(next_creator, **kwargs):
-        owner = traces[0].owner
+        owner = traces[0].owners.variable
         owners.append(owner.path)
         shape = owner._shape if owner._shape is not None else kwargs["initial_value"].shape
         return variables.uninitialized_variable(owner.path, tf.TensorShape(shape), tf.as_dtype(owner.dtype), True)
@@ -187,7 +187,7 @@ def test_a_part_of_a_graph_is_a_function_that_runs_what_it_needs_and_nothing_els
     graph = v1.wrap_function(trace, [tf.TensorSpec([], tf.float32)]).graph
     fetches, effects = [made["double"]], [made["ten"]]
     running = needed(graph, [made["double"].op, *effects])
-    part = graphs.function_of_part(graph, running, graph.inputs[:1], fetches, effects)
+    part = graphs.function_of_part(graphs.Part(graph, running, graph.inputs[:1], fetches, effects))
     assert part(tf.constant(4.0))[0].numpy() == 8.0
     assert counter.numpy() == 10
     assert tf.function(lambda x: part(x)[0] + 1)(tf.constant(4.0)).numpy() == 9.0
@@ -198,7 +198,7 @@ def test_a_part_of_a_graph_that_lacks_its_input_is_refused() -> None:
     made: list[tf.Tensor] = []
     graph = v1.wrap_function(lambda x: made.append(2 * x), [tf.TensorSpec([], tf.float32)]).graph
     with pytest.raises(ValueError, match="depends on the input of the step"):
-        graphs.function_of_part(graph, needed(graph, [made[0].op]), [], made, [])
+        graphs.function_of_part(graphs.Part(graph, needed(graph, [made[0].op]), [], made))
 
 
 def test_seeds_are_set_as_ever_while_kernels_are_kept() -> None:

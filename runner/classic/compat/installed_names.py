@@ -68,21 +68,16 @@ class Installed:
         return source.exists() and path.name in _defined(source)
 
     def _files(self, name: str) -> list[Path]:
-        found = [folder / "__init__.py" for folder in self._folders(name)]
-        return [path for path in found if path.exists()]
-
-    def _folders(self, name: str) -> list[Path]:
-        if name == "tensorflow":
-            return [self._root / "tensorflow"]
+        own = f"tensorflow/_api/v2/{name.removeprefix('tensorflow.').replace('.', '/')}"
+        folders = ["tensorflow" if name == "tensorflow" else own]
         fits = [module for module in _ELSEWHERE if name == module or name.startswith(f"{module}.")]
-        own = self._root / "tensorflow/_api/v2" / name.removeprefix("tensorflow.").replace(".", "/")
-        if not fits:
-            return [own]
-        module = max(fits, key=len)
-        there = _ELSEWHERE[module] + name.removeprefix(module).replace(".", "/")
-        if not (self._root / "tf_keras").exists():
-            there = there.replace(_KERAS_2, _KERAS_3)
-        return [own, self._root / there]
+        if fits:
+            module = max(fits, key=len)
+            there = _ELSEWHERE[module] + name.removeprefix(module).replace(".", "/")
+            has_keras_2 = (self._root / "tf_keras").exists()
+            folders.append(there if has_keras_2 else there.replace(_KERAS_2, _KERAS_3))
+        found = [self._root / folder / "__init__.py" for folder in folders]
+        return [path for path in found if path.exists()]
 
     @functools.cache  # noqa: B019  # one object a process
     def _names(self, module: str) -> frozenset[str]:

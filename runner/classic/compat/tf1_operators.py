@@ -31,14 +31,3 @@ def as_classic(model_fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def _operators() -> contextlib.AbstractContextManager[None]:
     return tf_estimator.operators_of_tf1(dimensions=not install.called.isdisjoint(install.SHAPES))
-
-
-def eagerly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """`method`, which a script may call in a graph of its own: tf.estimator made another one each time."""
-
-    @functools.wraps(method)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        with tf_estimator.eagerly():
-            return method(*args, **kwargs)
-
-    return called

@@ -203,8 +203,7 @@ class HeadOfOne(Head):
         mode: str | None = None,
         regularization_losses: Losses = None,
     ) -> tf.Tensor:
-        losses, weights = self._weighted(labels, logits, features)
-        loss = checks.reduced(losses, weights, self.loss_reduction, batch_part())
+        loss = checks.reduced(*self._weighted(labels, logits, features), self.loss_reduction, batch_part())
         return with_regularization(loss, regularization_losses)
 
     def average_loss(self, labels: Any, logits: Any, features: Any) -> tf.Tensor:

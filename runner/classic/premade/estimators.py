@@ -14,16 +14,9 @@ from typing import Any
 from runner.classic.estimator import Estimator
 from runner.classic.heads.classification import binary_or_multi_class_head
 from runner.classic.heads.regression import RegressionHead
+from runner.classic.premade import model_fns
 from runner.classic.premade.logits import Deep, Wide
-from runner.classic.premade.model_fns import (
-    V2,
-    Family,
-    ModelFn,
-    baseline_model_fn,
-    combined_model_fn,
-    dnn_model_fn,
-    linear_model_fn,
-)
+from runner.classic.premade.model_fns import V2, Family, ModelFn
 
 _log = logging.getLogger(__name__)
 
@@ -74,12 +67,12 @@ def _constructor(cls: type, family: Family) -> Callable[..., None]:
 
 def _linear(given: Any, family: Family) -> ModelFn:
     wide = Wide(given.feature_columns, given.sparse_combiner)
-    return linear_model_fn(given.head, wide, given.optimizer, family)
+    return model_fns.linear_model_fn(given.head, wide, given.optimizer, family)
 
 
 def _dnn(given: Any, family: Family) -> ModelFn:
     deep = Deep(given.hidden_units, given.feature_columns, given.activation_fn, given.dropout, given.batch_norm)
-    return dnn_model_fn(given.head, deep, given.optimizer, family)
+    return model_fns.dnn_model_fn(given.head, deep, given.optimizer, family)
 
 
 def _dnn_linear_combined(given: Any, family: Family) -> ModelFn:
@@ -88,7 +81,7 @@ def _dnn_linear_combined(given: Any, family: Family) -> ModelFn:
         given.dnn_hidden_units or (), given.dnn_feature_columns, given.dnn_activation_fn, given.dnn_dropout,
         given.batch_norm,
     )  # fmt: skip
-    return combined_model_fn(given.head, wide, given.linear_optimizer, deep, given.dnn_optimizer, family)
+    return model_fns.combined_model_fn(given.head, wide, given.linear_optimizer, deep, given.dnn_optimizer, family)
 
 
 # Class -> makes the model_fn of its arguments, by name.
@@ -96,7 +89,7 @@ _MODEL_FNS: dict[str, Callable[[Any, Family], ModelFn]] = {
     "LinearEstimator": _linear,
     "DNNEstimator": _dnn,
     "DNNLinearCombinedEstimator": _dnn_linear_combined,
-    "BaselineEstimator": lambda given, family: baseline_model_fn(given.head, given.optimizer, family),
+    "BaselineEstimator": lambda given, family: model_fns.baseline_model_fn(given.head, given.optimizer, family),
 }
 
 
