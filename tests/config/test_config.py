@@ -530,6 +530,13 @@ def test_a_bad_config_is_refused_with_one_message(number: int, refusals: list[Re
         assert refusal.left == []  # no directory for a run that never was
 
 
+@pytest.mark.processes
+def test_any_one_mistake_is_refused_with_a_message_that_names_its_key() -> None:
+    command = [sys.executable, "-m", "tests.support.bad_overrides", "--count", "60", "--seed", "0"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.stdout == "60 command lines, 0 not refused as they should be\n", result.stdout + result.stderr
+
+
 @pytest.fixture(scope="module")
 def default_tree() -> dict[str, Any]:
     return composed()
