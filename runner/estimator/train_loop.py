@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -188,6 +189,7 @@ class TrainingRun:
 
     def _take_steps(self, num_steps: int) -> StepResult:
         """Run one loop; the last of its steps carries summaries and the fetches of hooks where they are due."""
+        program = self._setup.program
         first, started = self._step + 1, time.perf_counter()
         self._setup.model.values_of = None
         last_step = self._step + num_steps * self._advance
@@ -215,14 +217,16 @@ class TrainingRun:
         self.examples += result.examples
         self.secs += result.secs
         if recorded is not None and recorded.num_steps:
-            # The step fetched the summaries first, then what the hooks asked for.
-            values = [value[-1] for value in recorded.values]
-            num_protos = len(self._setup.program.summary_protos) if summaries else 0
-            self._log.summaries(values[:num_protos], self._step)
+            # The step fetched metrics first, then the summaries, then what the hooks asked for.
+            values = [value[-1] for value in recorded.values[min(1, len(program.scalars.metrics)) :]]
+            num_summaries = program.num_summary_values if summaries else 0
+            if summaries:
+                self._log.summaries(values[:num_summaries], self._step)
             if request:
-                self._setup.session_hooks.after_run(values[num_protos:])
+                self._setup.session_hooks.after_run(values[num_summaries:])
         if result.num_steps:
-            self._log.note(result)
+            metrics = [part.values[0] for part in parts if part.num_steps] if program.scalars.metrics else []
+            self._log.note(result, np.concatenate(metrics) if metrics else np.zeros([taken, 0]))
         if self._nan.check(self, result, self._advance):
             self._step = self._setup.model.store.global_step
         return result
@@ -258,8 +262,10 @@ class TrainingRun:
 
     def _save(self, *, asynchronous: bool) -> str:
         path = self._checkpoints.save(self, self._extra(), asynchronous=asynchronous)
-        for call in self._after_save if not self._next.interrupted else ():
-            call(self)
+        calls = self._after_save if not self._next.interrupted else ()
+        with self._setup.program.kept_metrics.set_aside() if calls else contextlib.nullcontext():
+            for call in calls:
+                call(self)
         return path
 
     def _extra(self) -> dict[str, Any]:
