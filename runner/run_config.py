@@ -141,7 +141,7 @@ class RunConfig:
       warm_start: values that a new model begins with; one that is continued has its own.
       log_step_count_steps: loss and speed are logged every so many steps; None: never.
       steps_per_loop: steps that run in one graph call; None: grows until a call takes about a second, and always
-        ends at the next save, summary, evaluation or last step.
+        ends at the next save, evaluation or last step.
       tensorboard: False writes no event files, of training or evaluation.
       nan: "stop": training ends with an error at the first loss that is not finite; "ignore"; "rollback": it goes back
         to the last checkpoint, while the input goes on after the bad batch, at most three times in a run.

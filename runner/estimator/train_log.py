@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import tensorflow as tf
 from runner.estimator.context import EstimatorContext
 from runner.estimator.train_setup import TrainSetup
 from runner.hooks.hook import Every
+from runner.programs.train_loop import Schedule
 from runner.programs.train_scalars import over_workers
 from runner.tracking import tensorboard
 from runner.types import StepResult
@@ -48,14 +50,32 @@ class TrainLog:
             self._metrics_every = Every(self._config.log_step_count_steps or None)
             self._program.kept_metrics.reset()
 
+    @property
+    def has_summaries(self) -> bool:
+        """Report whether any are written."""
+        return self._summary_every.steps is not None
+
     def are_summaries_due(self, step: int, last_step: int) -> bool:
         """Report whether the steps after `step`, up to `last_step`, end with one whose summaries are written."""
         is_first = self._summary_every.steps is not None and step == self._first_step
         return is_first or self._summary_every.due(step, last_step)
 
-    def steps_until_due(self, step: int) -> float:
-        """Return the steps to where a loop must end for summaries or metrics; infinite where there are none."""
-        return min(one.steps_until_due(step) for one in (self._summary_every, self._metrics_every))
+    def schedule(self, step: int, num_steps: int) -> Schedule:
+        """Return which of the `num_steps` steps after `step` write summaries, where they are counted one by one."""
+        every = self._summary_every.steps or num_steps + 1
+        first = every - step % every - 1
+        if step == self._first_step and self._summary_every.steps is not None:
+            first = num_steps - 1  # the first loop, which is short, ends with one
+        return Schedule(first, every, max(0, (num_steps - 1 - first) // every + 1))
+
+    def steps_until_due(self, step: int, *, in_loops: bool = False) -> float:
+        """Return the steps to where a loop must end for summaries or metrics; infinite where there are none.
+
+        Args:
+          in_loops: summaries are written within loops; the first loop of a run ends with them in any case.
+        """
+        summaries = math.inf if in_loops and step > self._first_step else self._summary_every.steps_until_due(step)
+        return min(summaries, self._metrics_every.steps_until_due(step))
 
     def note(self, result: StepResult, metrics: np.ndarray) -> None:
         """Log a loop that has taken a step or more. Workers call it together.
@@ -83,7 +103,7 @@ class TrainLog:
                 scalars = {"global_step/sec": speed["train/steps_per_sec"]}
                 scalars |= {"loss": loss} if self._writes_loss else {}
                 self._write_numbers(scalars, step)
-            for step, scalars in points.items():
+            for step, scalars in points.items() if self._config.save_summary_steps else ():
                 self._write_numbers(scalars, step)
         self._context.progress.update(result.last_step, float(result.losses[-1]), *speed.values())
 

@@ -24,7 +24,7 @@ from runner.programs.gradient_accumulation import AccumulatedStep, GradientCut, 
 from runner.programs.mixed_precision import LossScale
 from runner.programs.optimizer_step import advance, apply_update, gradients_of, objective, sum_over_replicas
 from runner.programs.program import ModelToTrace, Program, TracedReplica, replica_inputs, split_fetches, step_inputs
-from runner.programs.train_loop import Loop, Step
+from runner.programs.train_loop import Loop, RecordingLoop, Step
 from runner.programs.train_scalars import Fetched, ReplicaScalars, StepScalars, replica_scalars
 from runner.tf_private.summaries import SummaryScalar, collecting, summaries_noted
 from runner.tracing import xla
@@ -106,9 +106,7 @@ class TrainProgram(Program):
         own = getattr(self.spec.scaffold, "summary_op", None)
         protos = _unmerged([own] if own is not None else self.trace.collections.get(v1.GraphKeys.SUMMARIES, []))
         found = self.outputs[0].summaries
-        if collectives_of(
-            model.store.strategy
-        ).is_chief:  # others have nothing to write, and give what the chief asks for
+        if collectives_of(model.store.strategy).is_chief:  # others give what the chief asks for
             of_v1 = {one.op for one in protos}
             found = [one for one in found if one.operation is not None and (one.metadata or one.operation in of_v1)]
         self.scalars = StepScalars([output.scalars for output in self.outputs], found)
@@ -126,6 +124,9 @@ class TrainProgram(Program):
             )
         support_checks.check_training(self.spec, config, num_replicas, self.trace.graph)
         meets_others = num_replicas > pipeline.num_replicas
+        # Collectives with other processes are counted by the programs that have them, and the chief's may be others.
+        self.records_in_loops = self.has_summaries and loop_type is None and not meets_others and not self._is_cut
+        """Whether steps with summaries are taken within loops, by `recording_loop`, and not between them."""
         self._loop_type = loop_type or functools.partial(Loop, meets_others=meets_others)
         self.has_local_losses = meets_others and not self.is_native
         """Report whether the losses of a loop are this worker's parts, to be summed over the workers."""
@@ -169,6 +170,16 @@ class TrainProgram(Program):
             self._loops[key] = self._loop_type(step, self._pipeline, stop_at_nan=self._stop_at_nan)
         return self._loops[key]
 
+    @functools.cached_property
+    def recording_loop(self) -> RecordingLoop:
+        """The loop over steps of which some write summaries, where `records_in_loops`."""
+        step, recorded = (self._step(_NOTHING, summaries=summaries) for summaries in (False, True))
+        return RecordingLoop(step, recorded, self._pipeline, stop_at_nan=self._stop_at_nan)
+
+    @property
+    def _is_cut(self) -> bool:
+        return self.outputs[0].cut is not None
+
     def _step(self, request: StepRequest, *, summaries: bool) -> Step:
         tensors, effects = split_fetches(request.fetches)
         fetched = Fetched(self.scalars, [*(self.summary_protos if summaries else []), *tensors], summaries=summaries)
@@ -176,7 +187,7 @@ class TrainProgram(Program):
         losses = [output.loss for output in self.outputs]
         specs = [tf.TensorSpec([], losses[0].dtype), *fetched.specs]
         effects = [*self._effects(summaries=summaries), *effects]
-        if self.outputs[0].cut is not None:
+        if self._is_cut:
             support_checks.check_feeds(request.feeds)
             step = self._accumulated_step(effects, extra)
 
