@@ -250,12 +250,13 @@ class KeptMetrics:
     @contextlib.contextmanager
     def set_aside(self) -> Iterator[None]:
         """Give them back afterwards what they hold now: an evaluation has variables of the same names."""
-        with self._store.scope():
-            values = {name: self._store[name].read_value() for name in self._variables if self._metrics}
+        # Copy by copy: the sum of several replicas could not be divided over them again where it is an integer.
+        variables = [self._store[name] for name in self._variables if self._metrics]
+        copies = [copy for one in variables for copy in getattr(one, "values", None) or [one]]
+        values = [copy.read_value() for copy in copies]
         yield
-        with self._store.scope():
-            for name, value in values.items():
-                self._store[name].assign(value)
+        for copy, value in zip(copies, values, strict=True):
+            copy.assign(value)
 
 
 def added(sums: Sums, more: Sums) -> dict[str, tuple[float, float]]:
