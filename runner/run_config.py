@@ -141,7 +141,7 @@ class RunConfig:
       warm_start: values that a new model begins with; one that is continued has its own.
       log_step_count_steps: loss and speed are logged every so many steps; None: never.
       steps_per_loop: steps that run in one graph call; None: grows until a call takes about a second, and always
-        ends at the next save, summary, evaluation or last step.
+        ends at the next save, evaluation or last step.
       tensorboard: False writes no event files, of training or evaluation.
       nan: "stop": training ends with an error at the first loss that is not finite; "ignore"; "rollback": it goes back
         to the last checkpoint, while the input goes on after the bad batch, at most three times in a run.
@@ -150,6 +150,8 @@ class RunConfig:
       learning_rate_scaling: "none", or by the replicas: "linear", "sqrt" of their number.
       warmup_steps: updates until the learning rate is what it is to be.
       jit: XLA compiles what each replica computes, from its batch to its gradients.
+      train_metrics: `eval_metric_ops` of TRAIN are computed and reported with `train_op=`, too; with `optimizer=` they
+        are in any case.
       precision: what Keras 3 layers compute in: "float32" leaves it to them, "mixed_bfloat16", "mixed_float16".
       ema_decay: moving averages of the weights are kept with this decay, and evaluated; None: none.
       profile_steps: global steps whose profile is written for TensorBoard; None: none.
@@ -184,6 +186,7 @@ class RunConfig:
     learning_rate_scaling: str = _key("train.learning_rate_scaling")
     warmup_steps: int = _key("train.warmup_steps")
     jit: bool = _key("train.jit")
+    train_metrics: bool = _key("train.metrics")
     precision: str = _key("train.precision")
     ema_decay: float | None = _key("train.ema_decay")
     profile_steps: StepRange | None = None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,9 @@ import tensorflow as tf
 from runner.estimator.context import EstimatorContext
 from runner.estimator.train_setup import TrainSetup
 from runner.hooks.hook import Every
+from runner.programs.train_loop import Schedule
+from runner.programs.train_scalars import over_workers
+from runner.tracking import tensorboard
 from runner.types import StepResult
 
 _log = logging.getLogger(__name__)
@@ -28,7 +33,10 @@ class TrainLog:
         self._context, self._config, self._program = context, setup.config, setup.program
         self._summary_writer, self._first_step = summary_writer, setup.model.store.global_step
         self._writes_loss = "loss" not in setup.program.summary_names  # model_fn writes its own
-        self._summary_every = Every()
+        self._summary_every, self._metrics_every = Every(), Every()
+        self._scalars = setup.program.scalars
+        self._keys: tuple[Sequence[str], Sequence[str]] = ([], [])
+        self._window = np.zeros(2 * len(self._scalars.metrics))  # sums and weights of metrics since their last point
 
     def begin(self, target: int | None) -> None:
         """Start the progress line. Args: target: the last step, where one is known."""
@@ -36,18 +44,47 @@ class TrainLog:
         # What only the chief has splits the loops of all workers: they call the same functions.
         if self._context.collectives.any(self._program.has_summaries):
             self._summary_every = Every(self._config.save_summary_steps or None)
+        ours = json.dumps([list(self._scalars.summaries), list(self._scalars.metrics)])
+        self._keys = json.loads(self._context.collectives.broadcast_text(ours))
+        if self._program.kept_metrics:
+            self._metrics_every = Every(self._config.log_step_count_steps or None)
+            self._program.kept_metrics.reset()
+
+    @property
+    def has_summaries(self) -> bool:
+        """Report whether any are written."""
+        return self._summary_every.steps is not None
 
     def are_summaries_due(self, step: int, last_step: int) -> bool:
         """Report whether the steps after `step`, up to `last_step`, end with one whose summaries are written."""
         is_first = self._summary_every.steps is not None and step == self._first_step
         return is_first or self._summary_every.due(step, last_step)
 
-    def steps_until_due(self, step: int) -> float:
-        """Return the steps to where a loop must end for summaries; infinite where there are none."""
-        return self._summary_every.steps_until_due(step)
+    def schedule(self, step: int, num_steps: int) -> Schedule:
+        """Return which of the `num_steps` steps after `step` write summaries, where they are counted one by one."""
+        every = self._summary_every.steps or num_steps + 1
+        first = every - step % every - 1
+        if step == self._first_step and self._summary_every.steps is not None:
+            first = num_steps - 1  # the first loop, which is short, ends with one
+        return Schedule(first, every, max(0, (num_steps - 1 - first) // every + 1))
 
-    def note(self, result: StepResult) -> None:
-        """Log a loop that has taken a step or more."""
+    def steps_until_due(self, step: int, *, in_loops: bool = False) -> float:
+        """Return the steps to where a loop must end for summaries or metrics; infinite where there are none.
+
+        Args:
+          in_loops: summaries are written within loops; the first loop of a run ends with them in any case.
+        """
+        summaries = math.inf if in_loops and step > self._first_step else self._summary_every.steps_until_due(step)
+        return min(summaries, self._metrics_every.steps_until_due(step))
+
+    def note(self, result: StepResult, metrics: np.ndarray) -> None:
+        """Log a loop that has taken a step or more. Workers call it together.
+
+        Args:
+          metrics: `[steps, 2 * metrics]`: their sums and weights in each step.
+        """
+        steps = np.linspace(result.first_step, result.last_step, result.num_steps).round().astype(int)
+        points = self._metrics_at(steps, metrics)
         if result.first_step == self._first_step + 1:  # whoever started the run knows how long that took
             self._context.journal.event("first_step", step=result.first_step)
         if not self._config.is_chief:
@@ -56,9 +93,8 @@ class TrainLog:
             "train/steps_per_sec": result.num_steps / result.secs,
             "train/examples_per_sec": result.examples / result.secs,
         }
-        steps = np.linspace(result.first_step, result.last_step, result.num_steps).round().astype(int)
         for step, loss in self._at(self._config.log_step_count_steps, steps, result.losses):
-            values: Mapping[str, float] = {"train/loss": loss}
+            values: Mapping[str, float] = {"train/loss": loss, **points.get(step, {})}
             if step + (self._config.log_step_count_steps or 0) > result.last_step:
                 values = {**values, **speed}
             self._context.journal.metrics(step, values)
@@ -66,11 +102,9 @@ class TrainLog:
             for step, loss in self._at(self._config.save_summary_steps, steps, result.losses):
                 scalars = {"global_step/sec": speed["train/steps_per_sec"]}
                 scalars |= {"loss": loss} if self._writes_loss else {}
-                # One proto for both: tf.summary.scalar takes 0.12 ms for each.
-                proto = tf.compat.v1.Summary(
-                    value=[{"tag": tag, "simple_value": value} for tag, value in scalars.items()]
-                )
-                tf.summary.experimental.write_raw_pb(proto.SerializeToString(), step=step)
+                self._write_numbers(scalars, step)
+            for step, scalars in points.items() if self._config.save_summary_steps else ():
+                self._write_numbers(scalars, step)
         self._context.progress.update(result.last_step, float(result.losses[-1]), *speed.values())
 
     def repeated(self, step: int, asked: int, twice: int) -> None:
@@ -86,11 +120,61 @@ class TrainLog:
             asked, "step was" if asked == 1 else "steps were", twice,
         )  # fmt: skip
 
-    def summaries(self, protos: list[Any], step: int) -> None:
-        """Write the serialised `tf.compat.v1.Summary`s of `step`."""
+    def _metrics_at(self, steps: np.ndarray, metrics: np.ndarray) -> dict[int, dict[str, float]]:
+        """Return step -> train/<name> -> value at each step where it is due: over the steps since the last one."""
+        if not self._scalars.metrics and not self._keys[1] and not self._program.kept_metrics:
+            return {}
+        points: dict[int, dict[str, float]] = {}
+        first = 0
+        places = {int(step): place for place, step in enumerate(steps)}
+        due = [step for step, _ in self._at(self._config.log_step_count_steps, steps, steps)]
+        for step in due:
+            last = places[step] + 1
+            self._add(metrics[first:last])
+            sums, weights = np.split(self._window, 2)
+            ours = dict(zip(self._scalars.metrics, zip(sums.tolist(), weights.tolist(), strict=True), strict=True))
+            totals = over_workers(ours, self._keys[1], self._context.collectives)
+            points[step] = {f"train/{name}": total / weight for name, (total, weight) in totals.items() if weight}
+            self._window = np.zeros_like(self._window)
+            first = last
+        self._add(metrics[first:])
+        if due and due[-1] == steps[-1] and self._program.kept_metrics:
+            kept = tensorboard.scalars(
+                {name: tensorboard.plain(value) for name, value in self._program.kept_metrics.values().items()}
+            )
+            points[due[-1]] |= {f"train/{name}": value for name, value in kept.items()}
+        return points
+
+    def _add(self, metrics: np.ndarray) -> None:
+        if metrics.size:  # one after the other, so that no bit depends on the length of loops
+            self._window = np.cumsum(np.concatenate([self._window[None], metrics]), axis=0)[-1]
+
+    def _write_numbers(self, scalars: Mapping[str, float], step: int) -> None:
+        # One proto for all: tf.summary.scalar takes 0.12 ms for each.
+        proto = tf.compat.v1.Summary(value=[{"tag": tag, "simple_value": value} for tag, value in scalars.items()])
+        tf.summary.experimental.write_raw_pb(proto.SerializeToString(), step=step)
+
+    def summaries(self, values: Sequence[Any], step: int) -> None:
+        """Write the summaries of `step`. Workers call it together.
+
+        Args:
+          values: the sums of scalars, where there are any, then serialised `tf.compat.v1.Summary`s.
+        """
+        values = list(values)
+        packed = values.pop(0) if self._scalars.summaries else np.zeros(0)
+        ours = self._scalars.summary_sums(packed) if self._scalars.summaries else {}
+        totals = over_workers(ours, self._keys[0], self._context.collectives) if self._keys[0] else {}
+        if not self._config.is_chief:
+            return
+        protos: list[tuple[int, bytes]] = [(step, proto) for proto in values]
+        if self._scalars.summaries:
+            found: dict[int, list[Any]] = {}
+            for at, value in self._scalars.summaries_of(packed, totals, step):
+                found.setdefault(at, []).append(value)
+            protos += [(at, tf.compat.v1.Summary(value=one).SerializeToString()) for at, one in found.items()]
         with self._summary_writer.as_default():
-            for proto in protos:
-                tf.summary.experimental.write_raw_pb(proto, step=step)
+            for at, proto in protos:
+                tf.summary.experimental.write_raw_pb(proto, step=at)
 
     def end(self) -> None:
         """Return when all events are on the disk."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -65,6 +66,12 @@ class TrainingRun:
     @property
     def global_step(self) -> int:
         return self._step
+
+    @property
+    def _records_in_loops(self) -> bool:
+        """Report whether loops go on through steps with summaries: a hook looks at none, and each step counts one."""
+        program, session_hooks = self._setup.program, self._setup.session_hooks
+        return program.records_in_loops and session_hooks.is_empty and self._advance == 1 and self._log.has_summaries
 
     @property
     def goes_on(self) -> bool:
@@ -179,24 +186,29 @@ class TrainingRun:
         """Return the steps of the next loop: it ends at the next boundary of any cadence."""
         cadences = [
             self._checkpoints.every,
-            self._log,
             self._setup.session_hooks,
             *(hook.every for hook in self._setup.hooks if hasattr(hook, "every")),
         ]
-        steps = min(self._target - self._step, *(cadence.steps_until_due(self._step) for cadence in cadences))
+        logged = self._log.steps_until_due(self._step, in_loops=self._records_in_loops)
+        steps = min(self._target - self._step, logged, *(cadence.steps_until_due(self._step) for cadence in cadences))
         return max(1, self._length.next(-(-steps // self._advance)))
 
     def _take_steps(self, num_steps: int) -> StepResult:
         """Run one loop; the last of its steps carries summaries and the fetches of hooks where they are due."""
+        program = self._setup.program
         first, started = self._step + 1, time.perf_counter()
+        before = self._step
         self._setup.model.values_of = None
         last_step = self._step + num_steps * self._advance
         summaries = self._log.are_summaries_due(self._step, last_step)
         request = self._setup.session_hooks.request(last_step)
         # Only the step that is looked at pays for what is fetched with it.
-        num_plain = num_steps - 1 if summaries or request or self._always_splits else num_steps
+        splits = (summaries and not self._records_in_loops) or request or self._always_splits
+        num_plain = num_steps - 1 if splits else num_steps
         parts: list[LoopResult] = []
-        if num_plain:
+        if self._records_in_loops:
+            parts.append(self._loop_with_records(num_steps))
+        elif num_plain:
             parts.append(self._loop(StepRequest(), num_plain, summaries=False))
         is_whole = not parts or (parts[0].num_steps == num_plain and self._nan.accepts(parts[0].losses))
         recorded = self._loop(request, 1, summaries=summaries) if num_plain < num_steps and is_whole else None
@@ -215,14 +227,18 @@ class TrainingRun:
         self.examples += result.examples
         self.secs += result.secs
         if recorded is not None and recorded.num_steps:
-            # The step fetched the summaries first, then what the hooks asked for.
-            values = [value[-1] for value in recorded.values]
-            num_protos = len(self._setup.program.summary_protos) if summaries else 0
-            self._log.summaries(values[:num_protos], self._step)
+            # The step fetched metrics first, then the summaries, then what the hooks asked for.
+            values = [value[-1] for value in recorded.values[min(1, len(program.scalars.metrics)) :]]
+            num_summaries = program.num_summary_values if summaries else 0
+            if summaries:
+                self._log.summaries(values[:num_summaries], self._step)
             if request:
-                self._setup.session_hooks.after_run(values[num_protos:])
+                self._setup.session_hooks.after_run(values[num_summaries:])
+        for place, record in parts[0].records if parts else ():
+            self._log.summaries(record, before + (place + 1) * self._advance)
         if result.num_steps:
-            self._log.note(result)
+            metrics = [part.values[0] for part in parts if part.num_steps] if program.scalars.metrics else []
+            self._log.note(result, np.concatenate(metrics) if metrics else np.zeros([taken, 0]))
         if self._nan.check(self, result, self._advance):
             self._step = self._setup.model.store.global_step
         return result
@@ -230,7 +246,16 @@ class TrainingRun:
     def _loop(self, request: StepRequest, num_steps: int, *, summaries: bool) -> LoopResult:
         program, train_input = self._setup.program, self._setup.input
         loop, may_end = program.loop(request, summaries=summaries), train_input.may_end_within(num_steps)
-        result = loop(train_input.iterator, num_steps, may_end=may_end, values=request.values)
+        return self._taken(loop(train_input.iterator, num_steps, may_end=may_end, values=request.values))
+
+    def _loop_with_records(self, num_steps: int) -> LoopResult:
+        loop, train_input = self._setup.program.recording_loop, self._setup.input
+        schedule, may_end = self._log.schedule(self._step, num_steps), train_input.may_end_within(num_steps)
+        return self._taken(loop.take(train_input.iterator, num_steps, schedule, may_end=may_end))
+
+    def _taken(self, result: LoopResult) -> LoopResult:
+        """Note what a loop has read; return its result with the losses over all workers."""
+        program, train_input = self._setup.program, self._setup.input
         if program.has_local_losses:
             losses = np.asarray(self._context.collectives.sum(result.losses), result.losses.dtype)
             result = dataclasses.replace(result, losses=losses)
@@ -258,8 +283,10 @@ class TrainingRun:
 
     def _save(self, *, asynchronous: bool) -> str:
         path = self._checkpoints.save(self, self._extra(), asynchronous=asynchronous)
-        for call in self._after_save if not self._next.interrupted else ():
-            call(self)
+        calls = self._after_save if not self._next.interrupted else ()
+        with self._setup.program.kept_metrics.set_aside() if calls else contextlib.nullcontext():
+            for call in calls:
+                call(self)
         return path
 
     def _extra(self) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,7 +17,9 @@ from runner.programs.batch_losses import PartOfBatch, WholeBatch, model_fn_has
 from runner.programs.mixed_precision import ModelCall
 from runner.programs.program import ModelToTrace, Program, TracedReplica, read_step, replica_inputs, split_fetches
 from runner.tracing.graph_operations import needed, operations
+from runner.tracing.trace import Trace
 from runner.tracing.trace_step import Replica
+from runner.tracing.variable_store import VariableStore
 from runner.types import StepRequest
 
 Sums = Mapping[str, tuple[float, float]]
@@ -46,13 +49,11 @@ class EvaluatedReplica(TracedReplica):
       loss: the sum of the losses.
       weight: what `loss` is to be divided by: the examples, or the sum of `loss_weight`.
       sums: name -> (sum over the replica's examples, their number) of per-example metrics.
-      values: name -> value tensor of `(value, update)` metrics.
     """
 
     loss: tf.Tensor
     weight: tf.Tensor
     sums: Mapping[str, tuple[tf.Tensor, tf.Tensor]]
-    values: Mapping[str, tf.Tensor]
 
 
 class EvalProgram(Program):
@@ -71,7 +72,7 @@ class EvalProgram(Program):
         super().__init__(model, pipeline, replica_fn, on_workers=on_workers)
         self.sum_names = ["loss", *self.outputs[0].sums]
         """Names of the sums of an EvalResult."""
-        self._values = self._value_function()
+        self._kept = KeptMetrics(self.trace, self._store, self.spec.eval_metric_ops or {})
         self._loop = tf.function(self._run, autograph=False)
         self._fetching: dict[Any, Callable[..., Any]] = {}
 
@@ -151,24 +152,7 @@ class EvalProgram(Program):
 
     def values(self) -> dict[str, Any]:
         """Return the values of the accumulated metrics, without those of per-example tensors, as NumPy values."""
-        values = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._values())
-        with self._store.scope():
-            for name, metric in (self.spec.eval_metric_ops or {}).items():
-                if _is_keras_metric(metric):
-                    values[name] = tf.nest.map_structure(lambda value: value.numpy(), metric.result())
-                elif _is_pair(metric) and isinstance(metric[0], tf.Variable):
-                    values[name] = metric[0].read_value().numpy()
-        return values
-
-    def _value_function(self) -> Callable[[], dict[str, Any]]:
-        values = dict(self.outputs[0].values)
-        for name, value in values.items():
-            if self.trace.needs_inputs(value):
-                raise ValueError(
-                    f"eval_metric_ops[{name!r}]: its value depends on one batch. A (value, update) pair keeps state "
-                    "in variables, as those of tf.compat.v1.metrics do; for a mean over examples give a [batch] tensor."
-                )
-        return self.trace.function(values, with_inputs=False) if values else dict
+        return self._kept.values()
 
     def _replica_function(
         self, index: int, fetches: Sequence[Any] = (), feeds: Sequence[tf.Tensor] = ()
@@ -182,7 +166,7 @@ class EvalProgram(Program):
     def _fetched(self, index: int) -> tuple[dict[str, Any], list[Any]]:
         """Return (the sums of one replica's batch, what updates metrics with it), tensors of the traced graph."""
         output = self.outputs[index]
-        updates = [metric[1] for metric in (output.spec.eval_metric_ops or {}).values() if _is_pair(metric)]
+        updates = [metric[1] for metric in (output.spec.eval_metric_ops or {}).values() if is_pair(metric)]
         writes = self.trace.writes_of_keras(metrics_only=True, replica=index)
         return {"loss": (output.loss, output.weight), **output.sums}, [*updates, *writes]
 
@@ -216,6 +200,63 @@ class EvalProgram(Program):
         initial = (tf.constant(0), tf.constant(False), (tf.constant(0, tf.int64), before))
         _, ended, (examples, sums) = tf.while_loop(running, body, initial)
         return {"ended": ended, "examples": examples, "sums": sums}
+
+
+class KeptMetrics:
+    """Metrics that keep their sums in variables: (value, update) pairs and those of Keras.
+
+    Args:
+      metrics: of the trace's first replica, by name. Others among them are left out.
+
+    Raises:
+      ValueError: the value of a pair depends on one batch.
+    """
+
+    def __init__(self, trace: Trace, store: VariableStore, metrics: Mapping[str, Any]) -> None:
+        self._store = store
+        self._variables = [name for name in trace.requested.requests if store.specs[name].local]
+        self._metrics = {name: one for name, one in metrics.items() if is_pair(one) or is_keras_metric(one)}
+        values = {
+            name: metric[0]
+            for name, metric in self._metrics.items()
+            if is_pair(metric) and not isinstance(metric[0], tf.Variable)
+        }
+        for name, value in values.items():
+            if trace.needs_inputs(value):
+                raise ValueError(
+                    f"eval_metric_ops[{name!r}]: its value depends on one batch. A (value, update) pair keeps state "
+                    "in variables, as those of tf.compat.v1.metrics do; for a mean over examples give a [batch] tensor."
+                )
+        self._values: Callable[[], dict[str, Any]] = trace.function(values, with_inputs=False) if values else dict
+
+    def __bool__(self) -> bool:
+        return bool(self._metrics)
+
+    def values(self) -> dict[str, Any]:
+        """Return their values over all replicas and workers, which call this together. NumPy values."""
+        values = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._values())
+        with self._store.scope():
+            for name, metric in self._metrics.items():
+                if is_keras_metric(metric):
+                    values[name] = tf.nest.map_structure(lambda value: value.numpy(), metric.result())
+                elif isinstance(metric[0], tf.Variable):
+                    values[name] = metric[0].read_value().numpy()
+        return values
+
+    def reset(self) -> None:
+        """Start from nothing."""
+        self._store.reset_local(self._variables)
+
+    @contextlib.contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Give them back afterwards what they hold now: an evaluation has variables of the same names."""
+        # Copy by copy: the sum of several replicas could not be divided over them again where it is an integer.
+        variables = [self._store[name] for name in self._variables if self._metrics]
+        copies = [copy for one in variables for copy in getattr(one, "values", None) or [one]]
+        values = [copy.read_value() for copy in copies]
+        yield
+        for copy, value in zip(copies, values, strict=True):
+            copy.assign(value)
 
 
 def added(sums: Sums, more: Sums) -> dict[str, tuple[float, float]]:
@@ -252,17 +293,12 @@ def _eval_replica(model_call: ModelCall, pipeline: InputPipeline, replica: Repli
         spec,
         loss=tf.reduce_sum(spec.loss) if spec.loss.shape.rank == 1 else spec.loss * weight,
         weight=weight,
-        sums={name: _sum(metric, count) for name, metric in metrics.items() if tf.is_tensor(metric)},
-        values={
-            name: metric[0]
-            for name, metric in metrics.items()
-            if _is_pair(metric) and not isinstance(metric[0], tf.Variable)
-        },
+        sums={name: sum_and_weight(metric, count) for name, metric in metrics.items() if tf.is_tensor(metric)},
     )
 
 
-def _sum(metric: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """(sum, weight) of a per-example metric; a scalar is the mean of its batch, and counts for its examples."""
+def sum_and_weight(metric: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return (sum, weight) of a per-example metric; a scalar is the mean of its batch, and counts for its examples."""
     metric = tf.cast(metric, tf.float64)  # before the sum: bytes overflow, and a bool has none
     if metric.shape.rank == 0:
         count = tf.cast(count, tf.float64)
@@ -270,9 +306,11 @@ def _sum(metric: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.reduce_sum(metric), tf.size(metric)
 
 
-def _is_pair(metric: Any) -> bool:
+def is_pair(metric: Any) -> bool:
+    """Report whether a metric is (value, update)."""
     return isinstance(metric, tuple | list)
 
 
-def _is_keras_metric(metric: Any) -> bool:
+def is_keras_metric(metric: Any) -> bool:
+    """Report whether a metric is one of Keras."""
     return hasattr(metric, "result") and hasattr(metric, "update_state")

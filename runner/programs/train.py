@@ -19,11 +19,14 @@ from runner.distribute.reductions import spans_processes
 from runner.model_fn import ModeKeys
 from runner.programs import ema, support_checks
 from runner.programs.batch_losses import PartOfBatch, PartOfStep, WholeBatch, model_fn_has
+from runner.programs.evaluate import KeptMetrics, is_pair
 from runner.programs.gradient_accumulation import AccumulatedStep, GradientCut, trace_cut
 from runner.programs.mixed_precision import LossScale
 from runner.programs.optimizer_step import advance, apply_update, gradients_of, objective, sum_over_replicas
 from runner.programs.program import ModelToTrace, Program, TracedReplica, replica_inputs, split_fetches, step_inputs
-from runner.programs.train_loop import Loop, Step
+from runner.programs.train_loop import Loop, RecordingLoop, Step
+from runner.programs.train_scalars import Fetched, ReplicaScalars, StepScalars, replica_scalars
+from runner.tf_private.summaries import SummaryScalar, collecting, summaries_noted
 from runner.tracing import xla
 from runner.tracing.graph_operations import operations
 from runner.tracing.trace_step import Replica
@@ -44,6 +47,8 @@ class TrainedReplica(TracedReplica):
     Attributes:
       loss: the replica's part of the loss of the step (the parts add up to the mean over the global batch).
       v2_summaries: operations of `tf.summary`.
+      summaries: scalars that it summarises.
+      scalars: their sums, and those of metrics.
       together: sums of a model_fn's losses in which other processes take part, and that each step computes: what is
         fetched by one process alone (summaries, hooks of the chief) would wait for the others.
       averages: of a train_op: what moves the averages of the weights.
@@ -53,6 +58,8 @@ class TrainedReplica(TracedReplica):
 
     loss: tf.Tensor
     v2_summaries: Sequence[tf.Operation]
+    summaries: Sequence[SummaryScalar]
+    scalars: ReplicaScalars
     together: Sequence[tf.Tensor] = ()
     averages: Sequence[tf.Operation] = ()
     advance: Sequence[tf.Operation] = ()
@@ -88,14 +95,28 @@ class TrainProgram(Program):
 
         def replica_fn(replica: Replica) -> TrainedReplica:
             with _summaries(summary_writer, replica):
-                return _train_replica(model, pipeline, replica)
+                collected = collecting(summary_writer) if config.tensorboard else contextlib.nullcontext(())
+                with collected as summaries:
+                    return _train_replica(model, pipeline, replica, summaries)
 
-        super().__init__(model, pipeline, replica_fn, training=True)
+        with summaries_noted():
+            super().__init__(model, pipeline, replica_fn, training=True)
         self.is_native = self.spec.optimizer is not None
         """Whether the runner owns the gradients (`optimizer=`)."""
         own = getattr(self.spec.scaffold, "summary_op", None)
-        self.summary_protos = [own] if own is not None else list(self.trace.collections.get(v1.GraphKeys.SUMMARIES, []))
-        """Tensors of serialised `tf.compat.v1.Summary`. Their values come first in a step with summaries."""
+        protos = _unmerged([own] if own is not None else self.trace.collections.get(v1.GraphKeys.SUMMARIES, []))
+        found = self.outputs[0].summaries
+        if collectives_of(model.store.strategy).is_chief:  # others give what the chief asks for
+            of_v1 = {one.op for one in protos}
+            found = [one for one in found if one.operation is not None and (one.metadata or one.operation in of_v1)]
+        self.scalars = StepScalars([output.scalars for output in self.outputs], found)
+        """What a loop fetches, before all else: the metrics of each step, and the scalars of one with summaries."""
+        merged = {one.operation for one in found}
+        self.summary_protos = [one for one in protos if one.op not in merged]
+        """Tensors of serialised `tf.compat.v1.Summary`. Their values follow in a step with summaries."""
+        self._merged_v2 = {write for one in found if one.metadata for write in _writes_of(one.operation)}
+        self.kept_metrics = self._metrics_with_state()
+        """Metrics of TRAIN that keep state, and are reported."""
         if self.outputs[0].advance:
             _log.warning(
                 "train_op does not advance the global step, so the runner does: a step is one run of train_op. "
@@ -103,6 +124,9 @@ class TrainProgram(Program):
             )
         support_checks.check_training(self.spec, config, num_replicas, self.trace.graph)
         meets_others = num_replicas > pipeline.num_replicas
+        # Collectives with other processes are counted by the programs that have them, and the chief's may be others.
+        self.records_in_loops = self.has_summaries and loop_type is None and not meets_others and not self._is_cut
+        """Whether steps with summaries are taken within loops, by `recording_loop`, and not between them."""
         self._loop_type = loop_type or functools.partial(Loop, meets_others=meets_others)
         self.has_local_losses = meets_others and not self.is_native
         """Report whether the losses of a loop are this worker's parts, to be summed over the workers."""
@@ -115,7 +139,13 @@ class TrainProgram(Program):
     @property
     def has_summaries(self) -> bool:
         """Report whether model_fn makes any."""
-        return bool(self.summary_protos or any(output.v2_summaries for output in self.outputs))
+        own = (one for output in self.outputs for one in output.v2_summaries if one not in self._merged_v2)
+        return bool(self.scalars.summaries or self.summary_protos or any(own))
+
+    @property
+    def num_summary_values(self) -> int:
+        """Return how many values a step with summaries returns for them."""
+        return min(1, len(self.scalars.summaries)) + len(self.summary_protos)
 
     @property
     def summary_names(self) -> set[str]:
@@ -140,15 +170,32 @@ class TrainProgram(Program):
             self._loops[key] = self._loop_type(step, self._pipeline, stop_at_nan=self._stop_at_nan)
         return self._loops[key]
 
+    @functools.cached_property
+    def recording_loop(self) -> RecordingLoop:
+        """The loop over steps of which some write summaries, where `records_in_loops`."""
+        step, recorded = (self._step(_NOTHING, summaries=summaries) for summaries in (False, True))
+        return RecordingLoop(step, recorded, self._pipeline, stop_at_nan=self._stop_at_nan)
+
+    @property
+    def _is_cut(self) -> bool:
+        return self.outputs[0].cut is not None
+
     def _step(self, request: StepRequest, *, summaries: bool) -> Step:
         tensors, effects = split_fetches(request.fetches)
-        extra = [*(self.summary_protos if summaries else []), *tensors]
+        fetched = Fetched(self.scalars, [*(self.summary_protos if summaries else []), *tensors], summaries=summaries)
+        extra = fetched.tensors
         losses = [output.loss for output in self.outputs]
-        specs = [tf.TensorSpec([], losses[0].dtype), *(tf.TensorSpec(one.shape, one.dtype) for one in extra)]
+        specs = [tf.TensorSpec([], losses[0].dtype), *fetched.specs]
         effects = [*self._effects(summaries=summaries), *effects]
-        if self.outputs[0].cut is not None:
+        if self._is_cut:
             support_checks.check_feeds(request.feeds)
-            return Step(self._accumulated_step(effects, extra).take, specs)
+            step = self._accumulated_step(effects, extra)
+
+            def take_parts(*arguments: Any) -> list[tf.Tensor]:
+                loss, *values = step.take(*arguments)
+                return [loss, *fetched.packed(values)]
+
+            return Step(take_parts, specs)
         function = self.trace.function([losses, extra], effects, feeds=request.feeds)
 
         def take(
@@ -157,7 +204,7 @@ class TrainProgram(Program):
             losses, extra = function(*step_inputs(batches, global_count), *values)
             loss = tf.add_n(losses) if len(losses) > 1 else losses[0]
             loss.set_shape([])  # the mean of a tensor of unknown rank does not know that it is a scalar
-            return [loss, *extra]
+            return [loss, *fetched.packed(extra)]
 
         return Step(take, specs)
 
@@ -165,13 +212,25 @@ class TrainProgram(Program):
         v2 = [operation for output in self.outputs for operation in output.v2_summaries]
         if self.is_native:
             if summaries:
-                return self.trace.all_effects()
+                return [op for op in self.trace.all_effects() if op not in self._merged_v2]
             # The flush is where tf.summary's writer is left; with parameter servers it would call the coordinator.
             return [op for op in self.trace.all_effects() if op not in v2 and op.type != "FlushSummaryWriter"]
         effects: list[Any] = [output.spec.train_op for output in self.outputs] + self.trace.writes_of_keras()
         effects += [operation for output in self.outputs for operation in (*output.averages, *output.advance)]
         effects += [total for output in self.outputs for total in output.together]
-        return effects + (v2 if summaries else [])
+        effects += [one[1] for output in self.outputs for one in output.scalars.metrics.values() if is_pair(one)]
+        return effects + ([op for op in v2 if op not in self._merged_v2] if summaries else [])
+
+    def _metrics_with_state(self) -> KeptMetrics:
+        found: dict[str, Any] = {}
+        for name in self.outputs[0].scalars.left_out:
+            _log.warning("eval_metric_ops[%r] is not reported in training: train/%s is the runner's.", name, name)
+        for name, metric in self.outputs[0].scalars.metrics.items():
+            try:
+                found |= {name: metric} if KeptMetrics(self.trace, self._store, {name: metric}) else {}
+            except ValueError as error:
+                _log.warning("It is not reported in training: %s", error)
+        return KeptMetrics(self.trace, self._store, found)
 
     def _accumulated_step(self, effects: Sequence[Any], extra: Sequence[tf.Tensor]) -> AccumulatedStep:
         """Return the step as programs of gradients (those of the last micro-batch with `extra`) and of the update."""
@@ -203,7 +262,9 @@ class TrainProgram(Program):
         )
 
 
-def _train_replica(model: ModelToTrace, pipeline: InputPipeline, replica: Replica) -> TrainedReplica:
+def _train_replica(
+    model: ModelToTrace, pipeline: InputPipeline, replica: Replica, noted: Sequence[SummaryScalar]
+) -> TrainedReplica:
     config = model.config
     features, labels = replica_inputs(pipeline, replica)
     is_cut = config.gradient_accumulation > 1 or config.precision == "mixed_float16" or config.jit
@@ -212,17 +273,20 @@ def _train_replica(model: ModelToTrace, pipeline: InputPipeline, replica: Replic
         spec = model.call(features, labels, ModeKeys.TRAIN)
         loss = spec.loss if is_cut and spec.optimizer is not None else objective(spec, replica)
     v1.add_to_collection(v1.GraphKeys.LOSSES, spec.loss)  # as in tf.estimator, whose hooks look here
-    summaries = _v2_summaries()
+    # What is not reported is not fetched, and so does not run; with optimizer=, all that changes a variable does.
+    is_reported = bool(config.log_step_count_steps) and (spec.optimizer is not None or config.train_metrics)
+    scalars = replica_scalars(noted, spec.eval_metric_ops if is_reported else None, replica)
+    summaries = (_v2_summaries(), tuple(noted), scalars)
     if spec.optimizer is None:
         moved = ema.update(replica, config.ema_decay)
         counted = advance(replica, spec.train_op)
         together = part.sums if spans_processes(tf.distribute.get_strategy()) else ()
-        return TrainedReplica(spec, loss, summaries, together, moved, counted)
+        return TrainedReplica(spec, loss, *summaries, together, moved, counted)
     if not is_cut:
         loss = apply_update(spec, gradients_of(tape, loss, replica), loss, replica, config)
-        return TrainedReplica(spec, loss, summaries)
+        return TrainedReplica(spec, loss, *summaries)
     cut = trace_cut(tape, spec, replica, config)
-    return TrainedReplica(spec, cut.loss, summaries, cut=cut)
+    return TrainedReplica(spec, cut.loss, *summaries, cut=cut)
 
 
 def _part(replica: Replica, *, is_cut: bool) -> WholeBatch:
@@ -244,6 +308,21 @@ def _v2_summaries() -> list[tf.Operation]:
     listed = operations(v1.summary.all_v2_summary_ops() or [])
     behind = [tensor.op for operation in listed for tensor in operation.inputs if tensor.op.type.endswith("If")]
     return [*listed, *behind, *(write for operation in listed for write in operation.control_inputs)]
+
+
+def _writes_of(operation: tf.Operation) -> list[tf.Operation]:
+    """Return what runs for a scalar of `tf.summary`, of which TensorFlow made `operation`."""
+    branches = [tensor.op for tensor in operation.inputs if tensor.op.type.endswith("If")]
+    return [operation, *branches, *(one for one in operation.control_inputs if one.type == "WriteSummary")]
+
+
+def _unmerged(protos: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return `protos` with those that `merge` and `merge_all` made one of taken apart."""
+    return [
+        part
+        for proto in protos
+        for part in (_unmerged(list(proto.op.inputs)) if proto.op.type == "MergeSummary" else [proto])
+    ]
 
 
 @contextlib.contextmanager

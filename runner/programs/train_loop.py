@@ -39,6 +39,7 @@ class LoopResult:
       examples: examples of those steps, over all replicas of all workers.
       values: what else was fetched, each stacked `[num_steps, ...]`.
       data_ended: the input has no further element.
+      records: of the steps with summaries: how many of this call come before it, and what else was fetched with it.
       repeated_steps: how many of them a coordinator asked for once more, as a worker was lost with them.
     """
 
@@ -48,6 +49,15 @@ class LoopResult:
     values: Any
     data_ended: bool
     repeated_steps: int = 0
+    records: Sequence[tuple[int, Sequence[Any]]] = ()
+
+
+class Schedule(NamedTuple):
+    """Which steps of a loop write summaries: `number` of them, every so many, `first` steps after its beginning."""
+
+    first: int
+    every: int
+    number: int
 
 
 class Loop:
@@ -89,10 +99,29 @@ class Loop:
         self._bounded.get_concrete_function(iterator, tf.TensorSpec([], tf.int32), ())
 
     def _run(self, iterator: Any, num_steps: tf.Tensor, values: Sequence[tf.Tensor], *, ends: bool) -> dict[str, Any]:
-        arrays = tuple(tf.TensorArray(spec.dtype, num_steps, element_shape=spec.shape) for spec in self._step.specs)
+        arrays = _arrays(self._step.specs, num_steps)
 
-        def running(taken: tf.Tensor, examples: tf.Tensor, ended: tf.Tensor, fine: tf.Tensor, *_: Any) -> tf.Tensor:
-            return (taken < num_steps) & fine & ~ended
+        def write(arrays: Sequence[Any], taken: tf.Tensor, outputs: Sequence[tf.Tensor]) -> list[Any]:
+            return [array.write(taken, value) for array, value in zip(arrays, outputs, strict=True)]
+
+        taken, examples, ended, _, *arrays = tf.while_loop(
+            functools.partial(_running, num_steps),
+            self._body(self._step, iterator, values, write, ends=ends),
+            (*_start(), *arrays),
+            parallel_iterations=self._parallel_iterations,
+        )
+        return {"taken": taken, "examples": examples, "ended": ended, "stacked": [array.stack() for array in arrays]}
+
+    def _body(
+        self,
+        taken_step: Step,
+        iterator: Any,
+        values: Sequence[tf.Tensor],
+        write: Callable[..., list[Any]],
+        *,
+        ends: bool,
+    ) -> Callable[..., Any]:
+        """Return the body of a loop: one step on the next element, whose outputs `write` puts into the arrays."""
 
         def at_end(taken: tf.Tensor, examples: tf.Tensor, fine: tf.Tensor, arrays: Sequence[Any]) -> Any:
             return (taken, examples, tf.constant(True), fine, *arrays)
@@ -101,9 +130,9 @@ class Loop:
             batches, count = self._pipeline.division.replica_batches(element, iterator)
 
             def take() -> Any:
-                outputs = self._step.take(batches, count, values)
+                outputs = taken_step.take(batches, count, values)
                 fine = tf.math.is_finite(outputs[0]) if self._stop_at_nan else tf.constant(True)
-                written = [array.write(taken, value) for array, value in zip(arrays, outputs, strict=True)]
+                written = write(arrays, taken, outputs)
                 return (taken + 1, examples + count, tf.constant(False), fine, *written)
 
             if not self._pipeline.division.ends_together:
@@ -120,8 +149,80 @@ class Loop:
                 lambda: at_end(taken, examples, fine, arrays),
             )
 
-        initial = (tf.constant(0), tf.constant(0, tf.int64), tf.constant(False), tf.constant(True), *arrays)
-        taken, examples, ended, _, *arrays = tf.while_loop(
-            running, body, initial, parallel_iterations=self._parallel_iterations
+        return body
+
+
+class RecordingLoop(Loop):
+    """A loop of which some steps write summaries: loops around loops of the others.
+
+    A graph call of its own for such a step, with a read by the host before and after it, cost 3.7 ms.
+
+    Args:
+      step: the others. What it returns, `recorded` returns first.
+    """
+
+    def __init__(self, step: Step, recorded: Step, pipeline: InputPipeline, *, stop_at_nan: bool) -> None:
+        super().__init__(step, pipeline, stop_at_nan=stop_at_nan, meets_others=False)
+        self._recorded = recorded
+        self._schedule = Schedule(0, 1, 0)
+
+    def take(self, iterator: Any, num_steps: int, schedule: Schedule, *, may_end: bool) -> LoopResult:
+        """Take up to `num_steps` steps, of which those of the schedule write summaries."""
+        result = self(iterator, num_steps, may_end=may_end, values=[tf.constant(schedule)])
+        num_shared = len(self._step.specs) - 1
+        values, found = result.values[:num_shared], result.values[num_shared:]
+        places = [schedule.first + number * schedule.every for number in range(schedule.number)]
+        records = [
+            (place, [value[number] for value in found])
+            for number, place in enumerate(places)
+            if place < result.num_steps
+        ]
+        return dataclasses.replace(result, values=values, records=records)
+
+    def _run(self, iterator: Any, num_steps: tf.Tensor, values: Sequence[tf.Tensor], *, ends: bool) -> dict[str, Any]:
+        first, every, count = tf.unstack(values[0], 3)
+        num_shared = len(self._step.specs)
+        arrays = _arrays(self._step.specs, num_steps) + _arrays(self._recorded.specs[num_shared:], count)
+        is_running = functools.partial(_running, num_steps)
+
+        def write(arrays: Sequence[Any], taken: tf.Tensor, outputs: Sequence[tf.Tensor]) -> list[Any]:
+            return [array.write(taken, value) for array, value in zip(arrays, outputs, strict=True)]
+
+        def body(due: tf.Tensor, number: tf.Tensor, *state: Any) -> Any:
+            def write_recorded(arrays: Sequence[Any], taken: tf.Tensor, outputs: Sequence[tf.Tensor]) -> list[Any]:
+                others = write(arrays[num_shared:], number, outputs[num_shared:])
+                return [*write(arrays[:num_shared], taken, outputs[:num_shared]), *others]
+
+            plain, others = state[: 4 + num_shared], state[4 + num_shared :]
+            plain = tf.while_loop(
+                lambda taken, *rest: is_running(taken, *rest) & (taken < due),
+                self._body(self._step, iterator, (), write, ends=ends),
+                plain,
+                parallel_iterations=self._parallel_iterations,
+            )
+            record = self._body(self._recorded, iterator, (), write_recorded, ends=ends)
+            state = tf.cond(is_running(*plain), lambda: record(*plain, *others), lambda: (*plain, *others))
+            return (due + every, number + 1, *state)
+
+        _, _, taken, examples, ended, _, *arrays = tf.while_loop(
+            lambda due, number, *state: is_running(*state),
+            body,
+            (tf.where(count > 0, first, num_steps), tf.constant(0), *_start(), *arrays),
+            parallel_iterations=1,
         )
         return {"taken": taken, "examples": examples, "ended": ended, "stacked": [array.stack() for array in arrays]}
+
+
+def _arrays(specs: Sequence[tf.TensorSpec], size: tf.Tensor) -> tuple[tf.TensorArray, ...]:
+    return tuple(tf.TensorArray(spec.dtype, size, element_shape=spec.shape) for spec in specs)
+
+
+def _running(
+    num_steps: tf.Tensor, taken: tf.Tensor, examples: tf.Tensor, ended: tf.Tensor, fine: tf.Tensor, *_: Any
+) -> tf.Tensor:
+    return (taken < num_steps) & fine & ~ended
+
+
+def _start() -> tuple[tf.Tensor, ...]:
+    """Return (steps taken, examples, whether the data ended, whether the loss is finite) before the first step."""
+    return tf.constant(0), tf.constant(0, tf.int64), tf.constant(False), tf.constant(True)

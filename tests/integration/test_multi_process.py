@@ -18,6 +18,7 @@ import tensorflow as tf
 from runner import Estimator, EvalSpec, RunConfig, TrainSpec, train_and_evaluate
 from tests.support.checkpoints import list_checkpoints
 from tests.support.gang import DIES_AT, Gang, write_lines
+from tests.support.measured import journaled, summarised_values, train_measured
 from tests.support.models import STYLES, eval_input, train_input
 from tests.support.sparse_models import classic_embedding, embedding
 from tests.support.weighted_models import model_of, of_two, weighted_input
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]  # the first waits fo
 
 TWO = (
     "native", "classic", "by_replicas", "uneven", "without_data", "nothing_at_all", "own_resumed", "unknown_length",
-    "in_turn",
+    "in_turn", "measured",
     "stopped_by_one", "slow_worker", "slow_evaluation", "undisturbed", "stopped_early", "not_finite", "sparse",
     "weighted_losses", "accumulated", "half_precision", "one_file", "metrics_of_files", "pairs", "undying", "dying",
 )  # fmt: skip
@@ -104,6 +105,20 @@ def test_one_process_two_replicas_two_workers_and_three_come_to_the_same(
             assert_equal(found, expected)
             assert int(found["examples"]) == 200  # four epochs: batches of 12, the last of 2
             assert len(found["losses"]) == 20
+
+
+@pytest.mark.parametrize("style", ["native", "classic"])
+def test_what_training_reports_is_over_the_examples_of_both_workers(style: str, two: Gang, tmp_path: Path) -> None:
+    train_measured(tmp_path, RunConfig(log_step_count_steps=2, save_summary_steps=1, train_metrics=True), style)
+    chief, _ = two.results("measured")
+    for step, values in journaled(tmp_path).items():
+        for name, tolerance in (("mae", 1e-10), ("kept", 1e-10), ("pair", 1e-6)):  # metrics of v1 are float32
+            found = float(chief[f"{style}/{step}/train/{name}"])
+            assert found == pytest.approx(values[f"train/{name}"], rel=tolerance), (step, name)
+    for tag in ("new", "old"):  # events are float32
+        expected = summarised_values(tmp_path / "model", tag)
+        summaries = {step: float(chief[f"{style}/{step}/{tag}"]) for step in expected}
+        assert sorted(summaries) == [1, 2, 3, 4, 5, 6] and summaries == pytest.approx(expected, rel=1e-6)
 
 
 def test_model_fn_sees_the_replicas_of_all_workers_whenever_it_is_called(two: Gang) -> None:

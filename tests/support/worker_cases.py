@@ -26,6 +26,7 @@ from runner.estimator.early_stopping import EarlyStopping  # noqa: E402
 from runner.hooks.hook import Hook, Run  # noqa: E402
 from runner.types import StepResult  # noqa: E402
 from tests.support.gang import DIES_AT  # noqa: E402
+from tests.support.measured import journaled, summarised_values, train_measured  # noqa: E402
 from tests.support.models import STYLES, data, eval_input, train_input  # noqa: E402
 from tests.support.sparse_models import classic_embedding, embedding  # noqa: E402
 from tests.support.weighted_models import model_of, of_two, weighted_input  # noqa: E402
@@ -166,6 +167,22 @@ def see(
     )
     assert run is not None
     return seen.result(step=run.global_step)
+
+
+@case
+def measured(folder: Path) -> dict[str, Any]:
+    """What the chief reports of training beside the loss."""
+    settings = {"log_step_count_steps": 2, "save_summary_steps": 1, "train_metrics": True}
+    found: dict[str, Any] = {}
+    for style in ("native", "classic"):
+        train_measured(folder / style, config(**settings), style)
+        if WORKER == 0:
+            for step, values in journaled(folder / style).items():
+                found |= {f"{style}/{step}/{name}": value for name, value in values.items()}
+            for tag in ("new", "old"):
+                for step, value in summarised_values(folder / style / "model", tag).items():
+                    found[f"{style}/{step}/{tag}"] = value
+    return found
 
 
 @case

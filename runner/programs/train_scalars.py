@@ -1,0 +1,219 @@
+"""Numbers that a training step reports beside its loss: scalars of summaries, and metrics of TRAIN.
+
+Each is a sum over a replica's examples and their weight, so that it can be added up over all replicas and workers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from runner.distribute.collectives import Collectives
+from runner.programs.evaluate import sum_and_weight
+from runner.tf_private.summaries import SummaryScalar
+from runner.tracing.trace_step import Replica
+
+# What the runner reports itself as train/<name>.
+RESERVED = ("loss", "steps_per_sec", "examples_per_sec")
+
+Sum = tuple[Any, Any]
+"""(sum over examples, their weight): float64 scalars of a graph."""
+
+Pair = tuple[float, float]
+"""The same as numbers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaScalars:
+    """The numbers of one replica. Tensors of the traced graph.
+
+    Attributes:
+      summary_sums: of scalars that it summarises, by key.
+      metric_sums: of the metrics that are a tensor, by name.
+      metrics: all that are reported, by name.
+      left_out: names of those that are not, as the runner has them itself.
+    """
+
+    summary_sums: Mapping[str, Sum]
+    metric_sums: Mapping[str, Sum]
+    metrics: Mapping[str, Any]
+    left_out: Sequence[str]
+
+
+def replica_scalars(
+    summaries: Sequence[SummaryScalar], metrics: Mapping[str, Any] | None, replica: Replica
+) -> ReplicaScalars:
+    """Return the numbers of a replica. In its graph, after model_fn.
+
+    Args:
+      metrics: `eval_metric_ops` of TRAIN; None: nobody wants them.
+    """
+    if not summaries and not metrics:
+        return ReplicaScalars({}, {}, {}, ())
+    count = tf.cast(replica.weights.counts[replica.index], tf.float64)
+
+    def present(total: tf.Tensor, weight: tf.Tensor) -> Sum:
+        """Leave out the placeholder of a replica that has no example."""
+        zero = tf.zeros([], tf.float64)
+        return tf.where(count > 0, tf.reshape(total, []), zero), tf.where(count > 0, tf.reshape(weight, []), zero)
+
+    def of_scalar(value: tf.Tensor) -> Sum:
+        value = tf.cast(value, tf.float64)
+        if replica.num_replicas == 1:
+            return tf.reshape(value, []), tf.ones([], tf.float64)  # to be divided by 1: it stays as it is
+        return present(value * count, count)
+
+    def of_metric(metric: tf.Tensor) -> Sum:
+        total, weight = sum_and_weight(metric, count)
+        return present(tf.cast(total, tf.float64), tf.cast(weight, tf.float64))
+
+    chosen = {name: metric for name, metric in (metrics or {}).items() if name not in RESERVED}
+    return ReplicaScalars(
+        {one.key: of_scalar(one.value) for one in summaries},
+        {name: of_metric(metric) for name, metric in chosen.items() if tf.is_tensor(metric)},
+        chosen,
+        [name for name in RESERVED if name in (metrics or {})],
+    )
+
+
+class StepScalars:
+    """The numbers of a step of this process, as tensors that a loop fetches, and what the host makes of them.
+
+    Args:
+      replicas: of this process. What one of them lacks has no weight there.
+      summaries: those of the first one that are wanted.
+
+    Attributes:
+      summaries: the same by key.
+      metrics: names of those that are a tensor.
+    """
+
+    def __init__(self, replicas: Sequence[ReplicaScalars], summaries: Sequence[SummaryScalar]) -> None:
+        self._replicas = replicas
+        self.summaries: Mapping[str, SummaryScalar] = {one.key: one for one in summaries}
+        self.metrics: Sequence[str] = list(replicas[0].metric_sums)
+
+    # --- in graph -------------------------------------------------------------------------------------------------
+
+    @property
+    def summary_tensors(self) -> list[tf.Tensor]:
+        """Return what a step with summaries fetches."""
+        return self._flat(list(self.summaries), lambda one: one.summary_sums) + [
+            tensor for one in self.summaries.values() for tensor in (one.condition, one.step) if tensor is not None
+        ]
+
+    @property
+    def metric_tensors(self) -> list[tf.Tensor]:
+        """Return what each step fetches."""
+        return self._flat(self.metrics, lambda one: one.metric_sums)
+
+    def _flat(self, keys: Sequence[str], sums_of: Callable[[ReplicaScalars], Mapping[str, Sum]]) -> list[tf.Tensor]:
+        there = [(sums_of(one), key) for key in keys for one in self._replicas]
+        return [tensor for sums, key in there if key in sums for tensor in sums[key]]
+
+    def packed_summaries(self, fetched: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return values of `summary_tensors` as one float64 vector: sums, weights, conditions, steps."""
+        values = iter(fetched)
+        sums = self._added(list(self.summaries), lambda one: one.summary_sums, values)
+        conditions, steps = [], []
+        for one in self.summaries.values():
+            conditions.append(tf.constant(1.0, tf.float64) if one.condition is None else _scalar(next(values)))
+            steps.append(tf.constant(-1.0, tf.float64) if one.step is None else _scalar(next(values)))
+        return tf.stack([*sums, *conditions, *steps])
+
+    def packed_metrics(self, fetched: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return values of `metric_tensors` as one float64 vector: sums, then weights."""
+        return tf.stack(self._added(self.metrics, lambda one: one.metric_sums, iter(fetched)))
+
+    def _added(self, keys: Sequence[str], sums_of: Callable[[ReplicaScalars], Mapping[str, Sum]], values: Any) -> Any:
+        totals, weights = [], []
+        for key in keys:
+            pairs = [(_scalar(next(values)), _scalar(next(values))) for one in self._replicas if key in sums_of(one)]
+            totals.append(tf.add_n([total for total, _ in pairs]) if len(pairs) > 1 else pairs[0][0])
+            weights.append(tf.add_n([weight for _, weight in pairs]) if len(pairs) > 1 else pairs[0][1])
+        return [*totals, *weights]
+
+    # --- on the host ----------------------------------------------------------------------------------------------
+
+    def summary_sums(self, packed: np.ndarray) -> dict[str, tuple[float, float]]:
+        """Return key -> (sum, weight), of a vector of `packed_summaries`."""
+        sums, weights, _, _ = np.split(packed, 4)
+        return {key: (float(sums[n]), float(weights[n])) for n, key in enumerate(self.summaries)}
+
+    def summaries_of(
+        self, packed: np.ndarray, totals: Mapping[str, tuple[float, float]], step: int
+    ) -> list[tuple[int, tf.compat.v1.Summary.Value]]:
+        """Return (step, what is written of it) of the scalars that are recorded.
+
+        Args:
+          packed: of this process, which decides whether and at which step they are written.
+          totals: over all workers.
+          step: that was taken.
+        """
+        _, _, conditions, steps = np.split(packed, 4)
+        found = []
+        for number, (key, one) in enumerate(self.summaries.items()):
+            total, weight = totals[key]
+            if conditions[number] and weight:
+                own = int(steps[number])
+                found.append((step if own < 0 else own, _summary_value(one, total / weight)))
+        return found
+
+
+class Fetched:
+    """What a step returns beside its loss: metrics, scalars of summaries where they are wanted, then `others`.
+
+    Attributes:
+      tensors: of the traced graph, that the step fetches for it.
+      specs: of `packed`.
+    """
+
+    def __init__(self, scalars: StepScalars, others: Sequence[tf.Tensor], *, summaries: bool) -> None:
+        self._scalars, self._others = scalars, others
+        self._metrics = scalars.metric_tensors
+        self._summaries = scalars.summary_tensors if summaries else []
+        self.tensors = [*self._metrics, *self._summaries, *others]
+        self.specs = [tf.TensorSpec(one.shape, one.dtype) for one in others]
+        if self._summaries:
+            self.specs.insert(0, tf.TensorSpec([4 * len(scalars.summaries)], tf.float64))
+        if self._metrics:
+            self.specs.insert(0, tf.TensorSpec([2 * len(scalars.metrics)], tf.float64))
+
+    def packed(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Return what the step returns, of the values of `tensors`. In graph."""
+        end = len(values) - len(self._others)
+        metrics, summaries = values[: len(self._metrics)], values[len(self._metrics) : end]
+        return [
+            *([self._scalars.packed_metrics(metrics)] if metrics else []),
+            *([self._scalars.packed_summaries(summaries)] if summaries else []),
+            *values[end:],
+        ]
+
+
+def _summary_value(one: SummaryScalar, value: float) -> tf.compat.v1.Summary.Value:
+    if not one.metadata:
+        return tf.compat.v1.Summary.Value(tag=one.tag, simple_value=value)
+    metadata = tf.compat.v1.SummaryMetadata.FromString(one.metadata)
+    return tf.compat.v1.Summary.Value(tag=one.tag, metadata=metadata, tensor=tf.make_tensor_proto(value, tf.float32))
+
+
+def _scalar(value: tf.Tensor) -> tf.Tensor:
+    value = tf.cast(value, tf.float64)
+    value.set_shape([])  # pruning may lose what the trace knew of it
+    return value
+
+
+def over_workers(sums: Mapping[str, Pair], keys: Sequence[str], collectives: Collectives) -> Mapping[str, Pair]:
+    """Return the sums over all workers, which call this together.
+
+    Args:
+      keys: of the chief, the same on all workers. What a worker lacks of them has no weight there.
+    """
+    if collectives.num_workers == 1:
+        return sums
+    flat = collectives.sum([one for key in keys for one in sums.get(key, (0.0, 0.0))])
+    return dict(zip(keys, zip(flat[::2], flat[1::2], strict=True), strict=True))

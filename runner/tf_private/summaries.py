@@ -1,0 +1,156 @@
+"""The scalars that model_fn summarises, as tensors, beside the operations that TensorFlow makes of them.
+
+TensorFlow summarises in the first replica alone, so what the others would have written has to be noted at the call.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import contextvars
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.summary import summary
+
+from runner.tf_private.replaced import replaced
+
+v1 = tf.compat.v1
+_SCALARS = "scalars"  # TensorBoard's name of the plugin that shows them
+
+
+@dataclasses.dataclass(frozen=True)
+class SummaryScalar:
+    """One call of `tf.summary.scalar` or `tf.compat.v1.summary.scalar` in one replica. Tensors of the traced graph.
+
+    Attributes:
+      key: the same in all replicas and processes, whatever the scope of names that their operations are in.
+      value: a scalar, as model_fn gave it.
+      operation: what TensorFlow made of it: the serialised summary of v1, or what waits for the write; None where it
+        made nothing, in all replicas but the first.
+      tag: TensorBoard's name of it, and `metadata` its serialised SummaryMetadata; none of v1.
+      condition: whether it is written (`tf.summary.record_if`); None: it is.
+      step: that model_fn gave it; None: that of the step.
+    """
+
+    key: str
+    value: tf.Tensor
+    operation: tf.Operation | None
+    tag: str
+    metadata: bytes = b""
+    condition: tf.Tensor | None = None
+    step: tf.Tensor | None = None
+
+
+class Collector:
+    """Notes the scalars of one replica.
+
+    Args:
+      graph: that is traced. What is summarised in a branch, a loop or a function of it stays there.
+      writer: of the `tf.summary` that is noted; what model_fn writes elsewhere is its own. None: there is none here.
+    """
+
+    def __init__(self, graph: Any, writer: Any) -> None:
+        self.scalars: list[SummaryScalar] = []
+        self._graph, self._handle = graph, getattr(writer, "_resource", None)
+        self._step = tf.summary.experimental.get_step()
+        self._numbers: collections.Counter[str] = collections.Counter()
+
+    def note_v1(self, name: str, family: str | None, value: Any, proto: tf.Tensor) -> None:
+        """Note a call of `tf.compat.v1.summary.scalar` that gave `proto`."""
+        if v1.get_default_graph() is not self._graph:
+            return
+        key = self._key("v1", f"{family}/{name}" if family else name)
+        if proto.op.type == "ScalarSummary":
+            tag = tf.get_static_value(proto.op.inputs[0]).item().decode()
+            self.scalars.append(SummaryScalar(key, proto.op.inputs[1], proto.op, tag))
+        else:
+            self.scalars.append(SummaryScalar(key, tf.convert_to_tensor(value), None, name))
+
+    def step_of_model_fn(self, step: Any) -> Any:
+        """Return the step that model_fn gives a call, itself or by `set_step`; None: that of the step."""
+        around = tf.summary.experimental.get_step()
+        return around if step is None and around is not self._step else step
+
+    def note_v2(self, tag: str, value: tf.Tensor, step: Any, metadata: bytes, written: tf.Tensor) -> None:
+        """Note a call of `tf.summary.scalar` that gave `written`."""
+        if v1.get_default_graph() is not self._graph:
+            return
+        value = value.op.inputs[0] if value.op.type == "Cast" else value  # as it was before it became a float32
+        key = self._key("v2", re.sub(r"(^|/)replica_\d+/", r"\1", tag))
+        branch = written.op if written.op.type.endswith("If") else next(
+            (one.op for one in written.op.inputs if one.op.type.endswith("If")), None
+        )  # fmt: skip
+        write = branch or next((one for one in written.op.control_inputs if one.type == "WriteSummary"), None)
+        if write is None:
+            self.scalars.append(SummaryScalar(key, value, None, tag))
+        elif self._is_ours(write):
+            condition = None if branch is None else branch.inputs[0]
+            own_step = None if step is None else tf.cast(step, tf.int64)
+            self.scalars.append(SummaryScalar(key, value, written.op, tag, metadata, condition, own_step))
+
+    def _is_ours(self, write: tf.Operation) -> bool:
+        inputs = {tensor.name for tensor in write.inputs}
+        return any(inner.name in inputs and outer is self._handle for outer, inner in self._graph.captures)
+
+    def _key(self, kind: str, name: str) -> str:
+        """Return the key of the next call with this name: others may have it, too."""
+        self._numbers[f"{kind} {name}"] += 1
+        return f"{kind} {name} {self._numbers[f'{kind} {name}']}"
+
+
+_collector: contextvars.ContextVar[Collector | None] = contextvars.ContextVar("collector", default=None)
+
+
+def is_collecting() -> bool:
+    """Report whether somebody notes scalars in this thread."""
+    return _collector.get() is not None
+
+
+@contextlib.contextmanager
+def collecting(writer: Any) -> Iterator[Sequence[SummaryScalar]]:
+    """Note in what is yielded the scalars that model_fn summarises meanwhile, in this thread; see Collector."""
+    collector = Collector(v1.get_default_graph(), writer)
+    token = _collector.set(collector)
+    try:
+        yield collector.scalars
+    finally:
+        _collector.reset(token)
+
+
+@contextlib.contextmanager
+def summaries_noted() -> Iterator[None]:
+    """Meanwhile TensorFlow's functions tell the Collector of their thread.
+
+    Replaced: `tf.compat.v1.summary.scalar`, also as `tensorflow.python.summary.summary.scalar`, and `tf.summary.write`,
+    which `tf.summary.scalar` ends with (TensorBoard's, which takes it from `tf.compat.v2`). A `scalar` of v1 that was
+    imported by name before is not seen: it is the first replica's, as it is in TensorFlow.
+    """
+    own_v1, own_write = summary.scalar, tf.summary.write
+
+    def scalar(name: str, tensor: Any, collections: Any = None, family: str | None = None) -> Any:
+        proto = own_v1(name, tensor, collections, family)
+        collector = _collector.get()
+        if collector is not None:
+            collector.note_v1(name, family, tensor, proto)
+        return proto
+
+    def write(tag: str, tensor: Any, step: Any = None, metadata: Any = None, name: str | None = None) -> Any:
+        collector = _collector.get()
+        written = own_write(tag, tensor, step, metadata, name)
+        is_scalar = hasattr(metadata, "plugin_data") and metadata.plugin_data.plugin_name == _SCALARS
+        if collector is not None and is_scalar and tf.is_tensor(tensor) and tf.is_tensor(written):
+            own_step = collector.step_of_model_fn(step)
+            collector.note_v2(tag, tensor, own_step, metadata.SerializeToString(), written)
+        return written
+
+    with (
+        replaced(summary, "scalar", scalar),
+        replaced(v1.summary, "scalar", scalar),
+        replaced(tf.summary, "write", write),
+        replaced(tf.compat.v2.summary, "write", write),
+    ):
+        yield
