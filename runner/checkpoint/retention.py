@@ -44,9 +44,11 @@ class Keep:
         return cls(config.keep_checkpoint_max, config.keep_best, config.keep_checkpoint_every_n_hours)
 
 
-def note_evaluation(path: str | os.PathLike[str], best: KeepBest, metrics: Mapping[str, float]) -> None:
+def note_evaluation(path: str | os.PathLike[str], best: KeepBest | None, metrics: Mapping[str, float]) -> None:
     """As `note_metrics`, where the best by `best` stay. Raises: ValueError: this evaluation has no such metric."""
     note_metrics(path, metrics)
+    if best is None:
+        return
     evaluation = best.metric.rpartition("/")[0]
     if best.metric not in metrics and evaluation in {name.rpartition("/")[0] for name in metrics}:
         raise ValueError(

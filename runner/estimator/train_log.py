@@ -27,6 +27,8 @@ class TrainLog:
     def __init__(self, context: EstimatorContext, setup: TrainSetup, summary_writer: Any) -> None:
         self._context, self._config, self._program = context, setup.config, setup.program
         self._summary_writer, self._first_step = summary_writer, setup.model.store.global_step
+        # A run that resumes has no first step: its points are those of an undisturbed one.
+        self._is_new = setup.latest is None or self._first_step == 0
         self._writes_loss = "loss" not in setup.program.summary_names  # model_fn writes its own
         self._summary_every = Every()
 
@@ -39,7 +41,7 @@ class TrainLog:
 
     def are_summaries_due(self, step: int, last_step: int) -> bool:
         """Report whether the steps after `step`, up to `last_step`, end with one whose summaries are written."""
-        is_first = self._summary_every.steps is not None and step == self._first_step
+        is_first = self._summary_every.steps is not None and self._is_new and step == self._first_step
         return is_first or self._summary_every.due(step, last_step)
 
     def steps_until_due(self, step: int) -> float:
@@ -97,8 +99,8 @@ class TrainLog:
         self._summary_writer.flush()
 
     def _at(self, every: int | None, steps: np.ndarray, losses: np.ndarray) -> list[tuple[int, float]]:
-        """Return (step, loss) at each multiple of `every`, and at the first step of the run."""
+        """Return (step, loss) at each multiple of `every`, and at the first step of a new run."""
         if not every:
             return []
-        chosen = (steps % every == 0) | (steps == self._first_step + 1)
+        chosen = (steps % every == 0) | (self._is_new & (steps == self._first_step + 1))
         return [(int(step), float(loss)) for step, loss in zip(steps[chosen], losses[chosen], strict=True)]

@@ -27,8 +27,8 @@ def report_error(error: Exception, journal: Journal | NullJournal, env: Mapping[
     """Say what went wrong, to the person and to the journal.
 
     A mistake of the user's, and a folder that can no longer be written in, is one message and the line of their code;
-    anything else comes with its traceback, and so does everything with HYDRA_FULL_ERROR=1. Where the supervisor is to say
-    it, only the journal is told.
+    anything else comes with its traceback, and so does everything with HYDRA_FULL_ERROR=1. Where the supervisor is to
+    say it, only the journal is told.
     """
     said = str(error) if isinstance(error, ConfigError | UserCodeError) else f"{type(error).__name__}: {error}"
     said = mask_text(re.sub(r"\x1b\[[0-9;]*m", "", said), secrets)  # Keras makes parts of its messages bold
