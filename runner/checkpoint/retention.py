@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from runner.checkpoint import layout, manifest
-from runner.config.metric_names import mode_of
+from runner.config.metric_names import rank_by
 from runner.run_config import KeepBest, RunConfig
 from runner.system.files import read_json, write_json
 
@@ -165,9 +165,7 @@ def _best(model_dir: Path, whole: list[str], best: KeepBest | None) -> list[str]
     if best is None:
         return []
     values = {name: metrics_of(model_dir / name).get(best.metric, math.nan) for name in whole}
-    sign = 1 if mode_of(best.metric, best.mode) == "min" else -1
-    ranked = sorted((name for name in whole if not math.isnan(values[name])), key=lambda name: sign * values[name])
-    return ranked[: best.max]
+    return rank_by(values, best.metric, best.mode)[: best.max]
 
 
 def _hourly(times: Mapping[str, float], hours: float | None, began: float) -> list[str]:

@@ -1,4 +1,4 @@
-"""Keys of the config that were removed or renamed, and how each is answered.
+"""Keys of the config that were added, removed or renamed, and how each is answered.
 
 A removed key is refused with a sentence that says what to do instead. A renamed key still works for one minor version,
 with a warning. In the config.yaml of an earlier run both are read without a fuss, so that old runs can be used.
@@ -42,6 +42,10 @@ RENAMED: Mapping[str, str] = {}
 """Old key -> new key. Remove an entry with the second minor version after the renaming."""
 
 
+ADDED: Mapping[str, Any] = {"eval.checkpoint": None, "predict.checkpoint": None}
+"""Key that sweeps of 8664505 did not have -> its default, with which a job computes what it did."""
+
+
 def rename_overrides(overrides: Iterable[str]) -> list[str]:
     """Return the words of a command line with the new names of renamed keys, warning of each old one."""
     words = []
@@ -76,7 +80,8 @@ def update_saved(tree: DictConfig, file: str) -> None:
 
 
 def with_removed(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `tree` with removed keys at their defaults and renamed ones under their old names.
+    """Return `tree` with removed keys at their defaults, renamed ones under their old names, and without added ones
+    that are at their defaults.
 
     The folder of a sweep's job is a hash of its config: with the keys of before, a sweep of before is continued.
     """
@@ -85,6 +90,9 @@ def with_removed(tree: Mapping[str, Any]) -> dict[str, Any]:
         OmegaConf.update(node, old, _take(node, new), force_add=True)
     for key, removed in REMOVED.items():
         OmegaConf.update(node, key, removed.default, force_add=True)
+    for key, default in ADDED.items():
+        if OmegaConf.select(node, key) == default:
+            _take(node, key)
     return OmegaConf.to_container(node)  # type: ignore[return-value]
 
 

@@ -249,12 +249,13 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """How much is evaluated, and how often."""
+    """How much is evaluated, and how often; `checkpoint` is for command=evaluate, None: the newest."""
 
     steps: int | None = _setting(None, minimum=1)
     throttle_secs: int = _setting(0, minimum=0)
     start_delay_secs: int = _setting(0, minimum=0)
     at_start: bool = False
+    checkpoint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -292,7 +293,7 @@ class ExportConfig:
 
     Attributes:
       receiver_fn: None: requests are the features of the input.
-      checkpoint: what command=export exports; None: the newest.
+      checkpoint: best, a step, a name or a path, for command=export; None: the newest.
     """
 
     exporters: list[str] | None = _setting(None, choices=("final", "latest", "best"))
@@ -318,10 +319,12 @@ class TrackingConfig:
 
 @dataclass(frozen=True)
 class PredictConfig:
-    """What command=predict writes. `output` None: predictions.jsonl in model_dir; `keys` None: all of them."""
+    """What command=predict writes. `output` None: predictions.jsonl in model_dir; `keys` None: all of them;
+    `checkpoint` None: the newest."""
 
     output: str | None = None
     keys: list[str] | None = None
+    checkpoint: str | None = None
 
 
 @dataclass(frozen=True)

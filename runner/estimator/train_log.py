@@ -27,7 +27,8 @@ class TrainLog:
     def __init__(self, context: EstimatorContext, setup: TrainSetup, summary_writer: Any) -> None:
         self._context, self._config, self._program = context, setup.config, setup.program
         self._summary_writer, self._first_step = summary_writer, setup.model.store.global_step
-        # A run that resumes has no first step: its points are those of an undisturbed one.
+        # Of a run that resumes the journal has no point of its first step: its points are those of an undisturbed one.
+        # Its summaries do, as TensorFlow's SummarySaverHook writes them.
         self._is_new = setup.latest is None or self._first_step == 0
         self._writes_loss = "loss" not in setup.program.summary_names  # model_fn writes its own
         self._summary_every = Every()
@@ -41,7 +42,7 @@ class TrainLog:
 
     def are_summaries_due(self, step: int, last_step: int) -> bool:
         """Report whether the steps after `step`, up to `last_step`, end with one whose summaries are written."""
-        is_first = self._summary_every.steps is not None and self._is_new and step == self._first_step
+        is_first = self._summary_every.steps is not None and step == self._first_step
         return is_first or self._summary_every.due(step, last_step)
 
     def steps_until_due(self, step: int) -> float:
@@ -59,13 +60,13 @@ class TrainLog:
             "train/examples_per_sec": result.examples / result.secs,
         }
         steps = np.linspace(result.first_step, result.last_step, result.num_steps).round().astype(int)
-        for step, loss in self._at(self._config.log_step_count_steps, steps, result.losses):
+        for step, loss in self._at(self._config.log_step_count_steps, steps, result.losses, first=self._is_new):
             values: Mapping[str, float] = {"train/loss": loss}
             if step + (self._config.log_step_count_steps or 0) > result.last_step:
                 values = {**values, **speed}
             self._context.journal.metrics(step, values)
         with self._summary_writer.as_default():
-            for step, loss in self._at(self._config.save_summary_steps, steps, result.losses):
+            for step, loss in self._at(self._config.save_summary_steps, steps, result.losses, first=True):
                 scalars = {"global_step/sec": speed["train/steps_per_sec"]}
                 scalars |= {"loss": loss} if self._writes_loss else {}
                 # One proto for both: tf.summary.scalar takes 0.12 ms for each.
@@ -98,9 +99,9 @@ class TrainLog:
         """Return when all events are on the disk."""
         self._summary_writer.flush()
 
-    def _at(self, every: int | None, steps: np.ndarray, losses: np.ndarray) -> list[tuple[int, float]]:
-        """Return (step, loss) at each multiple of `every`, and at the first step of a new run."""
+    def _at(self, every: int | None, steps: np.ndarray, losses: np.ndarray, *, first: bool) -> list[tuple[int, float]]:
+        """Return (step, loss) at each multiple of `every` and, where `first` says so, at the first step of this run."""
         if not every:
             return []
-        chosen = (steps % every == 0) | (self._is_new & (steps == self._first_step + 1))
+        chosen = (steps % every == 0) | (first & (steps == self._first_step + 1))
         return [(int(step), float(loss)) for step, loss in zip(steps[chosen], losses[chosen], strict=True)]

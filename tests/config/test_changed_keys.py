@@ -16,7 +16,7 @@ import yaml
 from hydra.core.config_store import ConfigStore
 
 from runner.config import changed_keys, schema
-from runner.config.changed_keys import REMOVED, RENAMED
+from runner.config.changed_keys import ADDED, REMOVED, RENAMED
 from runner.config.hydra import Composition
 from runner.config.job_id import job_id
 from runner.launch import app
@@ -69,14 +69,22 @@ def test_the_config_prints_the_lines_of_8664505_but_for_the_removed_keys() -> No
         [sys.executable, "-m", "runner", "--cfg", "job"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     before = (OLD / "cfg_job.yaml").read_text().splitlines()
-    assert len(before) - len(REMOVED) == len(done.stdout.rstrip().splitlines())
+    lines = done.stdout.rstrip().splitlines()
+    assert len(before) - len(REMOVED) + len(ADDED) == len(lines)
     tree = yaml.safe_load("\n".join(before))
     for key in REMOVED:
         group, _, name = key.partition(".")
         assert tree[group].pop(name) == REMOVED[key].default
-    assert yaml.safe_load(done.stdout) == tree
-    now = iter(before)
-    assert all(line in now for line in done.stdout.rstrip().splitlines()), "the order is that of before"
+    printed = yaml.safe_load(done.stdout)
+    for key, default in ADDED.items():
+        group, _, name = key.partition(".")
+        assert printed[group].pop(name) == default
+    assert printed == tree
+    now, group = iter(before), ""
+    for line in lines:
+        name = line.strip().partition(":")[0]
+        group = group if line.startswith(" ") else name
+        assert f"{group}.{name}" in ADDED or line in now, "the order is that of before"
 
 
 @pytest.mark.parametrize("key", REMOVED)

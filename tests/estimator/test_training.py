@@ -16,16 +16,16 @@ from runner import (
     Every,
     Hook,
     Input,
-    KeepBest,
     LatestExporter,
     RunConfig,
-    TensorServingInputReceiver,
     TrainingResult,
     TrainSpec,
     train_and_evaluate,
 )
 from runner.checkpoint.retention import metrics_of
+from runner.run_config import KeepBest
 from runner.tracking.journal import Journal, read_journal
+from tests.support.jobs import serving_input_receiver_fn
 from tests.support.line import line, points, read_events, steps_of
 
 v1 = tf.compat.v1
@@ -250,7 +250,7 @@ def test_what_an_ended_run_did_not_evaluate_the_next_does_and_keeps_and_exports(
             save_checkpoints_steps=2, log_step_count_steps=4, steps_per_loop=1, keep_best=KeepBest("eval/loss")
         )
         trainer = Estimator(line, tmp_path / "run", config, journal=journal)
-        exporter = LatestExporter("latest", lambda: TensorServingInputReceiver(*[v1.placeholder("float32", [None])] * 2))
+        exporter = LatestExporter("latest", serving_input_receiver_fn)
         spec = EvalSpec(points(), hooks=eval_hooks, exporters=[exporter])
         train_and_evaluate(trainer, train_spec(6, hooks=hooks), [spec, EvalSpec(points(4), name="small")])
 
@@ -264,7 +264,7 @@ def test_what_an_ended_run_did_not_evaluate_the_next_does_and_keeps_and_exports(
     lines = [one for one in read_journal(tmp_path / "journal")[0] if "metrics" in one]
     assert [one["step"] for one in lines if "train/loss" in one["metrics"]] == [1, 4], "no point for a resumed run"
     assert metrics_of(tmp_path / f"run/model.ckpt-{at_step}").keys() >= {"eval/loss", "eval_small/loss"}
-    assert len(list((tmp_path / "run/export/latest").iterdir())) == 3
+    assert len(list((tmp_path / "run/export/latest").glob("[0-9]*"))) == 3
 
 
 def test_what_a_stop_saved_off_schedule_is_evaluated_only_where_the_run_ends_there(tmp_path: Path) -> None:
