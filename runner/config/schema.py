@@ -249,13 +249,18 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """How much is evaluated, and how often; `checkpoint` is for command=evaluate, None: the newest."""
+    """How much is evaluated, and how often; `checkpoint` (None: the newest) and `name` are for command=evaluate."""
 
     steps: int | None = _setting(None, minimum=1)
     throttle_secs: int = _setting(0, minimum=0)
     start_delay_secs: int = _setting(0, minimum=0)
     at_start: bool = False
     checkpoint: str | None = None
+    name: str | None = None
+
+    def recorded_name(self, own: str) -> str:
+        """Return the name under which the evaluation `own` of `input.eval` is recorded."""
+        return "_".join(filter(None, (self.name, own)))
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from runner.config import schema
 from runner.config.metric_names import CHECKPOINT_METRICS, evaluation_prefix, rank_by
+from runner.config.saved_config import FILE
 from runner.config.schema import Config, ConfigError
 from runner.config.step_range import parse_step_range
 from runner.config.strategy_validation import check_strategies
@@ -179,8 +182,35 @@ def _check_evaluation(config: Config) -> Iterator[str]:
     for name in config.input.evals:
         if name and not re.fullmatch(r"[\w.-]+", name):
             yield f"{schema.eval_key(name)}: a name of an evaluation is made of letters, digits, '_', '-' and '.'."
+    yield from _check_evaluation_name(config)
     if config.eval.at_start and not config.input.evals:
         yield "eval.at_start=true, and input.eval is empty: there is nothing to evaluate."
+
+
+def _check_evaluation_name(config: Config) -> Iterator[str]:
+    """Refuse to record what another input comes to under the name of the run's own evaluation."""
+    name = config.eval.name
+    if name is not None and config.command != "evaluate":
+        yield f"eval.name={name} is for command=evaluate; training names an evaluation by its block: input.eval.{name}."
+    if name is not None and not re.fullmatch(r"[\w.-]+", name):
+        yield f"eval.name={name}: a name of an evaluation is made of letters, digits, '_', '-' and '.'."
+    if config.command != "evaluate":
+        return
+    # Not `read_saved`, which says what it drops: the command has read this file with it already.
+    file = Path(str(config.model_dir)) / FILE
+    tree = OmegaConf.load(file) if file.is_file() else OmegaConf.create()
+    saved: Any = OmegaConf.to_container(tree, resolve=True)
+    saved = (saved.get("input") or {}).get("eval") or {}
+    of_run = {"": saved} if "fn" in saved and not isinstance(saved["fn"], Mapping) else saved
+    for own, block in config.input.evals.items():
+        recorded, known = config.eval.recorded_name(own), of_run.get(config.eval.recorded_name(own))
+        changed = [key for key in ("fn", "params") if known is not None and known.get(key) != getattr(block, key)]
+        if changed:
+            yield (
+                f"{schema.eval_key(own)}.{changed[0]} is not that of the run in {config.model_dir}, and its metrics "
+                f"would replace those of the run's own {evaluation_prefix(recorded)}/... Give this evaluation a name "
+                "that the run does not have: eval.name=test"
+            )
 
 
 def _check_checkpoint(config: Config) -> Iterator[str]:
