@@ -5,7 +5,7 @@ The checkpoint of step 500 is, in model_dir:
     model.ckpt-500.index, .data-00000-of-00001             TensorFlow's own bundle, keyed by variable name
     model.ckpt-500.input-<worker>.index, .data-...         position of that worker's input
     model.ckpt-500.manifest.json                           step, time, and every file with its size and checksum
-    model.ckpt-500.metrics.json                            results of its evaluations, where the best are kept
+    model.ckpt-500.metrics.json                            results of its evaluations
     checkpoint                                             names the latest, by relative paths; when the first was saved
 
 The manifest is the last file written and `.index` the last one moved here: without it nobody, TensorFlow included, sees

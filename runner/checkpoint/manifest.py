@@ -16,10 +16,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from runner.config.metric_names import CHECKPOINT_METRICS
 from runner.system.files import read_json, write_atomically
 
 MANIFEST = ".manifest.json"
-METRICS = ".metrics.json"
+METRICS = CHECKPOINT_METRICS
 FORMAT = 1
 
 _SHARD = re.compile(r"\.data-(\d{5})-of-(\d{5})$")

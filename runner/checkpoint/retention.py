@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from runner.checkpoint import layout, manifest
-from runner.config.metric_names import mode_of
+from runner.config.metric_names import rank_by
 from runner.run_config import KeepBest, RunConfig
 from runner.system.files import read_json, write_json
 
@@ -44,9 +44,11 @@ class Keep:
         return cls(config.keep_checkpoint_max, config.keep_best, config.keep_checkpoint_every_n_hours)
 
 
-def note_evaluation(path: str | os.PathLike[str], best: KeepBest, metrics: Mapping[str, float]) -> None:
+def note_evaluation(path: str | os.PathLike[str], best: KeepBest | None, metrics: Mapping[str, float]) -> None:
     """As `note_metrics`, where the best by `best` stay. Raises: ValueError: this evaluation has no such metric."""
     note_metrics(path, metrics)
+    if best is None:
+        return
     evaluation = best.metric.rpartition("/")[0]
     if best.metric not in metrics and evaluation in {name.rpartition("/")[0] for name in metrics}:
         raise ValueError(
@@ -163,9 +165,7 @@ def _best(model_dir: Path, whole: list[str], best: KeepBest | None) -> list[str]
     if best is None:
         return []
     values = {name: metrics_of(model_dir / name).get(best.metric, math.nan) for name in whole}
-    sign = 1 if mode_of(best.metric, best.mode) == "min" else -1
-    ranked = sorted((name for name in whole if not math.isnan(values[name])), key=lambda name: sign * values[name])
-    return ranked[: best.max]
+    return rank_by(values, best.metric, best.mode)[: best.max]
 
 
 def _hourly(times: Mapping[str, float], hours: float | None, began: float) -> list[str]:

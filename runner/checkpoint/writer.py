@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -24,12 +23,13 @@ from runner.checkpoint.retention import Keep
 from runner.checkpoint.snapshot import Snapshot
 from runner.data.iterators import handle_of
 from runner.system.console import format_bytes
+from runner.system.files import HeldFolder, StorageError, is_disk_full
 from runner.tf_private import tensor_bundle
 
 _log = logging.getLogger(__name__)
 
 
-class DiskFullError(RuntimeError):
+class DiskFullError(StorageError):
     """A checkpoint does not fit on the disk."""
 
 
@@ -56,6 +56,7 @@ class CheckpointWriter:
         self.keep = keep_max if isinstance(keep_max, Keep) else Keep(keep_max)
         self._clock, self._written = clock, written
         self._warned = False
+        self._folder = HeldFolder(self.model_dir) if self.model_dir.is_dir() else None
 
     def save(self, snapshot: Snapshot, iterators: Mapping[int, tf.data.Iterator] | None = None) -> str:
         """The path of the checkpoint of `snapshot`, durable and the latest when this returns.
@@ -83,7 +84,7 @@ class CheckpointWriter:
 
     def leave_input(self, step: int, worker: int, state: tf.Tensor) -> None:
         """Writes where the input of `worker` stands, for the process that will `write` the checkpoint of `step`."""
-        self.model_dir.mkdir(parents=True, exist_ok=True)
+        self._hold_folder()
         tensor_bundle.write_bundle(self.left_input(step, worker), {ITERATOR: state})
 
     def left_input(self, step: int, worker: int) -> Path:
@@ -107,7 +108,9 @@ class CheckpointWriter:
 
         Raises:
           DiskFullError: it does not fit.
+          FolderLostError: model_dir was deleted since this object was made.
         """
+        self._hold_folder()
         path = self.path_of(snapshot.step)
         name, free = os.path.basename(path), _free_bytes(self.model_dir)
         try:
@@ -118,12 +121,24 @@ class CheckpointWriter:
                 layout.publish(folder / name, self.model_dir)
                 self._written(path)
             retention.expire(self.model_dir, name, self.keep)
+            self._hold_folder()  # else what was just written lies in a folder that was made for it
         except Exception as error:
-            if _is_disk_full(error):
+            if is_disk_full(error):
                 raise DiskFullError(self._disk_full(path, snapshot, free)) from error
+            self._hold_folder()  # it may have been deleted meanwhile
             error.add_note(f"while saving {path}; the checkpoints before it are as they were")
             raise
         return path
+
+    def _hold_folder(self) -> None:
+        """Make model_dir where there is none yet. Raises: FolderLostError: there was one, and it is gone.
+
+        To make it anew would leave a folder without the run's config, journals and earlier checkpoints.
+        """
+        if self._folder is None:
+            self.model_dir.mkdir(parents=True, exist_ok=True)
+            self._folder = HeldFolder(self.model_dir)
+        self._folder.check()
 
     def _write_files(self, path: Path, snapshot: Snapshot, inputs: Inputs) -> None:
         tensor_bundle.write_bundle(path, _tensors_of(snapshot))
@@ -170,12 +185,6 @@ def _free_bytes(directory: Path) -> int:
     """Free on the disk that `directory` is on, or will be."""
     there = next(folder for folder in (directory.absolute(), *directory.absolute().parents) if folder.exists())
     return shutil.disk_usage(there).free
-
-
-def _is_disk_full(error: BaseException) -> bool:
-    """TensorFlow 2.21 has no code of its own for it: it is a ResourceExhausted or an Unknown error with the text."""
-    words = ("No space left on device", "Disk quota exceeded")
-    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or any(text in str(error) for text in words)
 
 
 def _tensors_of(snapshot: Snapshot) -> dict[str, Any]:

@@ -42,7 +42,9 @@ RENAMED: Mapping[str, str] = {}
 """Old key -> new key. Remove an entry with the second minor version after the renaming."""
 
 
-ADDED: Mapping[str, Any] = {"train.metrics": False}
+ADDED: Mapping[str, Any] = {
+    "eval.checkpoint": None, "eval.name": None, "predict.checkpoint": None, "train.metrics": False,
+}  # fmt: skip
 """Key that sweeps of 8664505 did not have -> its default, with which a job computes what it did."""
 
 

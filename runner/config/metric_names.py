@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
+CHECKPOINT_METRICS = ".metrics.json"
+"""Ends the name of the file, beside a checkpoint, that holds its metrics."""
+
 LARGER_IS_BETTER = ("accuracy", "auc", "precision", "recall", "f1", "r2", "iou", "map", "bleu", "rouge", "score")
 
 
@@ -18,6 +24,15 @@ def evaluation_of(metric: str) -> str:
 def is_of_evaluation(metric: str) -> bool:
     """Report whether `metric` belongs to an evaluation, and not to training."""
     return metric.startswith(("eval/", "eval_"))
+
+
+def rank_by(values: Mapping[str, float], metric: str, mode: str | None = None) -> list[str]:
+    """Return the names in `values`, of the metric, the best first; of equal ones that which is named first.
+
+    What is no number is left out.
+    """
+    sign = 1 if mode_of(metric, mode) == "min" else -1
+    return sorted((name for name in values if not math.isnan(values[name])), key=lambda name: sign * values[name])
 
 
 def mode_of(metric: str, mode: str | None = None) -> str:

@@ -250,12 +250,18 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """How much is evaluated, and how often."""
+    """How much is evaluated, and how often; `checkpoint` (None: the newest) and `name` are for command=evaluate."""
 
     steps: int | None = _setting(None, minimum=1)
     throttle_secs: int = _setting(0, minimum=0)
     start_delay_secs: int = _setting(0, minimum=0)
     at_start: bool = False
+    checkpoint: str | None = None
+    name: str | None = None
+
+    def recorded_name(self, own: str) -> str:
+        """Return the name under which the evaluation `own` of `input.eval` is recorded."""
+        return "_".join(filter(None, (self.name, own)))
 
 
 @dataclass(frozen=True)
@@ -293,7 +299,7 @@ class ExportConfig:
 
     Attributes:
       receiver_fn: None: requests are the features of the input.
-      checkpoint: what command=export exports; None: the newest.
+      checkpoint: best, a step, a name or a path, for command=export; None: the newest.
     """
 
     exporters: list[str] | None = _setting(None, choices=("final", "latest", "best"))
@@ -319,10 +325,12 @@ class TrackingConfig:
 
 @dataclass(frozen=True)
 class PredictConfig:
-    """What command=predict writes. `output` None: predictions.jsonl in model_dir; `keys` None: all of them."""
+    """What command=predict writes. `output` None: predictions.jsonl in model_dir; `keys` None: all of them;
+    `checkpoint` None: the newest."""
 
     output: str | None = None
     keys: list[str] | None = None
+    checkpoint: str | None = None
 
 
 @dataclass(frozen=True)

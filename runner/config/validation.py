@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from runner.config import schema
-from runner.config.metric_names import evaluation_prefix
+from runner.config.metric_names import CHECKPOINT_METRICS, evaluation_prefix, rank_by
+from runner.config.saved_config import FILE
 from runner.config.schema import Config, ConfigError
 from runner.config.step_range import parse_step_range
 from runner.config.strategy_validation import check_strategies
+from runner.system.files import read_json
 from runner.system.redaction import masked_value
 
 SHOWN_RUNS = 3
@@ -36,6 +40,7 @@ def check(config: Config) -> None:
         _check_inputs,
         _check_evaluation,
         _check_checkpoint,
+        _check_chosen_checkpoint,
         _check_export,
         _check_warm_start,
         _check_early_stopping,
@@ -66,18 +71,63 @@ def compile_pattern(key: str, pattern: str, shown: str | None = None) -> re.Patt
         raise ConfigError(f"{key}: {shown or pattern!r} is no regular expression: {error}.") from error
 
 
-def checkpoint_in(checkpoint: str, model_dir: Path) -> str:
-    """Return the path of `export.checkpoint`, which is one or a name in `model_dir`.
+def checkpoint_in(key: str, config: Config) -> str | None:
+    """Return the path that `eval.checkpoint`, `predict.checkpoint` or `export.checkpoint` means; None: the newest.
 
     Raises:
       ConfigError: it is not there.
     """
-    for path in (Path(checkpoint), model_dir / checkpoint):
-        if Path(f"{path}.index").exists():
+    chosen, model_dir = _CHECKPOINTS[key][0](config), Path(str(config.model_dir))
+    if chosen is None:
+        return None
+    there = {step: name for name, step in _steps_in(model_dir)}
+    if chosen == "best":
+        return str(model_dir / _best_in(key, config, [there[step] for step in sorted(there)]))
+    by_step = [model_dir / there[int(chosen)]] if chosen.isdecimal() and int(chosen) in there else []
+    for path in (*by_step, Path(chosen), model_dir / chosen):
+        if Path(f"{path}.index").is_file():
             return str(path)
-    names = sorted(file.stem for file in model_dir.glob("*.index") if ".input-" not in file.stem)
-    there = ", ".join(names) or "none"
-    raise ConfigError(f"export.checkpoint={checkpoint}: there is no such checkpoint. In {model_dir} are: {there}.")
+    listed = ", ".join(there[step] for step in sorted(there)) or "none"
+    raise ConfigError(
+        f"{key}={chosen}: there is no such checkpoint. In {model_dir} are: {listed}. Allowed: null (the newest), best, "
+        "a step, a path."
+    )
+
+
+_CHECKPOINTS: dict[str, tuple[Callable[[Config], str | None], str]] = {
+    "eval.checkpoint": (lambda config: config.eval.checkpoint, "evaluate"),
+    "predict.checkpoint": (lambda config: config.predict.checkpoint, "predict"),
+    "export.checkpoint": (lambda config: config.export.checkpoint, "export"),
+}
+"""Key -> its value, and the command that reads it."""
+
+
+def _steps_in(model_dir: Path) -> Iterator[tuple[str, int]]:
+    """Yield the names and steps of the checkpoints in `model_dir`."""
+    for file in model_dir.glob("*.index"):
+        match = re.fullmatch(r"[^.]*\.ckpt-(\d+)", file.stem)
+        if match:
+            yield file.stem, int(match.group(1))
+
+
+def _best_in(key: str, config: Config, names: Sequence[str]) -> str:
+    """Return that of the checkpoints `names`, the oldest first, which is best by `checkpoint.keep_best`."""
+    best, model_dir = config.checkpoint.keep_best, Path(str(config.model_dir))
+    noted = {name: read_json(model_dir / f"{name}{CHECKPOINT_METRICS}") or {} for name in names}
+    listed = "; ".join(f"{name} ({', '.join(sorted(found)) or 'not evaluated'})" for name, found in noted.items())
+    there = f"In {model_dir} are: {listed or 'none'}."
+    if best.metric is None:
+        raise ConfigError(
+            f"{key}=best: checkpoint.keep_best.metric=null says of no metric that it tells the best. "
+            f"Set it, or give a step. {there}"
+        )
+    values = {name: found[best.metric] for name, found in noted.items() if best.metric in found}
+    ranked = rank_by(values, best.metric, best.mode)
+    if not ranked:
+        raise ConfigError(
+            f"{key}=best: no checkpoint has the metric of checkpoint.keep_best.metric={best.metric}. {there}"
+        )
+    return ranked[0]
 
 
 def _check_functions(config: Config) -> Iterator[str]:
@@ -132,8 +182,35 @@ def _check_evaluation(config: Config) -> Iterator[str]:
     for name in config.input.evals:
         if name and not re.fullmatch(r"[\w.-]+", name):
             yield f"{schema.eval_key(name)}: a name of an evaluation is made of letters, digits, '_', '-' and '.'."
+    yield from _check_evaluation_name(config)
     if config.eval.at_start and not config.input.evals:
         yield "eval.at_start=true, and input.eval is empty: there is nothing to evaluate."
+
+
+def _check_evaluation_name(config: Config) -> Iterator[str]:
+    """Refuse to record what another input comes to under the name of the run's own evaluation."""
+    name = config.eval.name
+    if name is not None and config.command != "evaluate":
+        yield f"eval.name={name} is for command=evaluate; training names an evaluation by its block: input.eval.{name}."
+    if name is not None and not re.fullmatch(r"[\w.-]+", name):
+        yield f"eval.name={name}: a name of an evaluation is made of letters, digits, '_', '-' and '.'."
+    if config.command != "evaluate":
+        return
+    # Not `read_saved`, which says what it drops: the command has read this file with it already.
+    file = Path(str(config.model_dir)) / FILE
+    tree = OmegaConf.load(file) if file.is_file() else OmegaConf.create()
+    saved: Any = OmegaConf.to_container(tree, resolve=True)
+    saved = (saved.get("input") or {}).get("eval") or {}
+    of_run = {"": saved} if "fn" in saved and not isinstance(saved["fn"], Mapping) else saved
+    for own, block in config.input.evals.items():
+        recorded, known = config.eval.recorded_name(own), of_run.get(config.eval.recorded_name(own))
+        changed = [key for key in ("fn", "params") if known is not None and known.get(key) != getattr(block, key)]
+        if changed:
+            yield (
+                f"{schema.eval_key(own)}.{changed[0]} is not that of the run in {config.model_dir}, and its metrics "
+                f"would replace those of the run's own {evaluation_prefix(recorded)}/... Give this evaluation a name "
+                "that the run does not have: eval.name=test"
+            )
 
 
 def _check_checkpoint(config: Config) -> Iterator[str]:
@@ -147,6 +224,17 @@ def _check_checkpoint(config: Config) -> Iterator[str]:
     yield from _check_metric_of("checkpoint.keep_best", config.checkpoint.keep_best, config)
 
 
+def _check_chosen_checkpoint(config: Config) -> Iterator[str]:
+    """Refuse a checkpoint that is not there, and one that the command does not read."""
+    for key, (value_in, command) in _CHECKPOINTS.items():
+        if config.command == command:
+            checkpoint_in(key, config)
+        elif value_in(config) is not None and config.command in schema.TRAINING_COMMANDS:
+            yield f"{key}={value_in(config)} is for command={command}; training goes on from the newest checkpoint."
+        elif value_in(config) is not None:
+            yield f"{key}={value_in(config)} is for command={command}, and has no effect with {config.command}."
+
+
 def _check_export(config: Config) -> Iterator[str]:
     """Refuse settings that nothing reads, and the best of what is not evaluated."""
     export, exporters = config.export, config.export.exporters or []
@@ -156,10 +244,6 @@ def _check_export(config: Config) -> Iterator[str]:
         yield "export.exporters=[] exports nothing. null says so."
     if "best" not in exporters:
         yield from _check_unused("export.best", export.best, "best in export.exporters")
-    if export.checkpoint is not None and config.command in schema.TRAINING_COMMANDS:
-        yield f"export.checkpoint={export.checkpoint} is for command=export; training exports what it saves."
-    if export.checkpoint is not None and config.command == "export":
-        checkpoint_in(export.checkpoint, Path(str(config.model_dir)))
     if config.exports and not export.receiver_fn and not config.export_input[1].fn:
         yield (
             f"command={config.command} exports a model for requests like the features of an input, and there is none. "

@@ -79,12 +79,10 @@ class EvaluationResult:
     secs: float
 
     def report(self, context: EstimatorContext) -> None:
-        """Tell the journal, the person who watches, the best checkpoints, and TensorBoard."""
+        """Tell the journal, the person who watches, TensorBoard, and the checkpoint."""
         scalars, config, label = tensorboard.scalars(self.results), context.config, evaluation_prefix(self.name)
         named = {f"{label}/{key}": value for key, value in scalars.items()}
         context.journal.metrics(self.step, named)
-        if config.keep_best is not None:
-            retention.note_evaluation(self.path, config.keep_best, named)
         context.journal.event(
             "evaluated", name=self.name, step=self.step, checkpoint=self.path, examples=self.examples, secs=self.secs
         )
@@ -93,6 +91,10 @@ class EvaluationResult:
         writer = tensorboard.build_writer(os.path.join(context.model_dir, label), is_on=config.tensorboard)
         tensorboard.write_events(writer, self.step, self.results)
         writer.close()
+        # Last: whoever is killed before this evaluates once more, and nothing is missing. Of another model's checkpoint
+        # nothing is noted.
+        if os.path.dirname(self.path) == os.path.normpath(context.model_dir):
+            retention.note_evaluation(self.path, config.keep_best, named)
 
 
 def results(setup: EvalSetup, steps: float, hooks: EvaluationHooks, what: str) -> tuple[dict[str, Any], int]:

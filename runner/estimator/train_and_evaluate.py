@@ -32,7 +32,8 @@ def train_and_evaluate(
     own, and ends when that finds that training should stop early.
 
     A run that is finished already (its last step is taken, it was stopped early, or without `max_steps` its input was
-    read to the end by an earlier process) is evaluated and reported. One that is interrupted ends with its checkpoint.
+    read to the end by an earlier process) is evaluated and reported. One that is interrupted ends with its checkpoint;
+    where that is one that an undisturbed run evaluates, the process that resumes from it does that first.
 
     Raises:
       ValueError: two evaluations or exporters have the same name, or early stopping watches what is not evaluated.
@@ -144,6 +145,7 @@ class RunEvaluations(Hook):
         self._estimator, self._specs, self._hooks = estimator, specs, hooks
         self._collectives = estimator.collectives
         self._has_begun = False
+        self._made_up: list[EvalSpec] = []
         self._started = time.monotonic()
         self._last_start: dict[str, float] = {}
         self._last_step: dict[str, int] = {}
@@ -157,19 +159,23 @@ class RunEvaluations(Hook):
     def have_ended(self, max_steps: int | None) -> bool:
         """Report whether the run was stopped early at its latest checkpoint. To be asked before it resumes from there.
 
-        One that was killed before it had evaluated that checkpoint does so now.
+        One that was killed or stopped before it had evaluated that checkpoint does so now. The last checkpoint of a run
+        is left to `evaluate_last`.
+
+        Raises: Interrupted: a hook gave that evaluation up.
         """
         latest = self._estimator.agreed_checkpoint()
         step = -1 if latest is None else reader.checkpoint_step(latest)
         if self._collectives.is_chief:
             self._history.goes_on_from(step)
-        if latest is None or self._history.rule.metric is None or (max_steps is not None and step >= max_steps):
+        if latest is None or (max_steps is not None and step >= max_steps):
             return False
-        is_missing = not self._history.has(step) and bool(reader.Reader(latest).extra().get("evaluate"))
-        if self._collectives.broadcast([is_missing])[0]:
-            for spec in self._specs:
-                if spec.key == self._history.rule.evaluation:
-                    self._evaluate(spec, step)
+        missing = self._collectives.broadcast(self._missing(latest, step))
+        for spec in [spec for spec, is_missing in zip(self._specs, missing, strict=True) if is_missing]:
+            self._evaluate(spec, step)
+            self._made_up.append(spec)
+        if self._history.rule.metric is None:
+            return False
         self._stop_early(step)
         self.stopped_early = self._collectives.broadcast_text(self.stopped_early or "") or None
         return self.stopped_early is not None
@@ -178,7 +184,10 @@ class RunEvaluations(Hook):
         """Evaluate before the first loop: a checkpoint of `step` has been written, or the run resumes from it."""
         if not self._has_begun:
             self._has_begun = True
-            self._evaluate_during(run, [spec for spec in self._specs if spec.at_start], exports=False)
+            for spec in self._made_up:
+                self._export(spec, None, is_final=False)
+            at_start = [spec for spec in self._specs if spec.at_start and spec not in self._made_up]
+            self._evaluate_during(run, at_start, exports=False)
 
     def after_save(self, run: TrainingRun) -> None:
         """Evaluate the checkpoint that was just written, where an evaluation is due."""
@@ -222,6 +231,18 @@ class RunEvaluations(Hook):
         evaluations = [functools.partial(self._evaluate, spec, step, path) for spec in due]
         exported = self._specs if is_last else others
         return evaluations + [functools.partial(self._export, spec, path, is_final=is_last) for spec in exported]
+
+    def _missing(self, path: str, step: int) -> list[bool]:
+        """Report, of each evaluation, whether the checkpoint `path` of `step` was to have it, and has not."""
+        if not reader.Reader(path).extra().get("evaluate"):  # an undisturbed run saves nothing at this step
+            return [False] * len(self._specs)
+        there = {name.partition("/")[0] for name in retention.metrics_of(path)}
+        return [
+            not self._history.has(step)
+            if spec.key == self._history.rule.evaluation
+            else evaluation_prefix(spec.key) not in there and self._due(spec)
+            for spec in self._specs
+        ]
 
     def reason_to_stop(self) -> str | None:
         """Return why training ends, by the evaluations of this process; None: it goes on."""

@@ -32,6 +32,9 @@ class TrainLog:
     def __init__(self, context: EstimatorContext, setup: TrainSetup, summary_writer: Any) -> None:
         self._context, self._config, self._program = context, setup.config, setup.program
         self._summary_writer, self._first_step = summary_writer, setup.model.store.global_step
+        # Of a run that resumes the journal has no point of its first step: its points are those of an undisturbed one.
+        # Its summaries do, as TensorFlow's SummarySaverHook writes them.
+        self._is_new = setup.latest is None or self._first_step == 0
         self._writes_loss = "loss" not in setup.program.summary_names  # model_fn writes its own
         self._summary_every, self._metrics_every = Every(), Every()
         self._scalars = setup.program.scalars
@@ -93,13 +96,13 @@ class TrainLog:
             "train/steps_per_sec": result.num_steps / result.secs,
             "train/examples_per_sec": result.examples / result.secs,
         }
-        for step, loss in self._at(self._config.log_step_count_steps, steps, result.losses):
+        for step, loss in self._at(self._config.log_step_count_steps, steps, result.losses, first=self._is_new):
             values: Mapping[str, float] = {"train/loss": loss, **points.get(step, {})}
             if step + (self._config.log_step_count_steps or 0) > result.last_step:
                 values = {**values, **speed}
             self._context.journal.metrics(step, values)
         with self._summary_writer.as_default():
-            for step, loss in self._at(self._config.save_summary_steps, steps, result.losses):
+            for step, loss in self._at(self._config.save_summary_steps, steps, result.losses, first=True):
                 scalars = {"global_step/sec": speed["train/steps_per_sec"]}
                 scalars |= {"loss": loss} if self._writes_loss else {}
                 self._write_numbers(scalars, step)
@@ -127,7 +130,7 @@ class TrainLog:
         points: dict[int, dict[str, float]] = {}
         first = 0
         places = {int(step): place for place, step in enumerate(steps)}
-        due = [step for step, _ in self._at(self._config.log_step_count_steps, steps, steps)]
+        due = [step for step, _ in self._at(self._config.log_step_count_steps, steps, steps, first=self._is_new)]
         for step in due:
             last = places[step] + 1
             self._add(metrics[first:last])
@@ -180,9 +183,9 @@ class TrainLog:
         """Return when all events are on the disk."""
         self._summary_writer.flush()
 
-    def _at(self, every: int | None, steps: np.ndarray, losses: np.ndarray) -> list[tuple[int, float]]:
-        """Return (step, loss) at each multiple of `every`, and at the first step of the run."""
+    def _at(self, every: int | None, steps: np.ndarray, losses: np.ndarray, *, first: bool) -> list[tuple[int, float]]:
+        """Return (step, loss) at each multiple of `every` and, where `first` says so, at the first step of this run."""
         if not every:
             return []
-        chosen = (steps % every == 0) | (steps == self._first_step + 1)
+        chosen = (steps % every == 0) | (first & (steps == self._first_step + 1))
         return [(int(step), float(loss)) for step, loss in zip(steps[chosen], losses[chosen], strict=True)]

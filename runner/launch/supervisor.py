@@ -30,7 +30,7 @@ from runner.launch.stop_requests import StopRequests
 from runner.launch.task_group import Tasks, error_of, note_ending, say_errors
 from runner.launch.worker_supervisor import WorkerSupervisor, differences
 from runner.system import console
-from runner.system.files import MODEL_SUMMARY_FILE, read_json
+from runner.system.files import MODEL_SUMMARY_FILE, FolderLostError, HeldFolder, StorageError, read_json
 from runner.system.redaction import mask_text, masked, masked_override, secrets_of
 from runner.system.standard_streams import say
 from runner.tracking import exit_codes
@@ -118,6 +118,7 @@ class Supervisor:
     member: Member
     place: Cluster | None = None
     record: RunRecord = field(default_factory=RunRecord, init=False)
+    folder: HeldFolder = field(init=False)
 
     @functools.cached_property
     def model_dir(self) -> Path:
@@ -143,6 +144,7 @@ class Supervisor:
         -> close the run in MLflow -> print the summary
         """
         self.model_dir.mkdir(parents=True, exist_ok=True)
+        self.folder = HeldFolder(self.model_dir)
         with alone_in(self.model_dir):
             earlier = self._note_start()
             # A task of an earlier start may still be saving: each has written its last line when this returns.
@@ -273,6 +275,7 @@ class Supervisor:
         outcome = outcome_of(ending)
         if self.trains:
             with suppress(OSError):  # the summary, which comes next, says what is wrong with the folder
+                self.folder.check()
                 note_ending(self.model_dir, outcome, self.record.generation)
             if ending.code == FINISHED:
                 outcome = outcome_of(tasks.rendezvous.wait_for_evaluator(self.stops.came) or ending)
@@ -297,6 +300,7 @@ class Supervisor:
         """Write summary.json, and of a reader its own. Return the outcome, failed where they cannot be written."""
         files = [SUMMARY_FILE]
         try:
+            self.folder.check()  # one that was made anew, by an event writer perhaps, holds nothing of the run
             self.record.save(self.model_dir)
             summary = summary_of(outcome, self.config, run_id, self.secrets)
             if not self.trains:  # how it ended is not how the run did
@@ -305,7 +309,8 @@ class Supervisor:
                 summary = after_reading(earlier, summary)
             write_summary(self.model_dir, summary)
         except OSError as error:  # MLflow is told all the same
-            self.say_lost(error)
+            if outcome.code != FAILED or not isinstance(error, StorageError):  # else the task has said it
+                self.say_lost(error)
             outcome = Outcome(FAILED, "failed", self._lost(error), outcome.facts)
         return outcome, files
 
@@ -333,4 +338,6 @@ class Supervisor:
         return shlex.join(["python", "-m", "runner", *kept, f"model_dir={console.relative(self.model_dir)}"])
 
     def _lost(self, error: OSError) -> str:
+        if isinstance(error, FolderLostError):
+            return str(error)
         return f"model_dir={self.config.model_dir} cannot be written: {error}"

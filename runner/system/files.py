@@ -1,10 +1,12 @@
-"""Small files that other processes read: always whole, never half written."""
+"""Small files that other processes read: always whole, never half written. And the folder that they are in."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +15,49 @@ _T = TypeVar("_T")
 
 MODEL_SUMMARY_FILE = "model_summary.txt"
 """In model_dir: tables of the model's variables and layers, for a person."""
+
+
+class StorageError(OSError):
+    """A run's folder can no longer be written in. The message says all that a person needs; no traceback helps."""
+
+
+class FolderLostError(StorageError):
+    """A run's folder was deleted while the run went on."""
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Report whether `error` says that a disk, or somebody's share of it, is full.
+
+    TensorFlow 2.21 has no code of its own for it: it is a ResourceExhausted or an Unknown error with the text.
+    """
+    words = ("No space left on device", "Disk quota exceeded")
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or any(text in str(error) for text in words)
+
+
+class HeldFolder:
+    """An existing folder that must stay the same one: not deleted, nor deleted and made anew under its name."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = os.fspath(path)
+        # Open for as long as this object lives: the number of a deleted folder may be given to the next one, and some
+        # network file systems give a folder another number when nobody has it open.
+        self._descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def check(self) -> None:
+        """Raises: FolderLostError: it is another folder by now, or none."""
+        try:
+            now, held = os.stat(self._path), os.fstat(self._descriptor)
+        except FileNotFoundError:
+            raise FolderLostError(f"the folder {self._path} was deleted while the run went on. {_AFTER_LOSS}") from None
+        if (now.st_dev, now.st_ino) != (held.st_dev, held.st_ino):
+            raise FolderLostError(
+                f"the folder {self._path} was deleted while the run went on, and is another folder by now. "
+                f"{_AFTER_LOSS}"
+            )
+
+
+_AFTER_LOSS = "What the run noted and saved there is lost; the same command begins anew."
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:

@@ -211,7 +211,7 @@ def _build_eval_specs(
         EvalSpec(
             build_input(block, functions[f"{eval_key(name)}.fn"]),
             steps=config.eval.steps,
-            name=name or None,
+            name=config.eval.recorded_name(name) or None,
             hooks=hooks,
             start_delay_secs=config.eval.start_delay_secs,
             throttle_secs=config.eval.throttle_secs,

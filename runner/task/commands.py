@@ -154,7 +154,7 @@ def _train(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
 
 
 def _evaluate(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
-    found = _checkpoint_of(job)
+    found = _checkpoint_of(job, checkpoint_in("eval.checkpoint", config))
     path = found["checkpoint"]
     evaluated = {
         spec.name or "": job.estimator.evaluate(spec.input_fn, spec.steps, spec.hooks, path, spec.name)
@@ -165,7 +165,7 @@ def _evaluate(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
 
 def _predict(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
     assert job.predict_input is not None
-    found = _checkpoint_of(job)
+    found = _checkpoint_of(job, checkpoint_in("predict.checkpoint", config))
     output = Path(config.predict.output or Path(str(config.model_dir)) / "predictions.jsonl").absolute()
     examples = 0
     with context.journal.phase("predict"), prediction_files.open_predictions(output) as writer:
@@ -189,10 +189,7 @@ def _export_last(job: Job, context: TaskContext) -> None:
 
 def _export(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
     assert job.receiver_fn is not None and config.model_dir is not None
-    found = _checkpoint_of(job)
-    if config.export.checkpoint is not None:
-        path = checkpoint_in(config.export.checkpoint, Path(config.model_dir))
-        found = {"checkpoint": path, "global_step": reader.checkpoint_step(path)}
+    found = _checkpoint_of(job, checkpoint_in("export.checkpoint", config))
     folder = config.export.dir or str(Path(config.model_dir) / "export")
     job.estimator.export_saved_model(folder, job.receiver_fn, checkpoint_path=found["checkpoint"])
     return found
@@ -233,7 +230,7 @@ def _headline(config: Config, replicas: int, cluster: Cluster) -> str:
     return ", ".join(facts)
 
 
-def _checkpoint_of(job: Job) -> dict[str, Any]:
-    """The latest checkpoint and its step."""
-    path = job.estimator.latest_checkpoint()
+def _checkpoint_of(job: Job, chosen: str | None = None) -> dict[str, Any]:
+    """The checkpoint `chosen`, or the latest one, and its step."""
+    path = chosen or job.estimator.latest_checkpoint()
     return {"checkpoint": path, "global_step": None if path is None else reader.checkpoint_step(path)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import sysconfig
@@ -13,6 +14,7 @@ from pathlib import Path
 import runner
 from runner.config.schema import ConfigError
 from runner.config.user_code import UserCodeError
+from runner.system.files import StorageError, is_disk_full
 from runner.system.redaction import mask_text
 from runner.tracking.exit_codes import USER_ERRORS
 from runner.tracking.journal import Journal, NullJournal
@@ -24,13 +26,15 @@ QUIET_ERRORS = "RUNNER_QUIET_ERRORS"
 def report_error(error: Exception, journal: Journal | NullJournal, env: Mapping[str, str], secrets: set[str]) -> None:
     """Say what went wrong, to the person and to the journal.
 
-    A mistake of the user's is one message and the line of their code; anything else comes with its traceback, and so
-    does everything with HYDRA_FULL_ERROR=1. Where the supervisor is to say it, only the journal is told.
+    A mistake of the user's, and a folder that can no longer be written in, is one message and the line of their code;
+    anything else comes with its traceback, and so does everything with HYDRA_FULL_ERROR=1. Where the supervisor is to
+    say it, only the journal is told.
     """
     said = str(error) if isinstance(error, ConfigError | UserCodeError) else f"{type(error).__name__}: {error}"
     said = mask_text(re.sub(r"\x1b\[[0-9;]*m", "", said), secrets)  # Keras makes parts of its messages bold
     trace = mask_text("".join(traceback.format_exception(error)), secrets)
-    if isinstance(error, USER_ERRORS) and env.get("HYDRA_FULL_ERROR") != "1":
+    is_clear = isinstance(error, (*USER_ERRORS, StorageError)) or is_disk_full(error)
+    if is_clear and env.get("HYDRA_FULL_ERROR") != "1":
         lines = [f"runner: {said}", *(mask_text(note, secrets) for note in getattr(error, "__notes__", ()))]
     else:
         lines = [trace.rstrip("\n")]  # it ends with the message
@@ -43,7 +47,8 @@ def report_error(error: Exception, journal: Journal | NullJournal, env: Mapping[
     if env.get(QUIET_ERRORS):
         journal.event("error", **facts, said="\n".join(lines))
         return
-    journal.event("error", **facts)
+    with contextlib.suppress(OSError):  # the disk is full: the person hears of it all the same
+        journal.event("error", **facts)
     print(*lines, sep="\n", file=sys.stderr, flush=True)
 
 

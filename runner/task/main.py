@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -110,7 +110,8 @@ def _run(config: Config, cluster: Cluster, stop: StopRequest, progress_mode: str
     finally:
         stop.uninstall()
         progress.stop()
-        journal.event("ended")
+        with suppress(OSError):  # the disk is full, which has been said
+            journal.event("ended")
         journal.close()
     # A worker that was asked has all of them give up an evaluation.
     return INTERRUPTED if stop.was_heeded or result.get("interrupted") else FINISHED

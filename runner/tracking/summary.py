@@ -72,6 +72,9 @@ def after_reading(of_run: Mapping[str, Any], of_reader: Mapping[str, Any]) -> di
     if of_run.get("command") not in TRAINING_RUNS:
         return dict(of_reader)
     found = {name: of_reader[name] for name in _OF_READERS if of_reader.get(name) is not None}
+    known, names = of_run.get("metrics") or {}, [Path(str(one.get("checkpoint"))).name for one in (of_run, of_reader)]
+    # What an earlier checkpoint came to is not what the run came to; its own summary has it.
+    found["metrics"] = known if known and names[0] != names[1] else {**known, **found.get("metrics", {})}
     return {**as_killed(of_run), **found}
 
 

@@ -301,10 +301,24 @@ def test_a_run_that_finds_no_space_fails_and_goes_on_later(
     with monkeypatch.context() as patch:
         patch.setattr(tensor_bundle, "write_bundle", full)
         assert jobs.run(tmp_path, "checkpoint.save_steps=2") == 1
-    assert "no space left for the checkpoint" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no space left for the checkpoint" in said and "Traceback" not in said
     assert [info.step for info in list_checkpoints(tmp_path / "run")] == [0]
     assert jobs.run(tmp_path, "checkpoint.save_steps=2") == 0
     assert [info.step for info in list_checkpoints(tmp_path / "run")] == [0, 2, 4]
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_run_whose_folder_is_deleted_fails_with_one_message(
+    tmp_path: Path, anew: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    training = ("input.train.fn=tests.support.jobs.deleting", f"+input.train.params.folder={folder}")
+    assert jobs.run(tmp_path, *training, f"+input.train.params.anew={anew}", "train.max_steps=10") == 1
+    said = capsys.readouterr().err
+    assert f"runner: FolderLostError: the folder {folder} was deleted while the run went on" in said
+    assert "the same command begins anew" in said and "Traceback" not in said
+    assert not list(tmp_path.glob("run/model.ckpt*"))  # nothing that looks like a whole run
 
 
 @pytest.fixture

@@ -583,6 +583,34 @@ def test_a_batch_that_does_not_divide_over_the_workers_of_the_environment_is_ref
     assert not (tmp_path / "run").exists()
 
 
+def test_an_evaluation_on_another_input_takes_a_name_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    Path("run/checkpoint").write_text("")
+    schema.save(parsed("input.eval.fn=my.data", "+input.eval.params.path=val.npz"), Path("run/config.yaml"))
+    asked = ("command=evaluate", "model_dir=run", "input.eval.fn=my.data")
+    own, other = "+input.eval.params.path=val.npz", "+input.eval.params.path=test.npz"
+    assert parsed(*asked, own, "input.eval.batch_size=7").eval.recorded_name("") == ""
+    said = (
+        "input.eval.params is not that of the run in run, and its metrics would replace those of the run's own "
+        r"eval/... Give this evaluation a name that the run does not have: eval.name=test$"
+    )
+    with pytest.raises(ConfigError, match=said):
+        parsed(*asked, other)
+    with pytest.raises(ConfigError, match="input.eval.fn is not that of the run in run"):
+        parsed(*asked[:2], "input.eval.fn=my.other", own)
+    assert parsed(*asked, other, "eval.name=test").eval.recorded_name("") == "test"
+    named = ("command=evaluate", "model_dir=run", "input.eval.fn=my.data", "+input.eval.a.params.path=1")
+    assert parsed(*named, "eval.name=test").eval.recorded_name("a") == "test_a"
+    assert set(parsed(*named).input.evals) == {"a"}, "the run has none of that name"
+    with pytest.raises(ConfigError, match="eval.name=test is for command=evaluate; training names an evaluation by"):
+        parsed("eval.name=test")
+    with pytest.raises(ConfigError, match="eval.name=a/b: a name of an evaluation is made of letters"):
+        parsed(*asked, own, "eval.name=a/b")
+
+
 def test_the_newest_runs_are_named_to_somebody_who_gives_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for age, run in enumerate(["outputs/newest", "outputs/sweeps/a/b", "outputs/older", "outputs/oldest"]):

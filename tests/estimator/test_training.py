@@ -13,13 +13,19 @@ from runner import (
     Estimator,
     EstimatorSpec,
     EvalSpec,
+    Every,
     Hook,
     Input,
+    LatestExporter,
     RunConfig,
     TrainingResult,
     TrainSpec,
     train_and_evaluate,
 )
+from runner.checkpoint.retention import metrics_of
+from runner.run_config import KeepBest
+from runner.tracking.journal import Journal, read_journal
+from tests.support.jobs import serving_input_receiver_fn
 from tests.support.line import line, points, read_events, steps_of
 
 v1 = tf.compat.v1
@@ -214,6 +220,65 @@ def test_an_interrupted_evaluation_ends_the_run_with_its_checkpoint(
     assert result.metrics.get("", {}).get("global_step") == evaluated, "that of the last whole evaluation"
     again = train_and_evaluate(estimator(tmp_path), train_spec(4), EvalSpec(points()))
     assert again.global_step == 4 and again.metrics[""]["global_step"] == 4
+    assert steps_of(tmp_path / "eval", "loss") == ([2, 4] if at_step else [4]), "step 1 is off the schedule"
+
+
+class Ends(Hook):
+    """Ends a run at a step as somebody who sends SIGTERM, and one that evaluates as somebody who kills it."""
+
+    def __init__(self, at_step: int) -> None:
+        self.every, self._at_step = Every(steps=1), at_step
+
+    def after_step(self, run: Any, result: Any) -> None:
+        if result.last_step == self._at_step:
+            run.interrupt("enough")
+
+    def after_batches(self, run: Any, examples: int) -> None:
+        if run.global_step == self._at_step:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("ends", ["killed", "stopped"])
+@pytest.mark.parametrize("at_step", [2, 4])
+def test_what_an_ended_run_did_not_evaluate_the_next_does_and_keeps_and_exports(
+    at_step: int, ends: str, tmp_path: Path
+) -> None:
+    journal = Journal(tmp_path / "journal")
+
+    def run(hooks: list[Any], eval_hooks: list[Any]) -> None:
+        config = RunConfig(
+            save_checkpoints_steps=2, log_step_count_steps=4, steps_per_loop=1, keep_best=KeepBest("eval/loss")
+        )
+        trainer = Estimator(line, tmp_path / "run", config, journal=journal)
+        exporter = LatestExporter("latest", serving_input_receiver_fn)
+        spec = EvalSpec(points(), hooks=eval_hooks, exporters=[exporter])
+        train_and_evaluate(trainer, train_spec(6, hooks=hooks), [spec, EvalSpec(points(4), name="small")])
+
+    if ends == "stopped":
+        run([Ends(at_step)], [])
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            run([], [Ends(at_step)])
+    run([], [])
+    assert steps_of(tmp_path / "run/eval", "loss") == steps_of(tmp_path / "run/eval_small", "loss") == [2, 4, 6]
+    lines = [one for one in read_journal(tmp_path / "journal")[0] if "metrics" in one]
+    assert [one["step"] for one in lines if "train/loss" in one["metrics"]] == [1, 4], "no point for a resumed run"
+    assert metrics_of(tmp_path / f"run/model.ckpt-{at_step}").keys() >= {"eval/loss", "eval_small/loss"}
+    assert len(list((tmp_path / "run/export/latest").glob("[0-9]*"))) == 3
+
+
+def test_what_a_stop_saved_off_schedule_is_evaluated_only_where_the_run_ends_there(tmp_path: Path) -> None:
+    def run(max_steps: int, *hooks: Hook) -> None:
+        trainer = estimator(tmp_path, save_checkpoints_steps=2, steps_per_loop=1)
+        train_and_evaluate(trainer, train_spec(max_steps, hooks=hooks), EvalSpec(points()))
+
+    run(8, Ends(3))
+    run(8, Ends(5))
+    assert steps_of(tmp_path / "eval", "loss") == [2, 4]
+    run(5)
+    assert steps_of(tmp_path / "eval", "loss") == [2, 4, 5]
+    run(8)
+    assert steps_of(tmp_path / "eval", "loss") == [2, 4, 5, 6, 8]
 
 
 @pytest.mark.parametrize(

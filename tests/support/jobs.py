@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,23 @@ def interrupting(params: Any) -> tf.data.Dataset:
             return tf.nest.map_structure(tf.identity, element)
 
     return endless(params).enumerate().map(sending)
+
+
+def deleting(params: Any) -> tf.data.Dataset:
+    """As `endless`; deletes params.folder with the sixth batch, and makes it anew where params.anew says so."""
+
+    def delete(batch: Any) -> Any:
+        if batch == 5:
+            shutil.rmtree(params["folder"])
+            if params.get("anew"):
+                os.mkdir(params["folder"])
+        return batch
+
+    def deleted(index: Any, element: Any) -> Any:
+        with tf.control_dependencies([tf.py_function(delete, [index], tf.int64)]):
+            return tf.nest.map_structure(tf.identity, element)
+
+    return endless(params).enumerate().map(deleted)
 
 
 def failing(params: Any) -> tf.data.Dataset:

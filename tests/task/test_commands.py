@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runner.checkpoint.reader import Reader
+from runner.checkpoint.retention import metrics_of
+from runner.config.schema import ConfigError
 from runner.task.commands import flat_metrics
 from tests.support.jobs import noted, results, run
 from tests.support.line import steps_of
@@ -196,3 +199,52 @@ def test_no_examples_are_an_empty_file_and_a_warning(trained: Path, capsys: pyte
     assert run(trained, "command=predict", "+input.predict.params.num_examples=0") == 0
     assert results(trained)[-1]["examples"] == 0 and read(trained) == []
     assert "warning: input.predict gave no examples: " in capsys.readouterr().err
+
+
+# --- which checkpoint -----------------------------------------------------------------------------------------------
+
+OF_LOSS = ("checkpoint.keep_best.metric=eval/loss",)
+WORSENING = ("model.params.start=1.9", "model.params.learning_rate=0.08", "checkpoint.save_steps=2")
+"""The weight, 1.9 at first, runs away from 2: the first evaluation, of step 2, is the best."""
+
+
+@pytest.fixture(scope="module")
+def worsened(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("worsened")
+    assert run(folder, *WORSENING, *OF_LOSS, "train.max_steps=6", "checkpoint.keep_max=2") == 0
+    return folder
+
+
+@pytest.mark.parametrize(("chosen", "step"), [("null", 6), ("best", 2), ("4", 4), ("model.ckpt-2", 2), ("{}/4", 4)])
+def test_a_checkpoint_is_chosen_as_the_best_by_its_step_or_path(worsened: Path, chosen: str, step: int) -> None:
+    chosen = chosen.replace("{}/", f"{worsened}/run/model.ckpt-")
+    path = f"{worsened}/run/model.ckpt-{step}"
+    assert run(worsened, *OF_LOSS, "command=evaluate", f"eval.checkpoint={chosen}") == 0
+    evaluated = results(worsened)[-1]
+    assert (evaluated["checkpoint"], evaluated["global_step"]) == (path, step)
+    assert evaluated["metrics"]["eval/loss"] == metrics_of(path)["eval/loss"]
+    assert run(worsened, *OF_LOSS, "command=predict", f"predict.checkpoint={chosen}") == 0
+    assert (results(worsened)[-1]["checkpoint"], results(worsened)[-1]["global_step"]) == (path, step)
+    first = json.loads((worsened / "run" / "predictions.jsonl").read_text().splitlines()[0])
+    assert first["y"] == pytest.approx(float(Reader(path).get("weight")))
+    assert run(worsened, *OF_LOSS, "command=export", f"export.checkpoint={chosen}") == 0
+    assert results(worsened)[-1]["checkpoint"] == path
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("command=evaluate", "eval.checkpoint=5"), r"eval.checkpoint=5: there is no such checkpoint. In .*run are: "
+         "model.ckpt-2, model.ckpt-4, model.ckpt-6. Allowed: null .the newest., best, a step, a path."),
+        (("command=predict", "predict.checkpoint=x/y"), "predict.checkpoint=x/y: there is no such checkpoint. In "),
+        (("command=evaluate", "eval.checkpoint=best"), "eval.checkpoint=best: checkpoint.keep_best.metric=null says of "
+         r"no metric that it tells the best. Set it, or give a step. In .* are: model.ckpt-2 \(eval/loss, eval/mae\)"),
+        (("command=export", "export.checkpoint=best", "checkpoint.keep_best.metric=eval/auc"), "export.checkpoint=best"
+         r": no checkpoint has the metric of checkpoint.keep_best.metric=eval/auc. In .* are: model.ckpt-2 \(eval/lo"),
+        (("eval.checkpoint=2",), "eval.checkpoint=2 is for command=evaluate; training goes on from the newest"),
+        (("command=evaluate", "predict.checkpoint=2"), "is for command=predict, and has no effect with evaluate"),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_that_cannot_be_chosen_is_refused(worsened: Path, overrides: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run(worsened, *overrides)

@@ -111,6 +111,6 @@ def test_settings_that_cannot_be_are_refused(overrides: list[str], said: str) ->
 
 def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(trained: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"no such checkpoint. In .*run are: model.ckpt-0, model.ckpt-2, model.ckpt-4"
+        ConfigError, match=r"no such checkpoint. In .*run are: model.ckpt-0, model.ckpt-2, model.ckpt-4. Allowed: null"
     ):
         run(trained, "command=export", "export.checkpoint=model.ckpt-3")
