@@ -50,7 +50,10 @@ class TrainInput:
 
     def advance(self, result: LoopResult) -> bool:
         """Note what a loop has read. Returns: whether the data has ended."""
-        self.position.elements += result.num_steps * self.pipeline.division.elements_per_step
+        read = self.position.elements + result.num_steps * self.pipeline.division.elements_per_step
+        cardinality = int(self.pipeline.given.cardinality())
+        # The last step may find fewer than it takes: a larger max_epochs goes on after those that there were.
+        self.position.elements = min(read, cardinality) if cardinality >= 0 else read
         if self.remaining_steps is not None:
             self.remaining_steps -= result.num_steps
             self.position.ended = self.remaining_steps <= 0
@@ -58,7 +61,8 @@ class TrainInput:
         self._is_resumed = False
         if was_at_its_end and self.position.num_epochs is None:
             # The checkpoint was written at the end of data of unknown size: read it again, as a new call would.
-            self.iterator, self.position = iterate(self.pipeline.dataset), InputPosition(self.position.source)
+            self.iterator = iterate(self.pipeline.dataset)
+            self.position = InputPosition.at_start(self.position.source, self.pipeline)
         elif result.data_ended:
             self.position.ended = True
         return self.position.ended
@@ -116,7 +120,7 @@ class TrainSetupBuilder:
     def has_input_ended(self, input_fn: InputFn, pipeline: InputPipeline, latest: str | None) -> bool:
         """Report whether an earlier process, not a call on this object, has read the input to its end."""
         source = source_of(input_fn, pipeline)
-        return self._last_input_fn is None and was_read_to_its_end(source, latest, pipeline.num_epochs)
+        return self._last_input_fn is None and was_read_to_its_end(source, latest, pipeline)
 
     def build(
         self, pipeline: InputPipeline, input_fn: InputFn, hooks: Sequence[Any] | None, latest: str | None
