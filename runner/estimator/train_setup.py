@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from runner.checkpoint.input_position import InputPosition, continued, source_of, was_read_to_its_end
-from runner.data.inputs import Input, InputPipeline
+from runner.data.inputs import Input, InputPipeline, check_examples
 from runner.data.iterators import iterate
 from runner.estimator.context import EstimatorContext, Models
 from runner.estimator.specs import InputFn
@@ -49,7 +49,8 @@ class TrainInput:
         return self.remaining_steps is None or self.remaining_steps < num_steps
 
     def advance(self, result: LoopResult) -> bool:
-        """Note what a loop has read. Returns: whether the data has ended."""
+        """Note what a loop has read. Returns: whether the data has ended. Raises: ValueError: as `check_examples`."""
+        check_examples(self.pipeline, result.num_steps + result.repeated_steps, result.examples)
         read = self.position.elements + result.num_steps * self.pipeline.division.elements_per_step
         cardinality = int(self.pipeline.given.cardinality())
         # The last step may find fewer than it takes: a larger max_epochs goes on after those that there were.

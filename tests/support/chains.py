@@ -298,7 +298,9 @@ def main() -> int:
                 check(chain, Path(folder))
         except Exception:
             failed += 1
-            print(f"chain {seed} failed: {chain.model}, {chain.input}, dropout={chain.dropout}", *chain.starts, sep="\n  ")
+            print(
+                f"chain {seed} failed: {chain.model}, {chain.input}, dropout={chain.dropout}", *chain.starts, sep="\n  "
+            )
             traceback.print_exc()
         if number % 10 == 9:
             print(f"{number + 1} chains, {failed} failed, {time.monotonic() - started:.0f} s", flush=True)
