@@ -17,7 +17,6 @@ import tensorflow as tf
 from input_fns._batches import batches_of_arrays
 from input_fns._files import divide_files, find_files, shown
 
-
 _COPIES = 3
 """Of the data while it is loaded: as read, all files as one array, and TensorFlow's own."""
 
