@@ -54,7 +54,8 @@ def input_fn(
     num_epochs: TRAIN ends after so many; None: it does not (train.max_epochs).
 
     Params:
-      files: a path or glob, or a list of them; names in .gz are compressed. A quoted field may hold the delimiter and
+      files: a path or glob, or a list of them; names in .gz are compressed, and are read
+        through once at the start, to see that they are whole. A quoted field may hold the delimiter and
         "" for a quote, not a line break.
       columns: {name: {dtype: int32|int64|float32|float64|string, default: value}} or {name: dtype}. Without a default
         the field must not be empty.

@@ -227,7 +227,7 @@ def build_input_pipeline(
 
 def _passes(dataset: tf.data.Dataset, fn: Any, num_epochs: int | None) -> tf.data.Dataset:
     """`num_epochs` passes over what one call of `fn` gave; as it is where nobody counts, or `fn` has done it."""
-    if num_epochs is None:
+    if num_epochs is None or int(dataset.cardinality()) == 0:  # of nothing, any number of passes is nothing
         return dataset
     if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise ValueError(

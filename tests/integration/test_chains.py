@@ -1,4 +1,4 @@
-"""Chains of starts of `python -m runner` in one model_dir, some of them killed, over strategies of one and two processes."""
+"""Chains of starts of `python -m runner` in one model_dir, some of them killed, over one process and two."""
 
 from __future__ import annotations
 
