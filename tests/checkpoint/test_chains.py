@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, Input, RunConfig
+from runner.checkpoint.layout import latest_checkpoint
 from runner.checkpoint.input_position import InputPosition, continued, source_of
 from runner.checkpoint.reader import Reader
 from runner.data.inputs import InputPipeline, build_input_pipeline
@@ -121,7 +122,7 @@ def test_larger_batches_than_batch_size_are_refused_before_a_step_is_saved(strat
     )
     with pytest.raises(ValueError, match=expected):
         Estimator(line, tmp_path, config).train(Input(of_size(32), batch_size=10), max_steps=50)
-    assert [path.name for path in tmp_path.glob("*.index")] in ([], ["model.ckpt-0.index"])
+    assert latest_checkpoint(tmp_path) in (None, str(tmp_path / "model.ckpt-0"))
 
 
 def test_smaller_last_batches_are_fine(tmp_path: Path) -> None:
