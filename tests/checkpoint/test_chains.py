@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, Input, RunConfig
-from runner.checkpoint.layout import latest_checkpoint
 from runner.checkpoint.input_position import InputPosition, continued, source_of
+from runner.checkpoint.layout import latest_checkpoint
 from runner.checkpoint.reader import Reader
 from runner.data.inputs import InputPipeline, build_input_pipeline
 from runner.data.sharding import WorkerPlace
