@@ -117,14 +117,15 @@ class InputPipeline:
         spec = part_spec(self.division.replica_spec(spec), self.num_micro_batches)
         return spec[0], (spec[1] if len(spec) > 1 else None)
 
-    def remaining_steps(self) -> float | None:
-        """Steps from the start to the end of the dataset: an int; math.inf if it has none; None if nobody knows."""
+    def remaining_steps(self, elements: int = 0) -> float | None:
+        """Steps to the end of the dataset, of which `elements` have been read: an int; math.inf if it has none; None if
+        nobody knows."""
         cardinality = int(self.given.cardinality())
         if self.division.ends_together or cardinality == tf.data.UNKNOWN_CARDINALITY:
             return None
         if cardinality == tf.data.INFINITE_CARDINALITY:
             return math.inf
-        return math.ceil(cardinality / self.division.elements_per_step)
+        return math.ceil((cardinality - elements) / self.division.elements_per_step)
 
 
 def check_examples(pipeline: InputPipeline, num_steps: int, examples: int) -> None:

@@ -37,8 +37,8 @@ class TrainInput:
 
     def __init__(self, pipeline: InputPipeline, iterator: Any, position: InputPosition) -> None:
         self.pipeline, self.iterator, self.position = pipeline, iterator, position
-        steps = pipeline.remaining_steps()
-        self.remaining_steps = None if steps is None else steps - self.num_steps_read
+        # Of the elements, not of the steps: fewer replicas may have read them, each step another number.
+        self.remaining_steps = pipeline.remaining_steps(position.elements)
         self._is_resumed = position.elements > 0
 
     @property

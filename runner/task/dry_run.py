@@ -142,7 +142,7 @@ def _steps(training: TrainSetup, max_steps: int | None) -> str:
     else:
         passes = training.input.pipeline.num_epochs
         known = f"{int(epoch):,} steps " + ("per epoch" if passes is None else f"in {passes} epochs")
-        target = min(target, start + epoch - training.input.num_steps_read)
+        target = min(target, start + (training.input.remaining_steps or 0))
     if math.isinf(target):
         return f"from {start} on; {known}"
     return f"from {start} to {int(target):,}; {known}"

@@ -92,7 +92,7 @@ def test_parts_that_are_divided_otherwise_start_from_the_beginning(ended: bool, 
 
 def test_the_last_step_of_replicas_counts_no_batch_that_there_was_not(tmp_path: Path) -> None:
     """Three batches for two replicas: the second step has one, and the next epoch begins after it."""
-    config = RunConfig(train_distribute=mirrored())
+    config = RunConfig(train_distribute=mirrored(), steps_per_loop=1)
     runs = [
         Estimator(line, tmp_path, config).train_run(lambda: numbers().take(3), max_epochs=epochs) for epochs in (1, 3)
     ]
