@@ -181,7 +181,7 @@ def _load(file: str, keys: list[str], allow_nan: bool) -> dict[str, np.ndarray]:
 def _check_array(file: str, key: str, array: np.ndarray, allow_nan: bool) -> None:
     if array.ndim == 0:
         raise ValueError(f"{file}: array {key!r} is a single value; it must have a row for each example.")
-    if allow_nan or not np.issubdtype(array.dtype, np.floating):
+    if allow_nan or not array.size or not np.issubdtype(array.dtype, np.floating):
         return
     bad = ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
     if bad.any():
