@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import os
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
+
+_CHUNK = 1 << 20
 
 
 def find_files(params: Mapping[str, Any]) -> list[str]:
@@ -47,6 +51,27 @@ def divide_files(
     if len(files) >= pipelines:
         return files[mine::pipelines], (1, 0)
     return files, (pipelines, mine)
+
+
+def check_compressed(file: str) -> None:
+    """Read a .gz file through, and refuse one that is damaged or cut off.
+
+    TensorFlow names no file where it cannot unpack one, and takes one that is cut off for complete.
+
+    Raises:
+      ValueError: naming the file.
+    """
+    try:
+        with tf.io.gfile.GFile(file, "rb") as raw, gzip.open(raw) as stream:
+            while stream.read(_CHUNK):
+                pass
+    except (EOFError, OSError, zlib.error) as error:
+        raise ValueError(f"{file}: is cut off or damaged, or no gzip file ({error}).") from error
+
+
+def shown(files: list[str]) -> str:
+    """The files for a message: three of them, and how many more there are."""
+    return ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
 
 
 def compressions(files: list[str]) -> list[str]:

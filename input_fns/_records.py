@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from input_fns._batches import Epoch, batched, seed_of, shuffled
+from input_fns._files import shown
 
 DEFAULT_SHUFFLE_BUFFER = 10_000
 
@@ -39,6 +40,7 @@ class Records:
       most: no more records than this in all; else None. A shuffle buffer that has room for more costs time at each
         checkpoint, which holds its empty places too (10,000 of them: 0.2 s).
       noun, first: for the errors, `data/a.csv line 2` is the first record where noun is line and first is 2.
+      beside: what the files hold beside records, as the end of a sentence.
     """
 
     files: list[str]
@@ -48,6 +50,7 @@ class Records:
     most: int | None = None
     noun: str = "record"
     first: int = 0
+    beside: str = ""
 
     def placed(self, file: tf.Tensor) -> tf.data.Dataset:
         """(place, record) of the records of one file."""
@@ -76,6 +79,33 @@ class Records:
     def in_order(self) -> tf.data.Dataset:
         """(place, record) of all records, file by file."""
         return tf.data.Dataset.range(len(self.files)).flat_map(self.placed)
+
+
+def check_not_empty(part: Records, build_whole: Callable[[], Records], mode: str) -> None:
+    """Refuse data of no record, of which TRAIN would begin one epoch after another without end.
+
+    Args:
+      part: the records that this pipeline reads.
+      build_whole: gives those of all pipelines; called where `part` has none.
+
+    Raises:
+      ValueError: naming the files.
+    """
+    if mode == "infer" or not _is_empty(part):
+        return
+    whole = build_whole()
+    if _is_empty(whole):
+        raise ValueError(f"{shown(whole.files)}: there is no {whole.noun} of data{whole.beside}.")
+    if mode == "train":
+        raise ValueError(
+            f"{shown(whole.files)}: no {whole.noun} of data is left for one of the workers, which share them. Use "
+            "fewer workers, or input.train.shard=examples."
+        )
+
+
+def _is_empty(records: Records) -> bool:
+    number = records.cardinality()
+    return not (number if number is not None else len(list(records.in_order().take(1))))
 
 
 def parsed_batches(

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import csv  # the standard library's; this module is input_fns.csv
 import difflib
+import gzip
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from input_fns._files import compressions, divide_files, find_files
-from input_fns._records import Records, assert_that, fails, first_failing, parsed_batches
+from input_fns._files import check_compressed, compressions, divide_files, find_files
+from input_fns._records import Records, assert_that, check_not_empty, fails, first_failing, parsed_batches
+
+_START = 1024
+"""Bytes of a file that tell its encoding."""
 
 _DTYPES = {
     "int32": tf.int32,
@@ -50,7 +54,8 @@ def input_fn(
     num_epochs: TRAIN ends after so many; None: it does not (train.max_epochs).
 
     Params:
-      files: a path or glob, or a list of them; names in .gz are compressed. A quoted field may hold the delimiter and
+      files: a path or glob, or a list of them; names in .gz are compressed, and are read
+        through once at the start, to see that they are whole. A quoted field may hold the delimiter and
         "" for a quote, not a line break.
       columns: {name: {dtype: int32|int64|float32|float64|string, default: value}} or {name: dtype}. Without a default
         the field must not be empty.
@@ -72,14 +77,13 @@ def input_fn(
     if mode == "infer" and header and label is not None:
         del declared[label]
     found = find_files(params)
+    for file, compression in zip(found, compressions(found), strict=True):
+        _check_text(file, compression)
     columns = list(declared.values())
     if header:
         columns = [declared.get(name, Column(name, None)) for name in _header(found, declared, delimiter)]
     files, part = divide_files(found, input_context)
     skip = 1 if header else 0
-
-    def read(file: tf.Tensor) -> tf.data.Dataset:
-        return tf.data.TextLineDataset(tf.gather(files, file), tf.gather(compressions(files), file)).skip(skip)
 
     line = Line(columns, delimiter, params.get("na_value") or "")
 
@@ -90,10 +94,18 @@ def input_fn(
         value = features.pop(label)
         return features if mode == "infer" else (features, value)
 
-    compressed = any(compressions(files))
-    # Every line has its delimiters and an end.
-    most = None if compressed else sum(tf.io.gfile.stat(file).length for file in files) // len(columns) + len(files)
-    records = Records(files, read, part, most=most, noun="line", first=1 + skip)
+    def records_of(files: list[str], part: tuple[int, int]) -> Records:
+        def read(file: tf.Tensor) -> tf.data.Dataset:
+            return tf.data.TextLineDataset(tf.gather(files, file), tf.gather(compressions(files), file)).skip(skip)
+
+        compressed = any(compressions(files))
+        # Every line has its delimiters and an end.
+        most = None if compressed else sum(tf.io.gfile.stat(file).length for file in files) // len(columns) + len(files)
+        beside = " beside the header" if header else ""
+        return Records(files, read, part, most=most, noun="line", first=1 + skip, beside=beside)
+
+    records = records_of(files, part)
+    check_not_empty(records, lambda: records_of(found, (1, 0)), mode)
     return parsed_batches(records, parse, line.explain, mode, params, config, num_epochs)
 
 
@@ -166,6 +178,20 @@ class Line:
         return tf.strings.length(tf.strings.regex_replace(line, f'"(?:[^"]|"")*"|[^{escaped}]', "")) + 1
 
 
+def _check_text(file: str, compression: str) -> None:
+    """Refuse what is no text in UTF-8, before TensorFlow reads it, whose errors name no file.
+
+    Raises:
+      ValueError: naming the file.
+    """
+    if compression:
+        check_compressed(file)
+    with tf.io.gfile.GFile(file, "rb") as raw, gzip.open(raw) if compression else raw as stream:
+        start = stream.read(_START)
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in start:
+        raise ValueError(f"{file}: is no text in UTF-8 but, it seems, in UTF-16. Convert it: iconv -f utf-16 -t utf-8.")
+
+
 def _declared_columns(columns: Any, label: str | None) -> dict[str, Column]:
     if not isinstance(columns, Mapping) or not columns:
         raise ValueError(f"params.columns is not set. Give {{name: {{dtype: {'|'.join(_DTYPES)}, default: value}}}}.")
@@ -209,7 +235,10 @@ def _header(files: list[str], declared: Mapping[str, Column], delimiter: str) ->
         lines = list(tf.data.TextLineDataset(file, compression).take(1).as_numpy_iterator())
         if not lines:
             raise ValueError(f"{file}: is empty; its first line should be the header. Set params.header=false if not.")
-        names = _split(lines[0].decode("utf-8-sig"), delimiter)
+        try:
+            names = _split(lines[0].decode("utf-8-sig"), delimiter)
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise ValueError(f"{file} line 1: the header is no line of CSV in UTF-8 ({error}).") from error
         for name in declared:
             if name not in names:
                 near = difflib.get_close_matches(name, names, 1)

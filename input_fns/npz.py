@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import zipfile
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import tensorflow as tf
 
 from input_fns._batches import batches_of_arrays
-from input_fns._files import divide_files, find_files
+from input_fns._files import divide_files, find_files, shown
+
+_COPIES = 3
+"""Of the data while it is loaded: as read, all files as one array, and TensorFlow's own."""
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+"""By version of the format; 3.0, of structured arrays with names outside of Latin-1, has no public reader."""
 
 
 def input_fn(
@@ -37,18 +49,23 @@ def input_fn(
     Raises:
       ValueError: naming the file and the array, and the row where one row is bad.
     """
-    files, part = divide_files(find_files(params), input_context)
+    found = find_files(params)
+    files, part = divide_files(found, input_context)
     label: str | None = params.get("label")
     keys = _keys(files[0], params.get("features"), label)
     if mode == "infer":
         label = None
     wanted = keys if label is None else [*keys, label]
+    _check_room(files, wanted)
     loaded = [_load(file, wanted, bool(params.get("allow_nan"))) for file in files]
     _check_alike(files, loaded)
     each, first = part
     arrays = {key: np.concatenate([file[key][first::each] for file in loaded]) for key in wanted}
     features = {key: arrays[key] for key in keys}
     rows = len(arrays[wanted[0]])
+    if not rows and mode != "infer" and (mode == "train" or (files, part) == (found, (1, 0))):
+        share = "" if (files, part) == (found, (1, 0)) else " for one of the workers, which share them"
+        raise ValueError(f"{shown(found)}: the arrays have no rows{share}.")
     return batches_of_arrays(
         features if label is None else (features, arrays[label]), rows, mode, params, config, num_epochs
     )
@@ -77,6 +94,69 @@ def _open(file: str) -> Any:
     return archive
 
 
+def _check_room(files: list[str], keys: list[str]) -> None:
+    """Refuse arrays that do not fit into memory, before any is unpacked: a small file may hold very large ones.
+
+    Raises:
+      ValueError: naming the files and both sizes.
+    """
+    needed = {file: _bytes_of(file, keys) for file in files}
+    total, free = sum(needed.values()), _free_bytes()
+    if _COPIES * total > free:
+        largest = max(needed, key=needed.__getitem__)
+        of_all = f" of {_gigabytes(total)} in all" if len(files) > 1 else ""
+        raise ValueError(
+            f"{largest}: its arrays take {_gigabytes(needed[largest])}{of_all} once they are unpacked, and {_COPIES} "
+            f"times as much while they are loaded; {_gigabytes(free)} of memory are free. Read them from TFRecord "
+            "files (input_fns.tfrecord), which are not held in memory."
+        )
+
+
+def _bytes_of(file: str, keys: list[str]) -> int:
+    """Bytes of the arrays in memory, as the archive's directory states them; of an array that is not there, none.
+
+    zipfile reads no more than that of a member, and the header of the array must say the same: np.load would take
+    memory for what the header says.
+    """
+    total = 0
+    with _open(file) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.zip.infolist()}
+        for key in keys:
+            if key in members:
+                total += members[key].file_size
+                _check_header(file, key, archive, members[key])
+    return total
+
+
+def _check_header(file: str, key: str, archive: Any, member: zipfile.ZipInfo) -> None:
+    """Compare what an array's header promises with the bytes that there are. Raises: ValueError: it is more."""
+    try:
+        with archive.zip.open(member) as stream:
+            read = _HEADERS.get(np.lib.format.read_magic(stream))
+            if read is None:
+                return  # np.load says what is wrong with it
+            shape, _, dtype = read(stream)
+            there = member.file_size - stream.tell()
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{file}: array {key!r} cannot be read ({error}).") from error
+    stated = math.prod(shape) * dtype.itemsize
+    if not dtype.hasobject and stated > there:
+        raise ValueError(f"{file}: array {key!r} cannot be read ({dtype} {shape} takes {stated} bytes, not {there}).")
+
+
+def _free_bytes() -> int:
+    """Memory that this process can still take: the machine's, or that of its container where that is less."""
+    free = psutil.virtual_memory().available
+    with contextlib.suppress(OSError, ValueError):  # no container, or "max": no limit
+        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        free = min(free, max(0, limit - used))
+    return int(free)
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.2f} GB"
+
+
 def _load(file: str, keys: list[str], allow_nan: bool) -> dict[str, np.ndarray]:
     """The arrays by key, checked."""
     arrays: dict[str, np.ndarray] = {}
@@ -101,7 +181,7 @@ def _load(file: str, keys: list[str], allow_nan: bool) -> dict[str, np.ndarray]:
 def _check_array(file: str, key: str, array: np.ndarray, allow_nan: bool) -> None:
     if array.ndim == 0:
         raise ValueError(f"{file}: array {key!r} is a single value; it must have a row for each example.")
-    if allow_nan or not np.issubdtype(array.dtype, np.floating):
+    if allow_nan or not array.size or not np.issubdtype(array.dtype, np.floating):
         return
     bad = ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
     if bad.any():

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from input_fns._files import compressions, divide_files, find_files
-from input_fns._records import Records, assert_that, fails, parsed_batches
+from input_fns._records import Records, assert_that, check_not_empty, fails, parsed_batches
 
 _DTYPES = {"float32": tf.float32, "int64": tf.int64, "string": tf.string}
 
@@ -56,15 +56,20 @@ def input_fn(
     with_label = label is not None and mode != "infer"
     if label is not None and not with_label:
         del spec[label]
-    files, part = divide_files(find_files(params), input_context)
-    counts = [_count_records(file) for file in files] if params.get("index", True) else None
+    found = find_files(params)
+    files, part = divide_files(found, input_context)
 
-    def read(file: tf.Tensor) -> tf.data.Dataset:
-        records = tf.data.TFRecordDataset(tf.gather(files, file), tf.gather(compressions(files), file))
-        if counts is None:
-            return records
-        # The records up to one that cannot be read, then stand-ins for those that must still be there.
-        return records.ignore_errors().concatenate(tf.data.Dataset.from_tensors(_DAMAGED).repeat())
+    def records_of(files: list[str], part: tuple[int, int]) -> Records:
+        counts = [_count_records(file) for file in files] if params.get("index", True) else None
+
+        def read(file: tf.Tensor) -> tf.data.Dataset:
+            records = tf.data.TFRecordDataset(tf.gather(files, file), tf.gather(compressions(files), file))
+            if counts is None:
+                return records
+            # The records up to one that cannot be read, then stand-ins for those that must still be there.
+            return records.ignore_errors().concatenate(tf.data.Dataset.from_tensors(_DAMAGED).repeat())
+
+        return Records(files, read, part, counts)
 
     def parse(records: tf.Tensor) -> Any:
         features = tf.io.parse_example(records, spec)
@@ -84,7 +89,9 @@ def input_fn(
         values = tf.nest.flatten(parsed, expand_composites=True)
         return [tf.debugging.Assert(False, [tf.strings.join([place, ": cannot be parsed"]), *values])]
 
-    return parsed_batches(Records(files, read, part, counts), parse, explain, mode, params, config, num_epochs)
+    records = records_of(files, part)
+    check_not_empty(records, lambda: records_of(found, (1, 0)), mode)
+    return parsed_batches(records, parse, explain, mode, params, config, num_epochs)
 
 
 def _feature_spec(features: Any, label: str | None) -> dict[str, Any]:
@@ -147,7 +154,7 @@ def _open(file: str) -> Iterator[tuple[Any, Callable[[int], bool]]]:
     with open(file, "rb") if local else tf.io.gfile.GFile(file, "rb") as raw:
         if file.endswith(".gz"):
             with gzip.open(raw) as stream:
-                yield stream, lambda size: len(stream.read(size)) == size
+                yield stream, lambda size: _skip(stream, size)
         else:
             total = tf.io.gfile.stat(file).length
 
@@ -158,3 +165,10 @@ def _open(file: str) -> Iterator[tuple[Any, Callable[[int], bool]]]:
                 return there
 
             yield raw, skip
+
+
+def _skip(stream: Any, size: int) -> bool:
+    """Read `size` bytes and drop them, some at a time: a damaged length may be of more than there is memory for."""
+    while size and (chunk := stream.read(min(size, 1 << 20))):
+        size -= len(chunk)
+    return not size

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import logging
+import math
 import re
 import types
 import zlib
@@ -31,6 +32,9 @@ class InputPosition:
       elements: elements of the dataset read since its beginning.
       num_epochs: passes over the examples that it was opened for; None: nobody counts.
       num_pipelines: processes that read data of their own; 1: one, or all the same.
+      skipped: of `elements`, those that the iterator's dataset leaves out by `skip`. A saved iterator can only be
+        restored into one over a dataset that skips, too.
+      shard: how they divide the data; it tells two divisions by as many processes apart.
     """
 
     source: str
@@ -38,11 +42,14 @@ class InputPosition:
     elements: int = 0
     num_epochs: int | None = None
     num_pipelines: int = 1
+    skipped: int = 0
+    shard: str = ""
 
     @classmethod
     def at_start(cls, source: str, pipeline: InputPipeline) -> InputPosition:
         """Before the first element of `pipeline`."""
-        return cls(source, num_epochs=pipeline.num_epochs, num_pipelines=pipeline.num_pipelines)
+        num_epochs, num_pipelines = pipeline.num_epochs, pipeline.num_pipelines
+        return cls(source, num_epochs=num_epochs, num_pipelines=num_pipelines, shard=pipeline.shard)
 
     def as_extra(self) -> dict[str, Any]:
         """For the checkpoint; `continued` reads it."""
@@ -57,7 +64,9 @@ def source_of(input_fn: Any, pipeline: InputPipeline) -> str:
     its code may change, and lines may be added above it. Lambdas and local functions share names, so a digest of their
     code follows; a lambda's name ends in its line, which only tells it from others in checkpoints of before.
     """
-    settings = (getattr(input_fn, name, None) for name in ("params", "batch_size", "shuffle_seed"))
+    settings = [getattr(input_fn, name, None) for name in ("params", "batch_size", "shuffle_seed")]
+    if getattr(input_fn, "first_batch_only", False):  # only then, so that all other digests are those of before
+        settings.append("first_batch_only")
     fn, bound = getattr(input_fn, "fn", input_fn), ""
     while isinstance(fn, functools.partial):
         keywords = {name: _named(value) for name, value in fn.keywords.items()}
@@ -120,11 +129,11 @@ def _facts(constant: Any) -> str:
     return repr(constant)
 
 
-def was_read_to_its_end(source: str, latest: str | None, num_epochs: int | None = None) -> bool:
-    """Report whether the checkpoint `latest` ended this input, after at least `num_epochs` passes."""
+def was_read_to_its_end(source: str, latest: str | None, pipeline: InputPipeline) -> bool:
+    """Report whether the checkpoint `latest` ended this input, and `pipeline` has no more passes over it."""
     saved = _saved_position(latest)
     is_at_end = bool(saved) and saved["ended"] and _is_same_source(saved["source"], source)
-    return is_at_end and not _has_more(saved, num_epochs)
+    return is_at_end and not _has_more(saved, pipeline)
 
 
 def continued(pipeline: InputPipeline, source: str, latest: str | None) -> tuple[Any, InputPosition]:
@@ -139,35 +148,68 @@ def continued(pipeline: InputPipeline, source: str, latest: str | None) -> tuple
       source: tells this input from another one, across processes.
     """
     saved = _saved_position(latest)
-    start, worker = InputPosition.at_start(source, pipeline), pipeline.pipeline_index
+    start = InputPosition.at_start(source, pipeline)
     if latest is None or not saved:
         return iterate(pipeline.dataset), start
-    parts, is_same = saved.get("num_pipelines", 1), _is_same_source(saved["source"], source)
-    if saved["ended"]:
-        has_place = is_same and _has_more(saved, pipeline.num_epochs)
-    else:
-        has_place = is_same and parts == pipeline.num_pipelines
-        if parts != pipeline.num_pipelines:
-            _log.warning(
-                "%s was trained on %s, and now it is %s: the input starts from its beginning, and some examples of "
-                "this epoch are seen again. With shard=examples it would go on at the next one.",
-                latest, _parts(parts), _parts(pipeline.num_pipelines),
-            )  # fmt: skip
-        elif not is_same:
-            _log.info("The training input is another one than that of %s: it starts from its beginning.", latest)
-    if not has_place:
+    is_same, is_divided_alike = _is_same_source(saved["source"], source), _is_divided_alike(saved, pipeline)
+    is_at_end = saved["ended"] and not _has_more(saved, pipeline)
+    if not is_same and not saved["ended"]:
+        _log.info("The training input is another one than that of %s: it starts from its beginning.", latest)
+    elif is_same and not is_at_end and not is_divided_alike:
+        _log.warning(
+            "%s was trained on %s, and now it is %s: the input starts from its beginning, and some examples of "
+            "this epoch are seen again. With shard=examples it would go on at the next one.",
+            latest, _parts(saved.get("num_pipelines", 1)), _parts(pipeline.num_pipelines),
+        )  # fmt: skip
+    if not is_same or is_at_end or not is_divided_alike:
         return iterate(pipeline.dataset), start
     position = dataclasses.replace(start, elements=saved["elements"])
     same_passes = saved.get("num_epochs") == pipeline.num_epochs
     by_one_process = isinstance(pipeline.dataset, tf.data.Dataset)  # else workers read it, each on its own
-    if by_one_process and same_passes and reader.has_iterator(latest, worker):
-        iterator = iterate(pipeline.dataset)
-        reader.restore_iterator(latest, worker, iterator)
-        return iterator, position
+    if by_one_process and same_passes and reader.has_iterator(latest, pipeline.pipeline_index):
+        iterator, skipped = _restored(pipeline, latest, saved.get("skipped"))
+        return iterator, dataclasses.replace(position, skipped=skipped)
     # One iterator of a dataset and no more: they share the state of its shuffle.
     say = _log.warning if pipeline.is_chief else _log.debug
     say("Reading %d batches again, to continue where %s stopped.", position.elements, latest)
-    return iterate(pipeline.dataset.skip(position.elements)), position
+    return iterate(_after(pipeline.dataset, position.elements)), dataclasses.replace(
+        position, skipped=position.elements
+    )
+
+
+def _restored(pipeline: InputPipeline, latest: str, skipped: int | None) -> tuple[Any, int]:
+    """Return an iterator as `latest` holds it, and how many elements its dataset skips.
+
+    Args:
+      skipped: so many were skipped by the iterator that was saved; None: a checkpoint of before, which does not say.
+
+    Raises:
+      ValueError: the dataset is not built like the one that was saved.
+    """
+    worker = pipeline.pipeline_index
+    if skipped is None:
+        try:
+            iterator = iterate(pipeline.dataset)
+            reader.restore_iterator(latest, worker, iterator)
+            return iterator, 0
+        except ValueError:
+            # What its skip had passed is in the state; this one only has to be a skip. A second iterator over the
+            # dataset does no harm: the state holds that of the shuffles, which they share.
+            skipped = 1
+    iterator = iterate(_after(pipeline.dataset, skipped))
+    reader.restore_iterator(latest, worker, iterator)
+    return iterator, skipped
+
+
+def _after(dataset: Any, num_elements: int) -> Any:
+    """Return `dataset` without its first elements: itself where these are none, as an iterator's state tells them."""
+    return dataset.skip(num_elements) if num_elements else dataset
+
+
+def _is_divided_alike(saved: Mapping[str, Any], pipeline: InputPipeline) -> bool:
+    """Report whether this process reads the part of the data that it read before, or all of it now as then."""
+    parts, shard = saved.get("num_pipelines", 1), saved.get("shard") or pipeline.shard
+    return parts == pipeline.num_pipelines and (parts == 1 or shard == pipeline.shard)
 
 
 def _saved_position(latest: str | None) -> Mapping[str, Any]:
@@ -179,9 +221,12 @@ def _parts(number: int) -> str:
     return f"{number} parts of the input, one a worker" if number > 1 else "the undivided input"
 
 
-def _has_more(saved: Mapping[str, Any], num_epochs: int | None) -> bool:
+def _has_more(saved: Mapping[str, Any], pipeline: InputPipeline) -> bool:
     """Whether an input that was read to its end has further passes now."""
-    return (num_epochs or 1) > (saved.get("num_epochs") or 1)
+    counted = saved.get("num_epochs")
+    if pipeline.num_epochs is None and counted is not None and pipeline.remaining_steps() == math.inf:
+        return True  # it ended where it was told to, and now nobody tells it to
+    return (pipeline.num_epochs or 1) > (counted or 1)
 
 
 def state_is_exact(pipeline: InputPipeline) -> bool:

@@ -45,6 +45,8 @@ CLUSTER_STRATEGIES = ("multi_worker", "parameter_server")
 """Those that train with several processes."""
 CLUSTER_COMMANDS = ("train_and_evaluate", "train", "evaluate")
 """Those that all these processes take part in; the others run in one."""
+MAX_TASKS = 10_000
+"""Of one type in a run. More than anybody has; a slip of the finger must not fill the memory with addresses."""
 
 
 class ConfigError(ValueError):
@@ -57,13 +59,14 @@ class Limits:
 
     Attributes:
       choices: the value, or each of a list, is one of these; (): anything.
-      minimum: the smallest number.
+      minimum, maximum: the smallest number and the largest.
       above, below: a number lies between them, neither of them included.
       auto: the word auto may stand in place of a whole number.
     """
 
     choices: tuple[Any, ...] = ()
     minimum: int | None = None
+    maximum: int | None = None
     above: float | None = None
     below: float | None = None
     auto: bool = False
@@ -165,8 +168,8 @@ class ClusterConfig:
     """
 
     resolver: str = _setting("auto", choices=("auto", "local", "tf_config", "slurm", "kubernetes", "tpu"))
-    num_workers: int = _setting(2, minimum=1)
-    num_ps: int = _setting(1, minimum=1)
+    num_workers: int = _setting(2, minimum=1, maximum=MAX_TASKS)
+    num_ps: int = _setting(1, minimum=1, maximum=MAX_TASKS)
     evaluator: bool = False
     max_restarts: int | None = _setting(None, minimum=0)
     start_timeout_secs: int = _setting(120, minimum=1)

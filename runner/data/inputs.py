@@ -81,6 +81,7 @@ class InputPipeline:
       num_epochs: the dataset is so many passes over the examples; None: nobody counts.
       given: the dataset without what the runner has added to it.
       is_chief: whether what is to be said of the input is said here, and not by another worker.
+      name: of the input function, for messages.
       num_pipelines, pipeline_index: processes that read data of their own, and which of them this is; 1 and 0 where
         there is one, or all read the same.
     """
@@ -98,6 +99,7 @@ class InputPipeline:
     is_chief: bool = True
     num_pipelines: int = 1
     pipeline_index: int = 0
+    name: str = "the input function"
 
     @property
     def element_spec(self) -> Any:
@@ -115,14 +117,37 @@ class InputPipeline:
         spec = part_spec(self.division.replica_spec(spec), self.num_micro_batches)
         return spec[0], (spec[1] if len(spec) > 1 else None)
 
-    def remaining_steps(self) -> float | None:
-        """Steps from the start to the end of the dataset: an int; math.inf if it has none; None if nobody knows."""
+    def remaining_steps(self, elements: int = 0) -> float | None:
+        """Steps to the end of the dataset, of which `elements` have been read: an int; math.inf if it has none; None if
+        nobody knows."""
         cardinality = int(self.given.cardinality())
         if self.division.ends_together or cardinality == tf.data.UNKNOWN_CARDINALITY:
             return None
         if cardinality == tf.data.INFINITE_CARDINALITY:
             return math.inf
-        return math.ceil(cardinality / self.division.elements_per_step)
+        return math.ceil((cardinality - elements) / self.division.elements_per_step)
+
+
+def check_examples(pipeline: InputPipeline, num_steps: int, examples: int) -> None:
+    """Check that steps of training had no more examples than `batch_size` allows.
+
+    A dataset of `.batch(32)` without drop_remainder does not say how many its batches hold: only its examples do.
+
+    Args:
+      num_steps, examples: of one loop.
+
+    Raises:
+      ValueError: there were more; the message has both numbers.
+    """
+    size = pipeline.global_batch_size
+    if size is None or examples <= num_steps * size:
+        return
+    each = f"{examples / num_steps:.1f}".removesuffix(".0")
+    raise ValueError(
+        f"input.train.batch_size={size}, but the batches of {pipeline.name} hold more: {num_steps} "
+        f'{"step" if num_steps == 1 else "steps"} had {examples} examples, {each} a step. Use params["batch_size"] in '
+        ".batch(), or set batch_size=null to keep its own size."
+    )
 
 
 def build_input_pipeline(
@@ -194,6 +219,7 @@ def build_input_pipeline(
         num_micro_batches,
         num_epochs,
         given=given,
+        name=name,
         is_chief=place.worker_index == 0,
         num_pipelines=place.num_workers if sharded.is_own else 1,
         pipeline_index=place.worker_index if sharded.is_own else 0,
@@ -202,7 +228,7 @@ def build_input_pipeline(
 
 def _passes(dataset: tf.data.Dataset, fn: Any, num_epochs: int | None) -> tf.data.Dataset:
     """`num_epochs` passes over what one call of `fn` gave; as it is where nobody counts, or `fn` has done it."""
-    if num_epochs is None:
+    if num_epochs is None or int(dataset.cardinality()) == 0:  # of nothing, any number of passes is nothing
         return dataset
     if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise ValueError(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from runner.config.schema import ConfigError
+from runner.config.schema import MAX_TASKS, ConfigError
 
 FIRST_PORT, SLOTS, PORTS_PER_SLOT = 61440, 256, 16
 """Ports up to 65535, above those that Linux hands out by itself: so many for each job step that shares a node."""
@@ -34,6 +35,8 @@ def read_slurm(env: Mapping[str, str], port: int | None) -> tuple[int, Sequence[
     count, rank = _number(env, "SLURM_STEP_NUM_TASKS", _of_job(env)), _number(env, "SLURM_PROCID")
     if rank >= count:
         raise ConfigError(f"SLURM_PROCID={rank}: the step has {count} tasks, 0 to {count - 1}.")
+    if count > MAX_TASKS:
+        raise ConfigError(f"the step has {count} tasks (srun --ntasks). Use {MAX_TASKS} at most.")
     name, nodelist = _first(env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
     nodes = expand_nodes(nodelist, name)
     is_cyclic = env.get("SLURM_DISTRIBUTION", "block").startswith("cyclic")
@@ -56,19 +59,27 @@ def expand_nodes(nodelist: str, name: str = "SLURM_STEP_NODELIST") -> list[str]:
         pieces = re.split(r"\[([\d,-]+)\]", part)  # text, range, text, range, ..., text
         if not part or any(char in piece for piece in pieces[::2] for char in "[]"):
             raise ConfigError(f"{name}={nodelist}: {part!r} is no list of nodes. Slurm writes node[01-03,07],gpu5.")
-        choices = [list(_numbers(piece, name, nodelist)) if at % 2 else [piece] for at, piece in enumerate(pieces)]
+        ranges = [list(_ranges(piece, name, nodelist)) if at % 2 else [] for at, piece in enumerate(pieces)]
+        # Counted before they are listed: a few characters can name more nodes than there is memory for.
+        sizes = (sum(numbers.stop - numbers.start for numbers, _ in found) for found in ranges[1::2])
+        count = len(nodes) + math.prod(sizes)
+        if count > MAX_TASKS:
+            raise ConfigError(f"{name}={nodelist} names {count} nodes. There may be {MAX_TASKS} at most.")
+        choices = [
+            [str(number).zfill(digits) for numbers, digits in found for number in numbers] if at % 2 else [piece]
+            for at, (piece, found) in enumerate(zip(pieces, ranges, strict=True))
+        ]
         nodes += ["".join(chosen) for chosen in itertools.product(*choices)]
     return nodes
 
 
-def _numbers(ranges: str, name: str, nodelist: str) -> Iterator[str]:
-    """`01-03,07` -> 01, 02, 03, 07: as many digits as the first number of a range has."""
+def _ranges(ranges: str, name: str, nodelist: str) -> Iterator[tuple[range, int]]:
+    """`01-03,07` -> the numbers 1 to 3 and 7, each range with the digits of its first number."""
     for part in ranges.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", part)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise ConfigError(f"{name}={nodelist}: {part!r} is no range. Slurm writes node[01-03,07],gpu5.")
-        for number in range(int(match[1]), int(match[2] or match[1]) + 1):
-            yield str(number).zfill(len(match[1]))
+        yield range(int(match[1]), int(match[2] or match[1]) + 1), len(match[1])
 
 
 def _tasks_per_node(env: Mapping[str, str], nodes: Sequence[str], count: int) -> list[int]:
@@ -76,15 +87,19 @@ def _tasks_per_node(env: Mapping[str, str], nodes: Sequence[str], count: int) ->
     if len(nodes) in (1, count) and "SLURM_STEP_TASKS_PER_NODE" not in env:
         return [count // len(nodes)] * len(nodes)
     name, text = _first(env, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
-    numbers: list[int] = []
+    counts: list[tuple[int, int]] = []
     for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        match = re.fullmatch(r"(\d{1,18})(?:\(x(\d{1,18})\))?", part)
         if match is None:
             raise ConfigError(f"{name}={text}: {part!r} is no number of tasks. Slurm writes 2(x3),1.")
-        numbers += [int(match[1])] * int(match[2] or 1)
-    if len(numbers) != len(nodes):
-        raise ConfigError(f"Slurm's variables differ: {name}={text} is of {len(numbers)} nodes, not {len(nodes)}.")
-    return numbers
+        counts.append((int(match[1]), int(match[2] or 1)))
+    # Before they are listed: some digits can be more than there is memory for.
+    num_nodes, num_tasks = sum(times for _, times in counts), sum(tasks * times for tasks, times in counts)
+    if num_nodes != len(nodes):
+        raise ConfigError(f"Slurm's variables differ: {name}={text} is of {num_nodes} nodes, not {len(nodes)}.")
+    if num_tasks > MAX_TASKS:
+        raise ConfigError(f"{name}={text} is of {num_tasks} tasks. There may be {MAX_TASKS} at most.")
+    return [tasks for tasks, times in counts for _ in range(times)]
 
 
 def _places(nodes: Sequence[str], tasks_per_node: Sequence[int], *, is_cyclic: bool) -> list[tuple[int, int]]:
@@ -126,7 +141,7 @@ def _number(env: Mapping[str, str], name: str, instead: str | None = None, defau
     text = env.get(name, instead)
     if text is None and default is not None:
         return default
-    if text is None or not text.isdecimal():
+    if text is None or not text.isdecimal() or len(text) > 18:
         shown = "is not set" if text is None else f"is {text!r}, and no number"
         raise ConfigError(f"{name} {shown}: start the tasks with srun, which sets it.")
     return int(text)

@@ -257,6 +257,7 @@ class Estimator:
     ) -> dict[str, Any]:
         started = time.monotonic()
         setup = self.prepare_evaluation(input_fn)
+        evaluation.check_ends(setup, steps, [*hooks, *setup.program.spec.evaluation_hooks])
         with self._restored(setup.model, path):
             step, label = setup.model.store.global_step, evaluation_prefix(name)
             eval_hooks = self._hooks_of([*hooks, *setup.program.spec.evaluation_hooks], setup.program, step, label)

@@ -97,6 +97,23 @@ class EvaluationResult:
             retention.note_evaluation(self.path, config.keep_best, named)
 
 
+def check_ends(setup: EvalSetup, steps: float, hooks: Sequence[Any]) -> None:
+    """Refuse an evaluation of data without end that nothing else ends.
+
+    Args:
+      hooks: those of v1 among them may end it.
+
+    Raises:
+      ValueError: naming the input function.
+    """
+    is_v1 = (isinstance(hook, tf.compat.v1.train.SessionRunHook) for hook in hooks)
+    if math.isinf(steps) and setup.pipeline.remaining_steps() == math.inf and not any(is_v1):
+        raise ValueError(
+            f"{setup.pipeline.name} returns an infinite dataset, so its evaluation would never end. Remove .repeat(), "
+            "or set eval.steps (EvalSpec(steps=...), evaluate(steps=...))."
+        )
+
+
 def results(setup: EvalSetup, steps: float, hooks: EvaluationHooks, what: str) -> tuple[dict[str, Any], int]:
     """Return (metrics, number of examples) of up to `steps` batches, by the variables as they are.
 
@@ -114,7 +131,7 @@ def results(setup: EvalSetup, steps: float, hooks: EvaluationHooks, what: str) -
     try:
         counted = run(setup, steps, hooks)
         if not counted.examples:
-            raise ValueError(f"{what}: the input has no examples.")
+            raise ValueError(f"{what}: the input has no examples: {setup.pipeline.name} gave none.")
         metrics: dict[str, Any] = {**counted.means()}
         metrics.update(tf.nest.map_structure(tensorboard.plain, program.values()))
     finally:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from runner.checkpoint.input_position import InputPosition, continued, source_of, was_read_to_its_end
-from runner.data.inputs import Input, InputPipeline
+from runner.data.inputs import Input, InputPipeline, check_examples
 from runner.data.iterators import iterate
 from runner.estimator.context import EstimatorContext, Models
 from runner.estimator.specs import InputFn
@@ -37,8 +37,8 @@ class TrainInput:
 
     def __init__(self, pipeline: InputPipeline, iterator: Any, position: InputPosition) -> None:
         self.pipeline, self.iterator, self.position = pipeline, iterator, position
-        steps = pipeline.remaining_steps()
-        self.remaining_steps = None if steps is None else steps - self.num_steps_read
+        # Of the elements, not of the steps: fewer replicas may have read them, each step another number.
+        self.remaining_steps = pipeline.remaining_steps(position.elements)
         self._is_resumed = position.elements > 0
 
     @property
@@ -49,8 +49,12 @@ class TrainInput:
         return self.remaining_steps is None or self.remaining_steps < num_steps
 
     def advance(self, result: LoopResult) -> bool:
-        """Note what a loop has read. Returns: whether the data has ended."""
-        self.position.elements += result.num_steps * self.pipeline.division.elements_per_step
+        """Note what a loop has read. Returns: whether the data has ended. Raises: ValueError: as `check_examples`."""
+        check_examples(self.pipeline, result.num_steps + result.repeated_steps, result.examples)
+        read = self.position.elements + result.num_steps * self.pipeline.division.elements_per_step
+        cardinality = int(self.pipeline.given.cardinality())
+        # The last step may find fewer than it takes: a larger max_epochs goes on after those that there were.
+        self.position.elements = min(read, cardinality) if cardinality >= 0 else read
         if self.remaining_steps is not None:
             self.remaining_steps -= result.num_steps
             self.position.ended = self.remaining_steps <= 0
@@ -58,7 +62,8 @@ class TrainInput:
         self._is_resumed = False
         if was_at_its_end and self.position.num_epochs is None:
             # The checkpoint was written at the end of data of unknown size: read it again, as a new call would.
-            self.iterator, self.position = iterate(self.pipeline.dataset), InputPosition(self.position.source)
+            self.iterator = iterate(self.pipeline.dataset)
+            self.position = InputPosition.at_start(self.position.source, self.pipeline)
         elif result.data_ended:
             self.position.ended = True
         return self.position.ended
@@ -116,7 +121,7 @@ class TrainSetupBuilder:
     def has_input_ended(self, input_fn: InputFn, pipeline: InputPipeline, latest: str | None) -> bool:
         """Report whether an earlier process, not a call on this object, has read the input to its end."""
         source = source_of(input_fn, pipeline)
-        return self._last_input_fn is None and was_read_to_its_end(source, latest, pipeline.num_epochs)
+        return self._last_input_fn is None and was_read_to_its_end(source, latest, pipeline)
 
     def build(
         self, pipeline: InputPipeline, input_fn: InputFn, hooks: Sequence[Any] | None, latest: str | None

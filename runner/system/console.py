@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import math
 import os
@@ -307,11 +308,14 @@ class _Column:
     name: str
     cells: Sequence[str]
 
-    @property
+    @functools.cached_property
     def is_numeric(self) -> bool:
         return all(re.fullmatch(r"[-+]?[\d,.]*(e[-+]\d+)?|nan|-?inf|-", cell) for cell in self.cells)
 
+    @functools.cached_property
+    def width(self) -> int:
+        return max(len(self.name), *map(len, self.cells), 0)
+
     def padded(self, cell: str) -> str:
         """`cell` as wide as the column."""
-        width = max(len(self.name), *map(len, self.cells), 0)
-        return cell.rjust(width) if self.is_numeric else cell.ljust(width)
+        return cell.rjust(self.width) if self.is_numeric else cell.ljust(self.width)

@@ -131,7 +131,7 @@ def _steps(training: TrainSetup, max_steps: int | None) -> str:
     if start >= target:
         return f"none: step {start} of {int(target)} is reached"
     if math.isinf(target) and was_read_to_its_end(
-        training.input.position.source, training.latest, training.input.pipeline.num_epochs
+        training.input.position.source, training.latest, training.input.pipeline
     ):
         return "none: the training input was read to its end"
     epoch = training.input.pipeline.remaining_steps()
@@ -142,7 +142,7 @@ def _steps(training: TrainSetup, max_steps: int | None) -> str:
     else:
         passes = training.input.pipeline.num_epochs
         known = f"{int(epoch):,} steps " + ("per epoch" if passes is None else f"in {passes} epochs")
-        target = min(target, start + epoch - training.input.num_steps_read)
+        target = min(target, start + (training.input.remaining_steps or 0))
     if math.isinf(target):
         return f"from {start} on; {known}"
     return f"from {start} to {int(target):,}; {known}"

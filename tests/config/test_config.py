@@ -225,6 +225,8 @@ BAD = [
     (["run.progress=loud"], "run.progress=loud is not allowed. Allowed: auto, rich, plain, off."),
     (["strategy.name=mirored"], "strategy.name=mirored is not allowed. Did you mean 'mirrored'?"),
     (["train.max_steps=0"], "train.max_steps=0 must be at least 1."),
+    (["cluster.num_workers=200000"], "cluster.num_workers=200000 must be at most 10000."),
+    (["cluster.num_ps=10001"], "cluster.num_ps=10001 must be at most 10000."),
     (["train.steps_per_loop=0"], "train.steps_per_loop=0 must be at least 1."),
     (["input.train.batch_size=-1"], "input.train.batch_size=-1 must be at least 1."),
     (["input.eval.batch_size=0"], "input.eval.batch_size=0 must be at least 1."),

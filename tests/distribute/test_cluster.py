@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -197,6 +198,15 @@ def test_a_broken_list_of_nodes_is_refused(nodelist: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("nodelist", "count"),
+    [("node[1-99999999]", 99999999), ("n[1-5000],m[1-5001]", 10001), ("r[1-9999]n[1-9999]", 9999 * 9999)],
+)
+def test_a_list_of_more_nodes_than_anybody_has_is_refused_before_it_is_written_out(nodelist: str, count: int) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"={nodelist} names {count} nodes. There may be 10000 at most.")):
+        expand_nodes(nodelist)
+
+
+@pytest.mark.parametrize(
     ("nodes", "per_node"), [("n[1-4]", "1(x4)"), ("n[1-2]", "3,1"), ("n[1-3]", "1,2(x2)"), ("n1", "6")]
 )
 @pytest.mark.parametrize("distribution", ["block", "cyclic"])
@@ -279,6 +289,9 @@ def test_old_names_of_slurms_variables_serve_too() -> None:
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, "SLURM_STEP_NODELIST is not set"),
         (slurm(0, 3), "SLURM_STEP_TASKS_PER_NODE is not set"),
         (slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2(x3)"), "SLURM_STEP_TASKS_PER_NODE=2(x3) is of 3 nodes, not 2."),
+        (slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2(x99999999999)"), "is of 99999999999 nodes, not 2."),
+        (slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2,99999999999"), "is of 100000000001 tasks. There may be 10000"),
+        (slurm(0, 99999999999), "the step has 99999999999 tasks (srun --ntasks). Use 10000 at most."),
         (slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="two"), "SLURM_STEP_TASKS_PER_NODE=two: 'two' is no number of tasks."),
         (slurm(0, 5, SLURM_STEP_TASKS_PER_NODE="2(x2)"), "SLURM_STEP_NODELIST=node[1-2] holds 4 tasks, and not 5."),
         (

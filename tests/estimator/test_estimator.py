@@ -310,6 +310,13 @@ def test_steps_limit_the_batches_evaluated(halves: Estimator) -> None:
             halves.evaluate(points(), steps=steps)
 
 
+def test_an_evaluation_that_would_never_end_is_refused(halves: Estimator) -> None:
+    with pytest.raises(
+        ValueError, match=r"input_fn returns an infinite dataset.* Remove \.repeat\(\), or set eval\.st"
+    ):
+        halves.evaluate(points(repeat=True))
+
+
 def test_evaluating_an_empty_input_is_refused(halves: Estimator) -> None:
     with pytest.raises(ValueError, match=r"evaluate\(test\): the input has no examples."):
         halves.evaluate(lambda: points()().take(0), name="test")

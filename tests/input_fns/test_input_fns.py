@@ -3,9 +3,11 @@ from __future__ import annotations
 import gzip
 import importlib
 import inspect
+import io
 import json
 import math
 import re
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -710,3 +712,79 @@ def test_the_saved_position_takes_no_more_room_after_two_hundred_epochs_than_aft
             next(iterator)
         if epoch == 5 or epoch % 20 == 0:
             assert len(tf.io.serialize_tensor(serialize_iterator(iterator)).numpy()) < 4500, epoch
+
+
+# --- what is empty, too large, or no text -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_files_without_an_example_are_refused_by_name(mode: str, tmp_path: Path) -> None:
+    header = write_csv(tmp_path / "a.csv", [])
+    with pytest.raises(ValueError, match=r"a\.csv: there is no line of data beside the header\.$"):
+        read_csv(header, mode)
+    records = write_tfrecord(tmp_path / "a.tfrecord", [])
+    for index in (True, False):
+        with pytest.raises(ValueError, match=r"a\.tfrecord: there is no record of data\.$"):
+            read_tfrecord(records, mode, index=index)
+    rows = write_npz(tmp_path / "a.npz", 0, 0)
+    with pytest.raises(ValueError, match=r"a\.npz: the arrays have no rows\.$"):
+        npz.input_fn(mode, {"files": rows, "label": "y", "batch_size": 5})
+
+
+def test_files_without_an_example_have_no_predictions(tmp_path: Path) -> None:
+    assert list(read_csv(write_csv(tmp_path / "a.csv", []), "infer")) == []
+
+
+@pytest.mark.parametrize("source", FILE_SOURCES)
+def test_a_worker_for_whom_nothing_is_left_is_refused_in_train(source: str, tmp_path: Path) -> None:
+    fn, make = SOURCES[source]
+    make(tmp_path)
+    params = {**make(tmp_path), "files": str(next(tmp_path.glob("c.*"))), "batch_size": 5}  # five examples
+    last = tf.distribute.InputContext(6, 5)
+    with pytest.raises(ValueError, match=r"c\.\w+: .* for one of the workers, which share them"):
+        fn("train", params, input_context=last)
+    assert list(fn("eval", params, input_context=last)) == []
+
+
+def test_csv_in_utf_16_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    for encoding in ("utf-16", "utf-16-le"):
+        path.write_text("\n".join(["id,age,city,income", *csv_lines(0, 3)]), encoding=encoding)
+        for header in (True, False):
+            with pytest.raises(ValueError, match=r"a\.csv: is no text in UTF-8 .* iconv -f utf-16 -t utf-8"):
+                read_csv(str(path), header=header)
+    path.write_bytes(b"id,age,city\xe9,income\n1,2,c,3\n")
+    with pytest.raises(ValueError, match=r"a\.csv line 1: the header is no line of CSV in UTF-8 .*can't decode"):
+        read_csv(str(path))
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "no gzip"])
+def test_a_compressed_csv_that_is_not_whole_is_named(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv.gz"
+    text = "\n".join(["id,age,city,income", *csv_lines(0, 5000)]).encode()
+    whole = gzip.compress(text)
+    middle = len(whole) // 2
+    changed = whole[:middle] + bytes(255 - byte for byte in whole[middle : middle + 20]) + whole[middle + 20 :]
+    path.write_bytes({"cut": whole[:middle], "changed": changed, "no gzip": text}[damage])
+    with pytest.raises(ValueError, match=r"a\.csv\.gz: is cut off or damaged, or no gzip file"):
+        read_csv(str(path))
+
+
+def test_arrays_larger_than_the_memory_are_refused_before_they_are_unpacked(tmp_path: Path, monkeypatch: Any) -> None:
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, x=np.zeros([1000, 1000], np.float64), y=np.zeros(1000))
+    assert path.stat().st_size < 20_000
+    monkeypatch.setattr(npz, "_free_bytes", lambda: 20_000_000)
+    monkeypatch.setattr(npz, "_load", None)  # nothing may be unpacked
+    with pytest.raises(ValueError, match=r"a\.npz: its arrays take 0\.01 GB once they are unpacked.* 0\.02 GB of mem"):
+        read_npz(str(path))
+
+
+def test_an_array_that_promises_more_than_there_is_is_refused(tmp_path: Path) -> None:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (10**12,)})
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x.npy", header.getvalue() + bytes(80))
+    expected = r"a\.npz: array 'x' cannot be read \(float64 \(1000000000000,\) takes 8000000000000 bytes, not 80\)"
+    with pytest.raises(ValueError, match=expected):
+        npz.input_fn("eval", {"files": str(tmp_path / "a.npz"), "batch_size": 5})

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,17 @@ def test_it_says_who_this_process_is_and_leaves_nothing(tmp_path: Path) -> None:
         "cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0},
     }  # fmt: skip
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_very_large_cluster_is_told_of_at_once_and_one_beyond_all_bounds_refused(tmp_path: Path) -> None:
+    started = time.monotonic()
+    result = cluster_info(tmp_path, "strategy=multi_worker", "cluster.num_workers=10000")
+    assert (result.returncode, len(rows(result.stdout))) == (0, 10000)
+    assert time.monotonic() - started < 30  # 1,000 of them took 14 s
+    nodes = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "node[1-99999999]"}
+    refused = cluster_info(tmp_path, "strategy=multi_worker", **nodes)
+    assert refused.returncode == 2
+    assert "SLURM_STEP_NODELIST=node[1-99999999] names 99999999 nodes. There may be 10000 at most." in refused.stderr
 
 
 @pytest.mark.parametrize(

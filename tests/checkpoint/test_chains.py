@@ -1,0 +1,130 @@
+"""Starts in one model_dir that change limits, strategies and inputs: each goes on where the last one left the data."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from runner import Estimator, Input, RunConfig
+from runner.checkpoint.input_position import InputPosition, continued, source_of
+from runner.checkpoint.layout import latest_checkpoint
+from runner.checkpoint.reader import Reader
+from runner.data.inputs import InputPipeline, build_input_pipeline
+from runner.data.sharding import WorkerPlace
+from tests.support import chains
+from tests.support.line import line, mirrored
+
+LIMITS = ((None, 1), (10, 20), (20, 20), (25, 20), (30, None), (chains.TOTAL, None))
+"""(max_steps, max_epochs): the third start is the one that could not restore what the second had saved."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(10))
+def test_a_random_chain_of_starts_comes_to_the_undisturbed_run(seed: int, tmp_path: Path) -> None:
+    chains.check(chains.draw(random.Random(f"tests-{seed}")), tmp_path)
+
+
+def chain_of(limits: Any, data: str = "shipped") -> chains.Chain:
+    starts = [chains.Start("default", steps, epochs, 100, None, "limit", 0, "none") for steps, epochs in limits]
+    return chains.Chain("classic", data, False, tuple(starts))
+
+
+def test_limits_that_change_between_starts_change_no_number(tmp_path: Path) -> None:
+    chains.check(chain_of(LIMITS), tmp_path)
+    assert Reader(tmp_path / "model.ckpt-25").extra()["input"]["skipped"] == chains.STEPS_PER_EPOCH
+
+
+def test_a_checkpoint_of_before_whose_iterator_had_skipped_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
+    """It does not say so: the state alone tells."""
+
+    def as_extra(self: InputPosition) -> dict[str, Any]:
+        fields = dataclasses.asdict(self)
+        return {name: value for name, value in fields.items() if name not in ("skipped", "shard")}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(InputPosition, "as_extra", as_extra)
+        for start in chain_of(LIMITS[:2]).starts:
+            chains.train(chain_of(LIMITS), start, tmp_path, {})
+        assert "skipped" not in Reader(tmp_path / "model.ckpt-10").extra()["input"]
+    found: dict[int, float] = {}
+    for start in chain_of(((20, 20), (chains.TOTAL, 20))).starts:
+        chains.train(chain_of(LIMITS), start, tmp_path, found)
+    expected = chains.undisturbed("classic", "shipped", False, "default")[0]
+    assert found == {step: expected[step] for step in range(11, chains.TOTAL + 1)}
+
+
+# --- the place in the input -----------------------------------------------------------------------------------------
+
+
+def numbers() -> tf.data.Dataset:
+    return tf.data.Dataset.range(24).map(lambda x: (tf.cast(x, tf.float32), tf.cast(x, tf.float32))).batch(4)
+
+
+def pipeline_of(source: Input, workers: int = 1, max_epochs: int | None = None) -> InputPipeline:
+    return build_input_pipeline(source, "train", WorkerPlace(1, 0, workers), params={}, num_epochs=max_epochs)
+
+
+def test_one_batch_again_and_again_is_another_input(tmp_path: Path) -> None:
+    fn = Input(lambda: numbers().repeat(), batch_size=4)
+    overfitted = dataclasses.replace(fn, first_batch_only=True)
+    for source, steps in ((fn, 2), (overfitted, 4), (overfitted, 6), (fn, 8)):
+        Estimator(line, tmp_path, RunConfig()).train(source, max_steps=steps)
+    assert Reader(tmp_path / "model.ckpt-8").extra()["input"]["elements"] == 2, "it began anew"
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_parts_that_are_divided_otherwise_start_from_the_beginning(ended: bool, tmp_path: Path, caplog: Any) -> None:
+    whole = Input(numbers, shard="off")
+    trainer = Estimator(line, tmp_path, RunConfig())
+    trainer.train(whole, max_steps=None if ended else 3, max_epochs=1)
+    two = pipeline_of(whole, workers=2, max_epochs=2)
+    assert two.num_pipelines == 2
+    _, position = continued(two, source_of(whole, two), trainer.latest_checkpoint())
+    assert (position.elements, position.shard) == (0, "off")
+    assert [record.levelname for record in caplog.records if "some examples of this epoch" in record.message]
+
+
+def test_the_last_step_of_replicas_counts_no_batch_that_there_was_not(tmp_path: Path) -> None:
+    """Three batches for two replicas: the second step has one, and the next epoch begins after it."""
+    config = RunConfig(train_distribute=mirrored(), steps_per_loop=1)
+    runs = [
+        Estimator(line, tmp_path, config).train_run(lambda: numbers().take(3), max_epochs=epochs) for epochs in (1, 3)
+    ]
+    assert [run.examples for run in runs if run is not None] == [12, 24]
+    assert Reader(str(tmp_path / "model.ckpt-5")).extra()["input"]["elements"] == 9
+
+
+# --- batches of another size ----------------------------------------------------------------------------------------
+
+
+def of_size(batch_size: int, num_examples: int = 64) -> Any:
+    """An input_fn that ignores params["batch_size"]."""
+    values = np.arange(num_examples, dtype=np.float32) / num_examples
+
+    def input_fn() -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices((values, 2 * values)).batch(batch_size).repeat()
+
+    return input_fn
+
+
+@pytest.mark.parametrize("strategy", [None, "mirrored"])
+def test_larger_batches_than_batch_size_are_refused_before_a_step_is_saved(strategy: Any, tmp_path: Path) -> None:
+    config = RunConfig(train_distribute=mirrored() if strategy else None, save_checkpoints_steps=1)
+    expected = (
+        r"input\.train\.batch_size=10, but the batches of .*of_size.<locals>\.input_fn hold more: 1 step had 32 "
+        r'examples, 32 a step\. Use params\["batch_size"\] in \.batch\(\)'
+    )
+    with pytest.raises(ValueError, match=expected):
+        Estimator(line, tmp_path, config).train(Input(of_size(32), batch_size=10), max_steps=50)
+    assert latest_checkpoint(tmp_path) in (None, str(tmp_path / "model.ckpt-0"))
+
+
+def test_smaller_last_batches_are_fine(tmp_path: Path) -> None:
+    run = Estimator(line, tmp_path, RunConfig()).train_run(Input(of_size(10), batch_size=10), max_steps=15)
+    assert run is not None and run.examples == 64 * 2 + 10

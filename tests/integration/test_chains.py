@@ -1,0 +1,81 @@
+"""Chains of starts of `python -m runner` in one model_dir, some of them killed, over one process and two."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.support import chains
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
+
+ROOT = Path(__file__).parents[2]
+STRATEGIES = {
+    "default": (),
+    "one_device": (),
+    "mirrored": ("strategy.virtual_devices=2",),
+    "central_storage": ("strategy.virtual_devices=2",),
+    "multi_worker": ("cluster.num_workers=2",),
+}
+SETTINGS = (
+    "model=custom", "model.fn=tests.support.chains.classic", "model.params={dropout: false}", "input=custom",
+    "input.train.fn=tests.support.chains.shipped", f"input.train.batch_size={chains.BATCH_SIZE}",
+    "input.train.shard=examples", "input.eval=null", "run.seed=5", "tracking=none", "run.progress=plain",
+    "model_dir=run",
+)  # fmt: skip
+
+
+def start(folder: Path, strategy: str, *settings: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "runner", *SETTINGS, f"strategy={strategy}", *STRATEGIES[strategy], *settings],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """Kill the supervisor and its tasks at once; the next start finds the folder free."""
+    processes = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for one in processes:
+        one.send_signal(signal.SIGKILL)
+    psutil.wait_procs(processes[1:], timeout=60)
+    process.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_chain_of_real_starts_comes_to_the_undisturbed_run(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(f"processes-{seed}")
+    kept = None if seed % 2 else rng.choice(["default", "mirrored"])  # None: the strategy changes
+    for number in range(chains.NUM_STARTS):
+        is_last = number == chains.NUM_STARTS - 1
+        strategy = kept or ("default" if is_last else rng.choice(list(STRATEGIES)))
+        max_steps = chains.TOTAL if is_last else rng.randint(1, chains.TOTAL)
+        max_epochs = None if is_last else rng.choice([None, rng.randint(1, 5), 20])
+        limits = f"train.max_steps={max_steps}", f"train.max_epochs={'null' if max_epochs is None else max_epochs}"
+        process = start(tmp_path, strategy, *limits, f"checkpoint.save_steps={rng.choice([1, 3, 7])}")
+        ending, secs = rng.choice(["limit", "limit", "kill", "stop"]), rng.uniform(0, 15)
+        if not is_last and ending != "limit":
+            time.sleep(secs)
+        if not is_last and ending == "kill" and process.poll() is None:
+            kill(process)
+            continue
+        if not is_last and ending == "stop" and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=240)[1]
+        # Stopped before it could save, 1: the start after it goes on all the same.
+        assert process.returncode in ((0,) if is_last or ending == "limit" else (0, 1, 3, -signal.SIGTERM)), said
+    found = chains.variables(tmp_path / "run")
+    expected = chains.undisturbed("classic", "shipped", False, kept or "default")[1]
+    assert set(found) == set(expected)
+    tolerance = 0.0 if kept else chains.TOLERANCE
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
