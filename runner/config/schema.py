@@ -47,6 +47,10 @@ CLUSTER_COMMANDS = ("train_and_evaluate", "train", "evaluate")
 """Those that all these processes take part in; the others run in one."""
 
 
+SEED_BITS = 31
+"""Bits of a seed that is drawn where `run.seed` is null."""
+
+
 class ConfigError(ValueError):
     """The config is wrong; the message names the key, the value, what is allowed and the nearest valid name."""
 

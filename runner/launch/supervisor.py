@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import randbits
 from typing import Any
 
 from runner.config import model_source, parsing, schema
@@ -186,8 +187,9 @@ class Supervisor:
 
     def _note_start(self) -> dict[str, Any]:
         """Write run.json, the config and a summary that says running. Return the summary of the previous start."""
-        self._say_changes()
         self.record = RunRecord.read(self.model_dir)
+        self._draw_seed()
+        self._say_changes()
         if self.trains:
             self.record.generation += 1
             self.record.training = STILL_RUNNING.status
@@ -198,6 +200,18 @@ class Supervisor:
             run_id = self.record.mlflow_run_id
             write_summary(self.model_dir, summary_of(STILL_RUNNING, self.config, run_id, self.secrets))
         return earlier
+
+    def _draw_seed(self) -> None:
+        """Give a run with `run.seed=null` one seed, for all its tasks and all its starts.
+
+        Each task would draw another one, and several workers would then not read the same data in the same order.
+        """
+        run, record = self.config.run, self.record
+        if run.seed is None:
+            seed = randbits(schema.SEED_BITS) if record.drawn_seed is None else record.drawn_seed
+            if self.trains:  # what only reads the run does not decide for its training
+                record.drawn_seed = seed
+            self.config = dataclasses.replace(self.config, run=dataclasses.replace(run, seed=seed))
 
     def _say_changes(self) -> None:
         """Say what differs, where a run goes on with another config than it had."""

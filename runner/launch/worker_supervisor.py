@@ -6,8 +6,8 @@ This one writes neither config nor summary nor an MLflow run: the chief's superv
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runner.config import schema
@@ -51,9 +51,8 @@ class WorkerSupervisor:
         say(f"This is {self.place.name}. The run is the chief's; what comes of it is in {relative(model_dir)}.")
         with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
             file = Path(scratch) / "config.yaml"
-            schema.save(self.config, file)
             try:
-                code = self._follow(rendezvous, model_dir, task_group.task_argv(file))
+                code = self._follow(rendezvous, model_dir, file)
             except TimeoutError as error:
                 say(f"runner: {error}")
                 return FAILED
@@ -61,8 +60,12 @@ class WorkerSupervisor:
             say(f"{self.place.name}: the run has finished; see summary.json in {relative(model_dir)}.")
         return code
 
-    def _follow(self, rendezvous: FollowerRendezvous, model_dir: Path, argv: Sequence[str]) -> int:
-        """Start the task whenever the chief says so, and tell the chief how it ended. The exit code."""
+    def _follow(self, rendezvous: FollowerRendezvous, model_dir: Path, file: Path) -> int:
+        """Start the task whenever the chief says so, and tell the chief how it ended. The exit code.
+
+        Args:
+          file: where the config of the task is written.
+        """
         restarts = Restarts(model_dir, self.config.max_restarts, self.stops.came, say, name=self.place.name)
         journals = Journals(model_dir)
         has_finished = False
@@ -77,8 +80,13 @@ class WorkerSupervisor:
         with self.stops.watch(gang, "all tasks save a checkpoint"):
             while rendezvous.wait_for_go(self.stops.came, forever=has_finished):
                 self._check_config(rendezvous, model_dir)
+                schema.save(self.config, file)
                 journals.mark()
-                task = Task(self.place, argv, task_group.task_env(self.env, self.place, rendezvous.generation))
+                task = Task(
+                    self.place,
+                    task_group.task_argv(file),
+                    task_group.task_env(self.env, self.place, rendezvous.generation),
+                )
                 ending = gang.run([task], self.stops.came)
                 has_finished = ending.code == FINISHED
                 if has_finished:
@@ -100,9 +108,13 @@ class WorkerSupervisor:
         return rendezvous.code
 
     def _check_config(self, rendezvous: FollowerRendezvous, model_dir: Path) -> None:
-        """Refuse to take part in a run with another config than its chief has."""
+        """Refuse to take part in a run with another config than its chief has. Take the seed that the chief drew."""
         name = "config.yaml" if self.config.command in schema.TRAINING_RUNS else f"config.{self.config.command}.yaml"
-        differing = ", ".join(differences_to_chief(schema.read(model_dir / name), schema.to_tree(self.config)))
+        theirs = schema.read(model_dir / name)
+        if self.config.run.seed is None:
+            seed = (theirs.get("run") or {}).get("seed")
+            self.config = replace(self.config, run=replace(self.config.run, seed=seed))
+        differing = ", ".join(differences_to_chief(theirs, schema.to_tree(self.config)))
         if differing:
             rendezvous.tell("failed", f"another config than the chief's: {differing}", USER_ERROR)
             raise ConfigError(

@@ -21,6 +21,7 @@ class RunRecord:
       offsets: journal file name -> bytes of it that are shipped.
       last_steps: metric -> last global step that is shipped; a resumed run repeats steps, its curve does not.
       training: the status that its training has: running, finished, failed or interrupted.
+      drawn_seed: what stands for `run.seed=null`; None where nothing was drawn yet.
     """
 
     mlflow_run_id: str | None = None
@@ -28,6 +29,7 @@ class RunRecord:
     offsets: dict[str, int] = field(default_factory=dict)
     last_steps: dict[str, int] = field(default_factory=dict)
     training: str | None = None
+    drawn_seed: int | None = None
 
     @classmethod
     def read(cls, model_dir: Path) -> RunRecord:

@@ -19,7 +19,7 @@ import pytest
 from mlflow import MlflowClient
 
 from runner.config import schema
-from runner.config.schema import ClusterConfig, Config, StrategyConfig, TrackingConfig
+from runner.config.schema import ClusterConfig, Config, RunSettings, StrategyConfig, TrackingConfig
 from runner.distribute.cluster import ALONE, Cluster
 from runner.launch import gang, restarts, supervisor, task_group
 from runner.launch.gang import GangResult, Task
@@ -62,8 +62,9 @@ def prepared(folder: Path, codes: Mapping[str, str], strategy: str, **settings: 
     for name, code in codes.items():
         (folder / f"{name}.py").write_text(code)
     tracking = TrackingConfig(backend=settings.pop("backend", "none"), uri=f"sqlite:///{folder}/mlflow.db")
+    run = RunSettings(**{name: settings.pop(name) for name in ("seed", "freeze_secs") if name in settings})
     cluster = ClusterConfig(**settings)
-    return config_of(folder / "run", strategy=StrategyConfig(strategy), cluster=cluster, tracking=tracking)
+    return config_of(folder / "run", strategy=StrategyConfig(strategy), cluster=cluster, tracking=tracking, run=run)
 
 
 def noted(folder: Path, role: str = "chief", index: int = 0) -> list[dict[str, Any]]:
