@@ -14,7 +14,7 @@ from runner.config import schema
 from runner.config.job_id import is_shown_only
 from runner.config.schema import Config, ConfigError
 from runner.distribute.cluster import Cluster
-from runner.launch import task_group
+from runner.launch import start_files, task_group
 from runner.launch.gang import Gang, GangResult, Task
 from runner.launch.rendezvous import FollowerRendezvous
 from runner.launch.restarts import Restarts
@@ -76,7 +76,11 @@ class WorkerSupervisor:
                 rendezvous.tell("stopping")  # the coordinator saves, with our help
             return rendezvous.look(task)
 
-        gang = Gang(may_replace=lambda ending: restarts.allow(ending, alone=True), look_around=look_around)
+        gang = Gang(
+            freeze_secs=self.config.run.freeze_secs,
+            may_replace=lambda ending: restarts.allow(ending, alone=True),
+            look_around=look_around,
+        )
         with self.stops.watch(gang, "all tasks save a checkpoint"):
             while rendezvous.wait_for_go(self.stops.came, forever=has_finished):
                 self._check_config(rendezvous, model_dir)
@@ -109,8 +113,10 @@ class WorkerSupervisor:
 
     def _check_config(self, rendezvous: FollowerRendezvous, model_dir: Path) -> None:
         """Refuse to take part in a run with another config than its chief has. Take the seed that the chief drew."""
-        name = "config.yaml" if self.config.command in schema.TRAINING_RUNS else f"config.{self.config.command}.yaml"
-        theirs = schema.read(model_dir / name)
+        file = start_files.file_of_tasks(model_dir, self.config.command)
+        if not file.exists():  # the run has ended since, which the task is told
+            return
+        theirs = schema.read(file)
         if self.config.run.seed is None:
             seed = (theirs.get("run") or {}).get("seed")
             self.config = replace(self.config, run=replace(self.config.run, seed=seed))
