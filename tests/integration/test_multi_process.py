@@ -25,8 +25,8 @@ from tests.support.weighted_models import model_of, of_two, weighted_input
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]  # the first waits for two gangs
 
 TWO = (
-    "native", "classic", "by_replicas", "drawn_seed", "uneven", "without_data", "nothing_at_all", "own_resumed", "unknown_length",
-    "in_turn",
+    "native", "classic", "by_replicas", "drawn_seed", "uneven", "without_data", "nothing_at_all", "own_resumed",
+    "unknown_length", "in_turn",
     "stopped_by_one", "slow_worker", "slow_evaluation", "undisturbed", "stopped_early", "not_finite", "sparse",
     "weighted_losses", "accumulated", "half_precision", "one_file", "metrics_of_files", "pairs", "undying", "dying",
 )  # fmt: skip

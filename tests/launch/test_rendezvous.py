@@ -164,9 +164,10 @@ def test_another_config_than_the_chiefs_is_refused_with_the_keys_that_differ(tmp
 def test_who_does_not_come_is_named(tmp_path: Path) -> None:
     terminals = Terminals(tmp_path, start_timeout_secs=1)
     terminals.start({"chief": JOIN})
-    ended, _ = terminals.end()
+    ended, said = terminals.end()
     assert ended == {"chief": 1}
-    assert summary_in(tmp_path / "run")["error"] == "worker:0 (127.0.0.1:2) did not come within 1 s"
+    assert "error: worker:0 (127.0.0.1:2) did not come within 1 s\n" in said["chief"]
+    assert not (tmp_path / "run" / "summary.json").exists(), "it never took its first step"
     terminals = Terminals(tmp_path, start_timeout_secs=1)
     terminals.start({"worker:0": JOIN})
     ended, said = terminals.end()
