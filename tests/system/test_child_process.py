@@ -105,6 +105,11 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     wait_until(lambda: is_gone(pid))
 
 
+def test_a_child_ends_with_its_parent_where_the_system_has_no_pidfd(tmp_path: Path) -> None:
+    pid = _orphan(tmp_path, before="del os.pidfd_open")
+    wait_until(lambda: is_gone(pid), 10)
+
+
 def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
     pid = _orphan(tmp_path, before="import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
     wait_until(lambda: is_gone(pid))
