@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runner.config.error_messages import check_limits
-from runner.config.schema import Config, class_at, limits_of
+from runner.config.schema import SEED_BITS, Config, class_at, limits_of
 from runner.config.step_range import StepRange
 from runner.config.validation import compile_pattern
 from runner.distribute.cluster import Cluster
@@ -21,6 +21,10 @@ _log = logging.getLogger(__name__)
 
 SAVE_CADENCES = ("save_checkpoints_steps", "save_checkpoints_secs")
 _NOT_GIVEN: Any = object()
+
+
+class DrawnSeed(int):
+    """A seed that nobody gave: each process draws another one, so workers that train together take the chief's."""
 
 
 def _key(key: str, *, zero: bool = False, **default: Any) -> Any:
@@ -218,7 +222,7 @@ class RunConfig:
                 f"{self.save_checkpoints_secs}): give one of them; None turns the other off."
             )
         if self.tf_random_seed is None:
-            object.__setattr__(self, "tf_random_seed", secrets.randbits(31))
+            object.__setattr__(self, "tf_random_seed", DrawnSeed(secrets.randbits(SEED_BITS)))
         if not self.tensorboard:
             object.__setattr__(self, "save_summary_steps", None)
         _check_arguments(self)

@@ -138,9 +138,8 @@ def run_dir(command: str, given: str | None, new: str) -> str:
     return (given or new) if command in schema.TRAINING_RUNS else "."
 
 
-def run_files(command: str) -> str | None:
-    """Where in it Hydra notes the composed config; None: nowhere."""
-    return ".hydra" if command in schema.TRAINING_RUNS else None
+def run_files(command: str) -> None:
+    """Where in it Hydra notes the composed config: nowhere. A `conf/runner.yaml` of before may still ask."""
 
 
 def job_dir(*, _root_: DictConfig) -> str:

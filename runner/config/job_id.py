@@ -9,8 +9,8 @@ from typing import Any
 
 _LENGTH = 10
 
-_SHOWN_ONLY = ("run.progress", "run.inline", "sweep", "tracking")
-"""Keys that change how a run is shown, ranked or recorded, not what it computes."""
+_SHOWN_ONLY = ("run.progress", "run.inline", "run.freeze_secs", "sweep", "tracking")
+"""Keys that change how a run is shown, watched, ranked or recorded, not what it computes."""
 
 
 def sweep_id(overrides: Iterable[str]) -> str:

@@ -49,6 +49,10 @@ MAX_TASKS = 10_000
 """Of one type in a run. More than anybody has; a slip of the finger must not fill the memory with addresses."""
 
 
+SEED_BITS = 31
+"""Bits of a seed that is drawn where `run.seed` is null."""
+
+
 class ConfigError(ValueError):
     """The config is wrong; the message names the key, the value, what is allowed and the nearest valid name."""
 
@@ -185,6 +189,7 @@ class RunSettings:
     deterministic: bool = False
     progress: str = _setting("auto", choices=("auto", "rich", "plain", "off"))
     inline: bool = False
+    freeze_secs: int | None = _setting(None, minimum=10)
     debug: str | None = _setting(None, choices=("fast_dev", "overfit"))
     profile: str | None = None
 
@@ -369,7 +374,9 @@ class Config:
     @property
     def max_restarts(self) -> int:
         """`cluster.max_restarts`, and what null means for the strategy."""
-        return (3 if self.is_cluster else 0) if self.cluster.max_restarts is None else self.cluster.max_restarts
+        if self.cluster.max_restarts is not None:
+            return self.cluster.max_restarts
+        return 3 if self.is_cluster or self.run.freeze_secs is not None else 0
 
     @property
     def is_cluster(self) -> bool:

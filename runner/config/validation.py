@@ -351,6 +351,11 @@ def _check_inline(config: Config) -> Iterator[str]:
             f"run.inline=true with strategy={config.strategy.name}: each task is a process of its own. Leave it "
             "out, or debug with strategy=default."
         )
+    if config.run.inline and config.run.freeze_secs is not None:
+        yield (
+            f"run.inline=true with run.freeze_secs={config.run.freeze_secs}: no other process sees that it is frozen. "
+            "Leave one out."
+        )
     if config.run.inline and config.cluster.evaluator and config.command == "train_and_evaluate":
         yield "run.inline=true with cluster.evaluator=true, which is a process of its own. Leave one out."
 

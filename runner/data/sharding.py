@@ -130,6 +130,11 @@ def choose(shard: str, batch_size: int | None, place: WorkerPlace, build: Build)
         plan = _plan(shard, batch_size, place)
         dataset = build(plan)
         is_own = shard == "off" and place.num_workers > 1
+        if is_own:
+            reason = (
+                "shard=off: every worker reads all of the data. What shuffles by run.seed or shuffle_seed has an order "
+                "of its own on each worker in training; without a shuffle all of them train on the same examples"
+            )
         return ShardedInput(shard, reason, plan.division, dataset, is_own, lambda: dataset)
     # For `auto` the function is asked first for the whole data: most do not look at their place, and are then done.
     plan = _plan("examples" if shard == "auto" else shard, batch_size, place)

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from runner.data.inputs import InputPipeline, build_input_pipeline
+from runner.data.inputs import Input, InputPipeline, build_input_pipeline
 from runner.data.sharding import WorkerPlace
 from runner.distribute.collectives import Collectives
 from runner.estimator.specs import InputFn
@@ -107,10 +107,16 @@ class Models:
         collectives, config = model.collectives, self._context.config
         num_replicas = model.num_replicas(training=mode == ModeKeys.TRAIN)
         place = {"worker_index": collectives.worker_index, "num_workers": collectives.num_workers} | place
+        source = self._as_input(input_fn, mode)
+        if mode == ModeKeys.TRAIN and isinstance(source, Input) and source.shard == "off":
+            # All of them read all of the data: in one order each step would be one gradient, several times.
+            config = config.replace(tf_random_seed=config.seed + place["worker_index"])
+            if source.shuffle_seed is not None:
+                source = dataclasses.replace(source, shuffle_seed=source.shuffle_seed + place["worker_index"])
         # tf.estimator seeded the graph before it called input_fn: what shuffles in it shuffles the same way.
         with seeded(config.seed):
             pipeline = build_input_pipeline(
-                self._as_input(input_fn, mode),
+                source,
                 mode,
                 WorkerPlace(num_replicas, **place, collectives=collectives),
                 params=self._context.params,

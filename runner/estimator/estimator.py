@@ -41,7 +41,7 @@ from runner.model_fn import ModeKeys, ModelFn
 from runner.programs import predict as prediction
 from runner.programs.mixed_precision import with_precision
 from runner.programs.model import Model
-from runner.run_config import RunConfig, with_model_dir
+from runner.run_config import DrawnSeed, RunConfig, with_model_dir
 from runner.system.console import NullProgress, Progress, format_table, relative
 from runner.tracking.journal import Journal, NullJournal
 from runner.tracking.tensorboard import EventWriters
@@ -77,13 +77,16 @@ class Estimator:
         config = with_model_dir(model_dir, config)
         params = copy.deepcopy({} if params is None else params)
         check_evaluation(config.train_distribute, config.eval_distribute)
+        collectives = collectives_of(config.train_distribute)
+        if isinstance(config.tf_random_seed, DrawnSeed):
+            config = config.replace(tf_random_seed=int(collectives.broadcast([config.seed])[0]))
         self._context = EstimatorContext(
             config,
             params,
             ModelFn(model_fn, params, config),
             journal or NullJournal(),
             progress or NullProgress(),
-            collectives_of(config.train_distribute),
+            collectives,
         )
         self._checkpoints = VerifiedCheckpoints(self.model_dir)
         self._models = Models(self._context, self._as_input)

@@ -138,8 +138,13 @@ class CommandLine:
         directory = Path(hydra_config.runtime.output_dir)
         is_sweep = hydra_config.mode == RunMode.MULTIRUN
         overrides: Any = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)
-        notes = [directory / ".hydra", *([Path(hydra_config.sweep.dir) / "multirun.yaml"] if is_sweep else [])]
-        _hide_notes(composed, notes)
+        if is_sweep:
+            _hide_notes(composed, [Path(hydra_config.sweep.dir) / "multirun.yaml"])
+        notes = {  # as Hydra would write them, before it has called us and so before the folder is known to be free
+            "config.yaml": OmegaConf.to_yaml(composed),
+            "hydra.yaml": OmegaConf.to_yaml(OmegaConf.create({"hydra": hydra_config})),
+            "overrides.yaml": OmegaConf.to_yaml(hydra_config.overrides.task),
+        }
         if is_sweep:  # also where it was given as hydra.sweep.dir
             self._sweep_dir = str(hydra_config.sweep.dir)
         try:
@@ -152,7 +157,7 @@ class CommandLine:
                 from runner.launch.multirun import SweepJob
 
                 name = self._name_of_job(hydra_config, overrides)
-                job = SweepJob(hydra_config.job.num, name, config, ["runner", *overrides])
+                job = SweepJob(hydra_config.job.num, name, config, ["runner", *overrides], notes)
                 return self._multirun.run(job, Path(hydra_config.sweep.dir).absolute(), hydra_config.runtime.choices)
             if config.command in schema.ENVIRONMENT_COMMANDS:
                 from runner.launch import cluster_info
@@ -161,7 +166,7 @@ class CommandLine:
                 return None
             from runner.launch import supervisor
 
-            code = supervisor.run(config, self.env, ["runner", *overrides], stops=self.stops)
+            code = supervisor.run(config, self.env, ["runner", *overrides], stops=self.stops, notes=notes)
             self.code = max(self.code, code)
         except MISTAKES as error:
             # Said here, not raised: Hydra would add a line of its own, and end a sweep whose other jobs are fine.

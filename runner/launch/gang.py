@@ -20,6 +20,10 @@ SAVE_SECS = 60.0
 """How long the others may take after one was asked to stop and has saved, or after the chief has finished."""
 SILENCE_SECS = 60.0
 """A task that gave no sign of life for so long has frozen. To import a module may keep Python busy for some seconds."""
+SAID_SILENCE_SECS = 30.0
+"""After so long without a sign of life it is said of a task that nobody waits for, but for a person."""
+FROZEN_GRACE_SECS = 5.0
+"""How long such a task may take to save after it was asked to stop."""
 SLEPT_SECS = 5.0
 """A look at the tasks that comes so late was held up itself: this process was stopped, or the machine slept."""
 
@@ -76,6 +80,8 @@ class Gang:
 
     Attributes:
       start_timeout_secs: how long the tasks of a cluster may take to find each other.
+      freeze_secs: silence after which a task is killed, `run.freeze_secs`; None: SILENCE_SECS where there are others.
+      say: tells a person.
       has_joined: whether a task has found the others.
       may_replace: asked when a task is lost that the others can do without for a while; it may wait.
       look_around: what happened elsewhere that ends the tasks here; an interruption has them asked to stop.
@@ -84,12 +90,15 @@ class Gang:
     """
 
     start_timeout_secs: float = float("inf")
+    freeze_secs: float | None = None
+    say: Callable[[str], None] = print
     has_joined: Callable[[Task], bool] = lambda task: True
     may_replace: Callable[[GangResult], bool] = lambda ending: False
     look_around: Callable[[], GangResult | None] = lambda: None
     stop_wanted: bool = field(default=False, init=False)
     asked_to_stop: set[str] = field(default_factory=set, init=False)
     _running: dict[Task, Process] = field(default_factory=dict, init=False)
+    _asked_at: float = field(default=float("inf"), init=False)
 
     def run(self, tasks: Sequence[Task], stops: Sequence[int] = ()) -> GangResult:
         """Start `tasks` and return when none is left. How they ended.
@@ -114,6 +123,7 @@ class Gang:
 
     def ask_to_stop(self) -> None:
         """Ask those that train or evaluate to save and end; servers are needed for that."""
+        self._asked_at = min(self._asked_at, time.monotonic())
         for task, process in list(self._running.items()):
             if not task.place.is_server:
                 process.ask_to_stop()
@@ -131,6 +141,8 @@ class Gang:
         self._join_until = time.monotonic() + self.start_timeout_secs
         self._joining = [task for task in tasks if task.place.tasks and task.place.task_type != "evaluator"]
         self._has_others = [task.place for task in tasks] != [ALONE]
+        self._is_silent = False
+        self._asked_at = float("inf")
 
     def _look(self) -> None:
         """Look at all tasks once: who has ended, who has frozen, who did not come."""
@@ -143,7 +155,7 @@ class Gang:
             silent_secs = monitor.silent_secs()
             if code is not None:
                 self._end(task, code)
-            elif self._has_others and silent_secs > SILENCE_SECS:
+            elif silent_secs > self._longest_silence(now):
                 self._freeze(task, silent_secs)
             elif now > self._deadlines.get(task, float("inf")):
                 self._overdue(task, silent_secs)
@@ -152,11 +164,41 @@ class Gang:
                 self.stop_wanted = True
                 self.asked_to_stop.add(task.place.name)
                 self.ask_to_stop()
+            elif not self._has_others:
+                self._tell_of_silence(silent_secs)
         elsewhere = self.look_around()
         if elsewhere is not None and self._ending is None:
             self._follow(elsewhere)
         if self._joining and now > self._join_until:
             self._check_joined()
+
+    def _longest_silence(self, now: float) -> float:
+        """Return after how many seconds without a sign of life a task is killed."""
+        if self._has_others:
+            return self.freeze_secs or SILENCE_SECS
+        if self._is_silent and now - self._asked_at > FROZEN_GRACE_SECS:
+            return SAID_SILENCE_SECS  # it does not hear that it was asked to stop
+        return self.freeze_secs or float("inf")
+
+    def _tell_of_silence(self, silent_secs: float) -> None:
+        """Say that a task for which no other waits is frozen, and that it runs again.
+
+        What is to be done, a person knows: a debugger and a laptop that sleeps are no fault.
+        """
+        if silent_secs > SAID_SILENCE_SECS and not self._is_silent:
+            self._is_silent = True
+            text = f"the task has given no sign of life for {silent_secs:.0f} s"
+            if self.freeze_secs is None:
+                text += (
+                    ": it was suspended, waits for memory, or is in code that lets no Python run. It is left as it is; "
+                    "with run.freeze_secs=60 it would be killed and started again from its newest checkpoint"
+                )
+            else:
+                text += f"; it is killed after run.freeze_secs={self.freeze_secs:g}"
+            self.say(f"{text}.")
+        elif silent_secs < SAID_SILENCE_SECS / 2 and self._is_silent:
+            self._is_silent = False
+            self.say("the task gives signs of life again.")
 
     def _end(self, task: Task, code: int, reason: str = "") -> None:
         """Take a task that has ended out, and decide what becomes of the others."""

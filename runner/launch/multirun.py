@@ -31,12 +31,14 @@ class SweepJob:
       number: from 0, in the order of the sweep.
       name: what varied.
       argv: its own command line, for the record.
+      notes: of how its config was composed, as of `supervisor.run`.
     """
 
     number: int
     name: str
     config: Config
     argv: Sequence[str]
+    notes: Mapping[str, str]
 
     @property
     def folder(self) -> Path:
@@ -134,7 +136,8 @@ class Multirun:
         member = supervisor.Member(job.name, sweep.parent_run_id, prefix)
         stops = None if command.is_copy else command.stops
         try:
-            self._note(supervisor.run(job.config, command.env, job.argv, stops=stops, member=member))
+            code = supervisor.run(job.config, command.env, job.argv, stops=stops, member=member, notes=job.notes)
+            self._note(code)
         except ConfigError as error:
             self._note(USER_ERROR)
             return sweep.result_of(job.folder, job.name, command.say(error)).value

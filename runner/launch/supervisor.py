@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
 import shlex
 import signal
 import tempfile
+import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import randbits
 from typing import Any
 
-from runner.config import model_source, parsing, schema
+from runner.config import model_source, parsing, saved_config, schema
 from runner.config.schema import Config, StrategyConfig
 from runner.distribute.cluster import ALONE, Cluster
 from runner.distribute.cluster_resolver import detect
+from runner.launch import start_files
 from runner.launch.gang import GangResult, Task
 from runner.launch.rendezvous import LeaderRendezvous, Rendezvous
 from runner.launch.restarts import Restarts
@@ -45,7 +49,7 @@ from runner.tracking.summary import SUMMARY_FILE, after_reading, facts_in, summa
 from runner.tracking.tracker import RunDescription, exported_models
 
 PATIENCE_SECS = 30.0
-"""How long a run that trains may take to its first step before it shows up in MLflow."""
+"""How long a job of a sweep may take to its first step before it shows up in MLflow."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Member:
 
 def run(
     config: Config, env: Mapping[str, str], argv: Sequence[str] = (), *,
-    stops: StopRequests | None = None, member: Member | None = None,
+    stops: StopRequests | None = None, member: Member | None = None, notes: Mapping[str, str] | None = None,
 ) -> int:  # fmt: skip
     """Do what `config` says, in its model_dir.
 
@@ -75,6 +79,7 @@ def run(
       argv: the command line, for the record.
       stops: where the signals of this command arrive; None: handled here.
       member: None: the run is no part of a sweep.
+      notes: name -> text of each file that is kept in `.hydra`, of how the config was composed.
 
     Returns: the exit code, as `runner.tracking.exit_codes` lists them.
     Raises:
@@ -92,7 +97,7 @@ def run(
             if found.has_evaluator and config.command == "train_and_evaluate":  # something else has started one
                 config = dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, evaluator=True))
     with StopRequests() if stops is None else nullcontext(stops) as requests:
-        supervisor = Supervisor(config, env, argv, requests, member or Member(), place)
+        supervisor = Supervisor(config, env, argv, requests, member or Member(), place, notes or {})
         try:
             if config.command in schema.UNRECORDED_COMMANDS:
                 return supervisor.run_unrecorded()
@@ -108,6 +113,10 @@ def run(
 class Supervisor:
     """The supervisor of one run, or that of the chief in a cluster that something else started.
 
+    A start that trains writes config.yaml, run.json, summary.json and `.hydra` once it has taken its first step, or has
+    finished without one, and MLflow hears of it then: what ends before that leaves them as they were. A job of a sweep
+    writes them at once, since the sweep's table tells of it however it ends.
+
     Attributes: those of `run`, and the chief's place in such a cluster; None: all tasks are started here.
     """
 
@@ -117,8 +126,10 @@ class Supervisor:
     stops: StopRequests
     member: Member
     place: Cluster | None = None
+    notes: Mapping[str, str] = field(default_factory=dict)
     record: RunRecord = field(default_factory=RunRecord, init=False)
     folder: HeldFolder = field(init=False)
+    _keeping: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     @functools.cached_property
     def model_dir(self) -> Path:
@@ -127,7 +138,7 @@ class Supervisor:
     @functools.cached_property
     def file(self) -> Path:
         """The config that the tasks do."""
-        return self.model_dir / ("config.yaml" if self.trains else f"config.{self.config.command}.yaml")
+        return start_files.file_of_tasks(self.model_dir, self.config.command)
 
     @functools.cached_property
     def secrets(self) -> set[str]:
@@ -146,26 +157,41 @@ class Supervisor:
         self.model_dir.mkdir(parents=True, exist_ok=True)
         self.folder = HeldFolder(self.model_dir)
         with alone_in(self.model_dir):
-            earlier = self._note_start()
-            # A task of an earlier start may still be saving: each has written its last line when this returns.
-            wait_for_tasks(self.model_dir, "*" if self.place is None else "chief-0")
-            journals = Journals(self.model_dir).mark()
-            shipper = self._build_shipper()
-            shipper.start()
-            tasks = self._build_tasks(self.file, self.record)
-            code = FAILED
+            left = start_files.Left(self.model_dir, is_cluster=self.place is not None)
             try:
-                outcome = self._run_recorded(tasks, journals)
-                self._keep_of_earlier(outcome, earlier)
-                already = len(self.stops.came)
-                run_id = shipper.drain(lambda: len(self.stops.came) > already)
-                outcome, files = self._write_summaries(outcome, earlier, run_id)
-                summary = summary_of(outcome, self.config, run_id, self.secrets)
-                self._close(shipper, outcome, summary, files)
-                self._print(summary, outcome.code)
-                code = outcome.code
+                return self._run_alone(is_fresh=left.is_empty)
             finally:
-                tasks.rendezvous.end(code)
+                if self.record.is_held:
+                    left.restore()
+                elif self.trains:
+                    with suppress(OSError):
+                        self.file.unlink(missing_ok=True)
+
+    def _run_alone(self, *, is_fresh: bool) -> int:
+        """Run the tasks while the folder is locked, as `run` says."""
+        earlier = self._note_start()
+        # A task of an earlier start may still be saving: each has written its last line when this returns.
+        wait_for_tasks(self.model_dir, "*" if self.place is None else "chief-0")
+        journals = Journals(self.model_dir).mark()
+        shipper = self._build_shipper()
+        shipper.start()
+        tasks = self._build_tasks(self.file, self.record)
+        code = FAILED
+        try:
+            outcome = self._run_recorded(tasks, journals)
+            self._keep_of_earlier(outcome, earlier)
+            already = len(self.stops.came)
+            run_id = shipper.drain(lambda: len(self.stops.came) > already, is_recorded=not self.record.is_held)
+            files: list[str] = []
+            if not self.record.is_held:
+                outcome, files = self._write_summaries(outcome, earlier, run_id)
+            summary = summary_of(outcome, self.config, run_id, self.secrets)
+            if not self.record.is_held:
+                self._close(shipper, outcome, summary, files)
+            self._print(summary, outcome.code, is_fresh=is_fresh)
+            code = outcome.code
+        finally:
+            tasks.rendezvous.end(code)
         return code
 
     def run_unrecorded(self) -> int:
@@ -187,26 +213,59 @@ class Supervisor:
     # --- before -------------------------------------------------------------------------------------------------------
 
     def _note_start(self) -> dict[str, Any]:
-        """Write run.json, the config and a summary that says running. Return the summary of the previous start."""
-        self._say_changes()
+        """Write the config of the tasks. Return the summary of the previous start."""
         self.record = RunRecord.read(self.model_dir)
+        self._draw_seed()
+        self._say_changes()
         if self.trains:
             self.record.generation += 1
             self.record.training = STILL_RUNNING.status
+            self.record.is_held = True
         self.record.save(self.model_dir)
         schema.save(self.config, self.file)
         earlier = read_json(self.model_dir / SUMMARY_FILE) or {}
-        if self.trains:  # nobody would repair it after a reader that was killed
+        if self.member.name:
+            self._keep_start()
+        return earlier
+
+    def _keep_start(self) -> None:
+        """Write run.json, the config and a summary that says running: what was done from here on is not lost.
+
+        Called when the first step was taken, by the shipper's thread, and again at the end.
+        """
+        with self._keeping:
+            if not self.record.is_held:
+                return
+            self.record.is_held = False  # from here on, also where the disk is full
+            self.record.save(self.model_dir)
+            schema.save(self.config, self.model_dir / saved_config.FILE)
+            start_files.write_notes(self.model_dir, self.notes)
             run_id = self.record.mlflow_run_id
             write_summary(self.model_dir, summary_of(STILL_RUNNING, self.config, run_id, self.secrets))
-        return earlier
+
+    def _keep_first_step(self) -> None:
+        with suppress(OSError):  # a full disk: the end of the run meets it again, and says it
+            self._keep_start()
+
+    def _draw_seed(self) -> None:
+        """Give a run with `run.seed=null` one seed, for all its tasks and all its starts.
+
+        Each task would draw another one, and several workers would then not read the same data in the same order.
+        """
+        run, record = self.config.run, self.record
+        if run.seed is None:
+            seed = randbits(schema.SEED_BITS) if record.drawn_seed is None else record.drawn_seed
+            if self.trains:  # what only reads the run does not decide for its training
+                record.drawn_seed = seed
+            self.config = dataclasses.replace(self.config, run=dataclasses.replace(run, seed=seed))
 
     def _say_changes(self) -> None:
         """Say what differs, where a run goes on with another config than it had."""
-        if self.config.run.progress == "off" or not self.file.exists():
+        file = self.model_dir / saved_config.FILE if self.trains else self.file
+        if self.config.run.progress == "off" or not file.exists():
             return
         try:
-            known = (parsing.load(self.file), self.config)
+            known = (parsing.load(file), self.config)
         except ValueError:  # of another version; it is about to be replaced
             return
         changes = differences(*(schema.flatten(masked(schema.to_tree(each))) for each in known))
@@ -231,7 +290,9 @@ class Supervisor:
             ),
             warn=lambda text: say(mask_text(text, self.secrets)),
             is_reader=not self.trains,
-            patience_secs=PATIENCE_SECS if self.trains else 0.0,
+            patience_secs=0.0 if not self.trains else PATIENCE_SECS if self.member.name else math.inf,
+            ship_later=self._resume_command(),
+            on_first_step=self._keep_first_step if self.trains else lambda: None,
         )
 
     def _build_tasks(self, file: Path, record: RunRecord) -> Tasks:
@@ -273,7 +334,9 @@ class Supervisor:
             return exit_codes.outcome_of(ending.code, stopped, facts_in(lines), error_of(ending, journals))
 
         outcome = outcome_of(ending)
-        if self.trains:
+        if self.trains and (ending.code == FINISHED or journals.events("first_step")):
+            self._keep_first_step()
+        if self.trains and not self.record.is_held:
             with suppress(OSError):  # the summary, which comes next, says what is wrong with the folder
                 self.folder.check()
                 note_ending(self.model_dir, outcome, self.record.generation)
@@ -320,17 +383,20 @@ class Supervisor:
         names = ("status", "strategy", "num_replicas", *(("restarts", "last_restart") if summary["restarts"] else ()))
         tags = {name: str(told[name]) for name in names if told[name] is not None}
         with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
-            copy = Path(scratch) / self.file.name
+            copy = Path(scratch) / (saved_config.FILE if self.trains else self.file.name)
             copy.write_text(schema.as_yaml(masked(schema.to_tree(self.config))))
             paths = [copy, *(self.model_dir / name for name in (*files, MODEL_SUMMARY_FILE))]
             shipper.close(outcome.mlflow_status, tags, paths, exported_models(outcome.facts.get("exported", [])))
 
-    def _print(self, summary: Mapping[str, Any], code: int) -> None:
+    def _print(self, summary: Mapping[str, Any], code: int, *, is_fresh: bool) -> None:
         shown = {**summary, "resume": self._resume_command() if code == INTERRUPTED else None}
         for name in ("checkpoint", "predictions"):
             shown[name] = summary[name] and console.relative(Path(summary[name]))
         shown["exports"] = ", ".join(console.relative(Path(path)) for path in summary["exports"])
-        console.print_summary(shown, console.relative(self.model_dir), prefix=self.member.prefix)
+        where = console.relative(self.model_dir)
+        if self.record.is_held:
+            where += f" ({'removed' if is_fresh else 'as it was'}: this start ended before its first step)"
+        console.print_summary(shown, where, prefix=self.member.prefix)
 
     def _resume_command(self) -> str:
         """Return what to type to go on with an interrupted run."""

@@ -52,6 +52,8 @@ class Tasks:
         journals = Journals(self.restarts.model_dir)
         gang = Gang(
             start_timeout_secs=self.config.cluster.start_timeout_secs,
+            freeze_secs=self.config.run.freeze_secs,
+            say=lambda text: say(f"{self.prefix}runner: {text}"),
             has_joined=lambda task: task.place.name in journals.events("joined"),
             may_replace=lambda ending: self.restarts.allow(ending, alone=True),
             look_around=self.rendezvous.look,

@@ -6,15 +6,15 @@ This one writes neither config nor summary nor an MLflow run: the chief's superv
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runner.config import schema
 from runner.config.job_id import is_shown_only
 from runner.config.schema import Config, ConfigError
 from runner.distribute.cluster import Cluster
-from runner.launch import task_group
+from runner.launch import start_files, task_group
 from runner.launch.gang import Gang, GangResult, Task
 from runner.launch.rendezvous import FollowerRendezvous
 from runner.launch.restarts import Restarts
@@ -51,9 +51,8 @@ class WorkerSupervisor:
         say(f"This is {self.place.name}. The run is the chief's; what comes of it is in {relative(model_dir)}.")
         with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
             file = Path(scratch) / "config.yaml"
-            schema.save(self.config, file)
             try:
-                code = self._follow(rendezvous, model_dir, task_group.task_argv(file))
+                code = self._follow(rendezvous, model_dir, file)
             except TimeoutError as error:
                 say(f"runner: {error}")
                 return FAILED
@@ -61,8 +60,12 @@ class WorkerSupervisor:
             say(f"{self.place.name}: the run has finished; see summary.json in {relative(model_dir)}.")
         return code
 
-    def _follow(self, rendezvous: FollowerRendezvous, model_dir: Path, argv: Sequence[str]) -> int:
-        """Start the task whenever the chief says so, and tell the chief how it ended. The exit code."""
+    def _follow(self, rendezvous: FollowerRendezvous, model_dir: Path, file: Path) -> int:
+        """Start the task whenever the chief says so, and tell the chief how it ended. The exit code.
+
+        Args:
+          file: where the config of the task is written.
+        """
         restarts = Restarts(model_dir, self.config.max_restarts, self.stops.came, say, name=self.place.name)
         journals = Journals(model_dir)
         has_finished = False
@@ -73,12 +76,21 @@ class WorkerSupervisor:
                 rendezvous.tell("stopping")  # the coordinator saves, with our help
             return rendezvous.look(task)
 
-        gang = Gang(may_replace=lambda ending: restarts.allow(ending, alone=True), look_around=look_around)
+        gang = Gang(
+            freeze_secs=self.config.run.freeze_secs,
+            may_replace=lambda ending: restarts.allow(ending, alone=True),
+            look_around=look_around,
+        )
         with self.stops.watch(gang, "all tasks save a checkpoint"):
             while rendezvous.wait_for_go(self.stops.came, forever=has_finished):
                 self._check_config(rendezvous, model_dir)
+                schema.save(self.config, file)
                 journals.mark()
-                task = Task(self.place, argv, task_group.task_env(self.env, self.place, rendezvous.generation))
+                task = Task(
+                    self.place,
+                    task_group.task_argv(file),
+                    task_group.task_env(self.env, self.place, rendezvous.generation),
+                )
                 ending = gang.run([task], self.stops.came)
                 has_finished = ending.code == FINISHED
                 if has_finished:
@@ -100,9 +112,15 @@ class WorkerSupervisor:
         return rendezvous.code
 
     def _check_config(self, rendezvous: FollowerRendezvous, model_dir: Path) -> None:
-        """Refuse to take part in a run with another config than its chief has."""
-        name = "config.yaml" if self.config.command in schema.TRAINING_RUNS else f"config.{self.config.command}.yaml"
-        differing = ", ".join(differences_to_chief(schema.read(model_dir / name), schema.to_tree(self.config)))
+        """Refuse to take part in a run with another config than its chief has. Take the seed that the chief drew."""
+        file = start_files.file_of_tasks(model_dir, self.config.command)
+        if not file.exists():  # the run has ended since, which the task is told
+            return
+        theirs = schema.read(file)
+        if self.config.run.seed is None:
+            seed = (theirs.get("run") or {}).get("seed")
+            self.config = replace(self.config, run=replace(self.config.run, seed=seed))
+        differing = ", ".join(differences_to_chief(theirs, schema.to_tree(self.config)))
         if differing:
             rendezvous.tell("failed", f"another config than the chief's: {differing}", USER_ERROR)
             raise ConfigError(

@@ -2,13 +2,16 @@
 
 A child gets a session of its own, so that everything it starts can be ended with it and a Ctrl-C on the terminal
 reaches only the parent. It holds the read end of a pipe whose write end only the parent has: when the parent dies,
-however it dies, the pipe ends and the child stops itself (`end_with_parent`). On another pipe it gives signs of life.
+however it dies, the pipe ends, and a watchdog process ends the child (`end_with_parent`). On another pipe it gives
+signs of life.
 """
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -112,16 +115,77 @@ def start_process(argv: Sequence[str], env: Mapping[str, str], prefix: str = "")
     return Process(popen, write_end, HeartbeatMonitor(heard), pumps)
 
 
-def end_with_parent(env: Mapping[str, str], grace_secs: float = 30.0) -> None:
-    """In a child: SIGTERM to itself when the parent dies, SIGKILL to its group `grace_secs` later.
+GRACE_SECS = 60.0
+"""How long an orphan may take to save what it has."""
 
-    Does nothing in a process that `start_process` did not start.
+IDLE_GRACE_SECS = 5.0
+"""How long one may take that has nothing to save."""
+
+
+class Watchdog:
+    """A process that ends this one, with all that it started, when its parent has died.
+
+    A thread would not do: while TensorFlow 2.21 makes a MultiWorkerMirroredStrategy, which waits for the other workers
+    for minutes, no Python thread of the process runs. PR_SET_PDEATHSIG would not, either: it comes when the thread ends
+    that started the process, and leaves the rest of its group alive.
+
+    Args:
+      lifeline: ends when the parent does; -1: there is no watchdog.
     """
-    if LIFELINE not in env:
-        return
-    descriptor = int(env[LIFELINE])
-    os.set_inheritable(descriptor, False)  # what the child starts must not hold it
-    threading.Thread(target=_watch, args=(descriptor, grace_secs), daemon=True, name="lifeline").start()
+
+    def __init__(self, lifeline: int, grace_secs: float) -> None:
+        self._has_work = mmap.mmap(-1, 1)  # shared with the watchdog
+        if lifeline < 0:
+            return
+        task, ended = os.getpid(), _open_pidfd()
+        # Forked before TensorFlow is imported: this process has one thread and is small.
+        watchdog = os.fork()
+        if watchdog == 0:
+            try:
+                _detach(keep=(lifeline, ended))
+                self._watch(task, lifeline, ended, grace_secs)
+            finally:
+                os._exit(0)
+        if ended >= 0:
+            os.close(ended)
+        os.set_inheritable(lifeline, False)  # what the child starts must not hold it
+        stand_in = (watchdog, lifeline, grace_secs)
+        threading.Thread(target=_stand_in, args=stand_in, daemon=True, name="lifeline").start()
+
+    def note_work(self) -> None:
+        """Say that from now on there is something to save: the whole grace is for that."""
+        self._has_work[0] = 1
+
+    def _watch(self, task: int, lifeline: int, ended: int, grace_secs: float) -> None:
+        """The life of the watchdog: until the task ends, or its parent."""
+        waits = select.poll()
+        waits.register(lifeline, select.POLLIN)
+        if ended >= 0:
+            waits.register(ended, select.POLLIN)
+        while not waits.poll(None if ended >= 0 else 1000 * _GLANCE_SECS):
+            if os.getppid() != task:
+                return
+        if _has_ended(task, ended, 0):
+            return  # its parent lives, and ends what the task may have left
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(task, signal.SIGTERM)
+        orphaned = time.monotonic()
+        while not _has_ended(task, ended, _GLANCE_SECS):
+            grace = grace_secs if self._has_work[0] else min(grace_secs, IDLE_GRACE_SECS)
+            if time.monotonic() - orphaned > grace:
+                break
+        os.killpg(os.getpgid(0), signal.SIGKILL)  # and this process
+
+
+def end_with_parent(env: Mapping[str, str], grace_secs: float = GRACE_SECS) -> Watchdog:
+    """In a child: SIGTERM to itself when the parent dies, SIGKILL to its group after a grace.
+
+    Call it before any thread is started. Does nothing in a process that `start_process` did not start.
+
+    Args:
+      grace_secs: from `Watchdog.note_work` on; before it IDLE_GRACE_SECS, or this if it is less.
+    """
+    return Watchdog(int(env.get(LIFELINE, -1)), grace_secs)
 
 
 def describe_exit(code: int) -> str:
@@ -135,12 +199,49 @@ def describe_exit(code: int) -> str:
     return f"was killed by {name}" + (" (by the system for lack of memory, or by hand)" if -code == 9 else "")
 
 
-def _watch(descriptor: int, grace_secs: float) -> None:
-    while os.read(descriptor, 1):
+_GLANCE_SECS = 0.2
+
+
+def _stand_in(watchdog: int, lifeline: int, grace_secs: float) -> None:
+    """Do in a thread of the task what the watchdog would do, where somebody has killed that."""
+    while os.read(lifeline, 1):
         pass
+    with contextlib.suppress(ChildProcessError):  # somebody has waited for it already
+        if os.waitpid(watchdog, os.WNOHANG) == (0, 0):
+            return
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(grace_secs)
     os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def _open_pidfd() -> int:
+    """Return a descriptor that tells when this process has ended; -1 where the system has none (before Linux 5.3)."""
+    try:
+        return os.pidfd_open(os.getpid())
+    except (AttributeError, OSError):
+        return -1
+
+
+def _has_ended(task: int, pidfd: int, secs: float) -> bool:
+    """Report whether the task has ended, as soon as it has or after `secs`. It is the parent of this process."""
+    if pidfd < 0:
+        time.sleep(secs)
+        return os.getppid() != task
+    return bool(select.select([pidfd], [], [], secs)[0])
+
+
+def _detach(keep: Sequence[int]) -> None:
+    """Let go of all that is the task's: its signals, its output, its files."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for standard in range(3):
+        os.dup2(nowhere, standard)
+    first = 3
+    for descriptor in sorted(one for one in keep if one >= 0):
+        os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
 
 
 def _start_pump(source: IO[bytes], target: IO[str], prefix: str) -> threading.Thread:

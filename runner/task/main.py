@@ -60,8 +60,9 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
         saves = "a checkpoint is saved" if config.command in TRAINING_COMMANDS else "nothing is saved"
         stop = StopRequest((signal.SIGTERM, signal.SIGINT), f"\nStopping: {saves}. Ctrl-C once more stops at once.\n")
         # A live line and the prompt of a debugger do not go together.
-        return _run(config, ALONE, stop, "plain" if config.run.progress == "auto" else config.run.progress, started)
-    end_with_parent(os.environ)
+        mode = "plain" if config.run.progress == "auto" else config.run.progress
+        return _run(config, ALONE, stop, mode, started, goes_on=True)
+    watchdog = end_with_parent(os.environ)  # first: it forks
     heartbeat = Heartbeat(os.environ)
     heartbeat.start()
     cluster = Cluster.from_tf_config(os.environ.get("TF_CONFIG"))
@@ -72,11 +73,20 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
     name = f"{cluster.role}-{cluster.task_index}"
     with only_task_in(Path(str(config.model_dir)), name) if writes else nullcontext():
         stop = ForwardedStop(heartbeat) if cluster.is_server else StopRequest()
+        stop.note_work = watchdog.note_work
+        if cluster.is_server:  # the coordinator saves with its help
+            watchdog.note_work()
         return _run(config, cluster, stop, progress_mode, started)
 
 
-def _run(config: Config, cluster: Cluster, stop: StopRequest, progress_mode: str, started: float) -> int:
-    """Do the command, note in the journal how it ended, and choose the exit code."""
+def _run(
+    config: Config, cluster: Cluster, stop: StopRequest, progress_mode: str, started: float, *, goes_on: bool = False
+) -> int:
+    """Do the command, note in the journal how it ended, and choose the exit code.
+
+    Args:
+      goes_on: this process does something else afterwards, and gets its signals back.
+    """
     assert config.model_dir is not None
     recorded = config.command not in UNRECORDED_COMMANDS
     path = journal_path(Path(config.model_dir), cluster.role, cluster.task_index)
@@ -108,7 +118,9 @@ def _run(config: Config, cluster: Cluster, stop: StopRequest, progress_mode: str
         report_error(error, journal, os.environ, secrets_of(schema.to_tree(config)))
         return code_of_error(error)
     finally:
-        stop.uninstall()
+        # All is said and saved: a stop that comes while Python and TensorFlow end, which takes them a while, must not
+        # make a finished task one that was killed.
+        stop.uninstall(None if goes_on else signal.SIG_IGN)
         progress.stop()
         with suppress(OSError):  # the disk is full, which has been said
             journal.event("ended")

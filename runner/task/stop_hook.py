@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -24,6 +24,7 @@ class StopRequest(Hook):
       answer: said on stderr when the first request comes while batches run.
 
     Attributes:
+      note_work: called when there is something to save.
       was_heeded: whether something was left undone for it.
       journal: is told when this process was asked, and not another one that it ends with.
     """
@@ -36,6 +37,7 @@ class StopRequest(Hook):
         self._came = ""
         self._is_under_way = False
         self._before: dict[signal.Signals, Any] = {}
+        self.note_work: Callable[[], None] = lambda: None
 
     def install(self) -> None:
         """Take over the signals. Again after the strategy is built: TensorFlow may install a handler of its own."""
@@ -44,14 +46,15 @@ class StopRequest(Hook):
                 self._before.setdefault(number, signal.getsignal(number) or signal.SIG_DFL)  # None: not Python's
                 signal.signal(number, self._note)
 
-    def uninstall(self) -> None:
-        """Give the signals back to who had them."""
+    def uninstall(self, then: Any = None) -> None:
+        """Give the signals back to who had them, or to the handler `then`."""
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler if then is None else then)
         self._before = {}
 
     def begin(self, run: Run) -> None:
         self._is_under_way = True
+        self.note_work()
 
     def after_step(self, run: Run, result: StepResult) -> None:
         self._heed(run)

@@ -73,7 +73,7 @@ QUIET = {
     # MLflow's default of 7 retries means 247 s per call when the server is away (measured); of 120 s for an answer,
     # minutes at the end of a run when it hangs.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
     "MLFLOW_LOGGING_LEVEL": "WARNING",  # "Creating initial database tables" and the like
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # standard output is for the summary
 }

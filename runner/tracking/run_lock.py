@@ -17,7 +17,8 @@ LOCK_FILE = ".lock"
 TASK_LOCK_FILE = ".task.{}.lock"
 """Held by the task itself; each task of a cluster has its own."""
 
-TASK_TIMEOUT_SECS = 60.0
+TASK_TIMEOUT_SECS = 75.0
+"""More than the task of a supervisor that was killed may take to save (`runner.system.child_process`)."""
 
 TIMEOUT_SECS = 3.0
 """Another run that closes the record of a killed one holds its lock for some milliseconds."""
@@ -49,7 +50,7 @@ def only_task_in(directory: Path, name: str = "chief-0") -> Iterator[None]:
       name: of the task; each of a cluster holds the folder for itself.
 
     Raises:
-      RuntimeError: it is still there after a minute.
+      RuntimeError: it is still there after TASK_TIMEOUT_SECS.
     """
     lock = FileLock(directory / TASK_LOCK_FILE.format(name))
     try:
@@ -71,7 +72,7 @@ def wait_for_tasks(directory: Path, name: str = "*") -> None:
       name: of the task; `*`: all of them.
 
     Raises:
-      RuntimeError: one is still there after a minute.
+      RuntimeError: one is still there after TASK_TIMEOUT_SECS.
     """
     before, after = TASK_LOCK_FILE.split("{}")
     for file in directory.glob(TASK_LOCK_FILE.format(name)):

@@ -21,6 +21,8 @@ class RunRecord:
       offsets: journal file name -> bytes of it that are shipped.
       last_steps: metric -> last global step that is shipped; a resumed run repeats steps, its curve does not.
       training: the status that its training has: running, finished, failed or interrupted.
+      is_held: it is not written yet, whoever saves it: the start has not taken its first step.
+      drawn_seed: what stands for `run.seed=null`; None where nothing was drawn yet.
     """
 
     mlflow_run_id: str | None = None
@@ -28,6 +30,8 @@ class RunRecord:
     offsets: dict[str, int] = field(default_factory=dict)
     last_steps: dict[str, int] = field(default_factory=dict)
     training: str | None = None
+    drawn_seed: int | None = None
+    is_held: bool = field(default=False, repr=False)
 
     @classmethod
     def read(cls, model_dir: Path) -> RunRecord:
@@ -35,9 +39,12 @@ class RunRecord:
         return read_dataclass(cls, model_dir / "run.json")
 
     def save(self, model_dir: Path) -> None:
-        """Write run.json."""
+        """Write run.json, unless it `is_held`."""
         with _SAVING:  # the supervisor counts restarts while the shipper notes what it has shipped
-            write_json(model_dir / "run.json", asdict(self))
+            if not self.is_held:
+                values = asdict(self)
+                del values["is_held"]
+                write_json(model_dir / "run.json", values)
 
     def belongs_to(self, mlflow_run_id: str) -> None:
         """Go on with this MLflow run. One that is new to us has none of what was shipped to another."""

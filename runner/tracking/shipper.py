@@ -6,18 +6,21 @@ supervisor that was killed costs nothing: the rest is shipped when there is one 
 
 from __future__ import annotations
 
+import fcntl
+import math
+import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-
-from filelock import FileLock
 
 from runner.system.files import read_json
 from runner.tracking.curves import draw_curves, import_matplotlib
 from runner.tracking.exit_codes import MLFLOW_STATUS, STILL_RUNNING
 from runner.tracking.journal import Journals, journals_in, read_journal
+from runner.tracking.run_lock import LOCK_FILE
 from runner.tracking.run_record import RunRecord
 from runner.tracking.summary import SUMMARY_FILE, as_killed, write_summary
 from runner.tracking.tracker import ExportedModel, Point, RunDescription, Tracker, describe, points_of
@@ -25,8 +28,10 @@ from runner.tracking.tracker import ExportedModel, Point, RunDescription, Tracke
 PERIOD_SECS = 2.0
 GLANCE_SECS = 0.2
 CLOSING_ATTEMPTS = 3
-CLOSING_TIMEOUT_SECS = 90.0
-"""More than two requests that are never answered."""
+CLOSING_TIMEOUT_SECS = 20.0
+"""How long the end of a run waits for a tracker that answers nothing: a frozen server, a database that is locked."""
+UPLOAD_BYTES_PER_SEC = 1e6
+"""A file or a model may take as much longer as it takes at this rate."""
 
 
 class Shipper:
@@ -38,17 +43,25 @@ class Shipper:
       is_reader: the command reads a run. An MLflow run that is there gets metrics and files, but keeps its params,
         tags and status.
       patience_secs: how long to leave the machine to a task that has not taken its first step: to import MLflow takes
-        2 s of a core, which would come just while the task imports TensorFlow.
+        2 s of a core, which would come just while the task imports TensorFlow. Infinite: a start that never takes it
+        is not recorded, unless `drain` says so.
+      ship_later: the command that ships what the end of the run does not wait for.
+      on_first_step: called once, when a task has taken its first step; not where this is noted at the end alone.
     """
 
     def __init__(
         self, model_dir: Path, tracker: Tracker, record: RunRecord, described: RunDescription,
         warn: Callable[[str], None], is_reader: bool = False, patience_secs: float = 0.0,
+        on_first_step: Callable[[], None] = lambda: None, ship_later: str = "",
     ) -> None:  # fmt: skip
         self.record = record
         self._model_dir, self._tracker = model_dir, tracker
         self._described = described
         self._warn, self._is_reader, self._patience_secs = warn, is_reader, patience_secs
+        self._on_first_step = on_first_step
+        self._is_recorded, self._ship_later = True, ship_later
+        self._until = math.inf
+        self._is_enough: Callable[[], bool] = lambda: False
         self._run_id = record.mlflow_run_id
         self._warned = self._opened = self._is_guest = False
         self._journals = Journals(model_dir).mark()  # an earlier start has left its own first step
@@ -58,47 +71,70 @@ class Shipper:
     def start(self) -> None:
         self._thread.start()
 
-    def drain(self, is_enough: Callable[[], bool] = lambda: False) -> str | None:
+    def drain(self, is_enough: Callable[[], bool] = lambda: False, *, is_recorded: bool = True) -> str | None:
         """Ships what is left and ends the thread. The MLflow run's id; None when there is none.
 
         Args:
           is_enough: whether somebody will not wait for a tracker that does not answer.
+          is_recorded: False: the start has come to nothing that is worth a record; what was opened is shipped.
         """
+        self._is_recorded, self._is_enough = is_recorded, is_enough
         self._ending.set()
-        until = time.monotonic() + CLOSING_TIMEOUT_SECS
-        while self._thread.is_alive() and time.monotonic() < until and not is_enough():
-            self._thread.join(GLANCE_SECS)
+        self._answered()
+        self._wait_for(self._thread)
         return self._run_id
 
     def close(
         self, status: str, tags: Mapping[str, str], files: Sequence[Path], models: Sequence[ExportedModel] = ()
     ) -> None:
         """After `drain`: adds tags, files, curves and models, and closes the run as FINISHED, FAILED or KILLED."""
-        if self._thread.is_alive():
-            self._say(TimeoutError("it does not answer"))
-            return
-        if not self._opened or self._run_id is None:
-            return
-        with self._failures_said():
-            if not self._is_guest:
-                self._tracker.set_tags(tags)
+        closing = self._thread
+        if not closing.is_alive():
+            if not self._opened or self._run_id is None:
+                return
             drawn = None
             with self._warning("no learning curves"):
                 drawn = draw_curves(self._model_dir)
-            for file in filter(None, [*files, drawn]):
-                if file.exists():
-                    self._tracker.log_file(file)
+            kept = [file for file in (*files, drawn) if file is not None and file.exists()]
+            closing = threading.Thread(target=self._close, args=(status, tags, kept, models), daemon=True)
+            closing.start()
+            self._wait_for(closing)
+        if closing.is_alive():
+            later = f" Ship later with: {self._ship_later}" if self._ship_later else ""
+            self._warn(
+                f"tracking: no answer for {CLOSING_TIMEOUT_SECS:g} s, and the run ends without it; the journals in "
+                f"{self._model_dir} keep everything.{later}"
+            )
+
+    def _close(
+        self, status: str, tags: Mapping[str, str], files: Sequence[Path], models: Sequence[ExportedModel]
+    ) -> None:
+        with self._failures_said():
+            if not self._is_guest:
+                self._tracker.set_tags(tags)
+            for file in files:
+                self._answered(file.stat().st_size)
+                self._tracker.log_file(file)
             for model in models:
+                self._answered(sum(path.stat().st_size for path in model.path.rglob("*") if path.is_file()))
                 self._tracker.log_model(model)
+            self._answered()
         with self._failures_said():
             if not self._is_guest:
                 self._tracker.end(status)
 
+    def _answered(self, num_bytes: int = 0) -> None:
+        """Note that the tracker answers; the next answer may take CLOSING_TIMEOUT_SECS, and longer for many bytes."""
+        self._until = time.monotonic() + CLOSING_TIMEOUT_SECS + num_bytes / UPLOAD_BYTES_PER_SEC
+
+    def _wait_for(self, thread: threading.Thread) -> None:
+        """Return when the thread has ended, the tracker no longer answers, or somebody will not wait for it."""
+        while thread.is_alive() and time.monotonic() < self._until and not self._is_enough():
+            thread.join(GLANCE_SECS)
+
     def _ship_until_end(self) -> None:
-        until = time.monotonic() + self._patience_secs
-        while time.monotonic() < until and not self._journals.events("first_step"):
-            if self._ending.wait(GLANCE_SECS):
-                break
+        if not self._wait_for_first_step():
+            return
         while not self._ending.is_set():
             self._ship()
             self._ending.wait(PERIOD_SECS)
@@ -107,12 +143,24 @@ class Shipper:
                 return
             time.sleep(0.5)
 
+    def _wait_for_first_step(self) -> bool:
+        """Return when a task has taken it, has had its time for it, or has ended. False: there is nothing to ship."""
+        until = time.monotonic() + self._patience_secs
+        while time.monotonic() < until:
+            if self._journals.events("first_step"):
+                self._on_first_step()
+                return True
+            if self._ending.wait(GLANCE_SECS):
+                return self._is_recorded
+        return True
+
     def _ship(self) -> bool:
         """Ship what is new, and report whether that worked."""
         shipped = False
         with self._failures_said():
             if not self._opened:
                 self._open()
+                self._answered()
                 host = self._described.tags.get("host")
                 if self._run_id is not None and host:
                     with self._warning("cannot look for runs that were killed"):
@@ -158,6 +206,7 @@ class Shipper:
         points = [point for line in lines for point in points_of(line) if self._is_new(point, last_steps)]
         if points:
             self._tracker.log_points(points)
+            self._answered()
         self.record.last_steps = last_steps
         if offset != self.record.offsets.get(path.name, 0):
             # After log_points: a crash in between ships points twice; MLflow stores them once (same time and step).
@@ -190,6 +239,8 @@ class Shipper:
     def _say(self, error: Exception) -> None:
         if not self._warned:
             kept = f"training goes on; the journals in {self._model_dir} keep everything"
+            if self._ending.is_set() and self._ship_later:
+                kept = f"the journals in {self._model_dir} keep everything; ship later with: {self._ship_later}"
             self._warn(f"tracking: {describe(error)} ({kept})")
         self._warned = True
 
@@ -199,29 +250,48 @@ def close_abandoned(tracker: Tracker, host: str) -> None:
 
     A supervisor holds its run's lock (tag `lock`) while it lives. Where the lock can be taken the MLflow run gets the
     status of its summary: KILLED, unless the supervisor came as far as writing another. A summary that says running
-    becomes interrupted.
+    becomes interrupted, where the folder's own run.json says that it is this run.
+
+    Anybody can write tags into MLflow: what is not the lock of a folder of ours is neither created nor written.
     """
     for run_id, lock in tracker.running_on(host).items():
         path = Path(lock)
-        if not path.is_absolute():  # a tag of the user's own
+        if not path.is_absolute() or path.name != LOCK_FILE:  # a tag of the user's own
             continue
-        held = FileLock(path, timeout=0)
-        try:
-            if path.exists():
-                held.acquire()
-        except OSError:  # a Timeout: its supervisor lives; or the file is somebody else's
-            continue
-        try:
+        with ExitStack() as held:
+            try:
+                if path.exists():
+                    held.enter_context(_lock_as_it_is(path))
+            except OSError:  # its supervisor lives; or the file is somebody else's
+                continue
             _close_as_killed(tracker, run_id, path.parent)
-        finally:
-            held.release()
+
+
+@contextmanager
+def _lock_as_it_is(path: Path) -> Iterator[None]:
+    """Hold the lock of a supervisor of ours that is dead. A FileLock would empty the file, or make one.
+
+    Raises:
+      OSError: it is held, or not ours.
+    """
+    # Not through a link, and without waiting for the other end of a pipe.
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            raise PermissionError(f"{path} is no lock of ours")
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _close_as_killed(tracker: Tracker, run_id: str, model_dir: Path) -> None:
     summary = read_json(model_dir / SUMMARY_FILE) or {}
     status = "interrupted"
     if summary.get("status") == STILL_RUNNING.status:
-        write_summary(model_dir, as_killed(summary))
+        if RunRecord.read(model_dir).mlflow_run_id == run_id:
+            write_summary(model_dir, as_killed(summary))
     elif summary.get("mlflow_run_id") == run_id:  # it ended, and could not reach the tracker any more
         status = str(summary.get("status"))
     tracker.settle(run_id, MLFLOW_STATUS.get(status, "KILLED"), {"status": status}, _last_sign(model_dir))

@@ -384,6 +384,8 @@ BAD = [
         ["strategy=multi_worker", "run.inline=true"],
         "run.inline=true with strategy=multi_worker: each task is a process",
     ),
+    (["run.freeze_secs=60", "run.inline=true"], "run.inline=true with run.freeze_secs=60: no other process sees that"),
+    (["run.freeze_secs=5"], "run.freeze_secs=5"),
     (["cluster.evaluator=true", "run.inline=true"], "run.inline=true with cluster.evaluator=true, which is a process"),
     (["cluster.evaluator=true", "command=train"], "cluster.evaluator=true has no effect with command=train"),
     (

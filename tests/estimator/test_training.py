@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from runner import (
     train_and_evaluate,
 )
 from runner.checkpoint.retention import metrics_of
+from runner.estimator.context import Models
 from runner.run_config import KeepBest
 from runner.tracking.journal import Journal, read_journal
 from tests.support.jobs import serving_input_receiver_fn
@@ -383,3 +385,35 @@ def test_complete_flow_with_a_simple_linear_model(tmp_path: Path) -> None:
     assert prediction["y"] == pytest.approx(20.0, abs=1e-3)
     reopened = Estimator(model_fn, tmp_path)
     assert reopened.evaluate(input_fn, steps=2) == result.metrics[""]
+
+
+@pytest.mark.parametrize("shuffle_seed", [None, 7])
+def test_workers_that_all_read_all_of_the_data_shuffle_it_in_orders_of_their_own(
+    shuffle_seed: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def shuffled(params: Any, config: Any) -> tf.data.Dataset:
+        data = tf.data.Dataset.range(100)
+        if shuffle_seed is None:
+            return data.shuffle(100).batch(4)
+        return data.shuffle(100, seed=params["shuffle_seed"]).batch(4)
+
+    def orders(shard: str) -> list[list[int]]:
+        models = Models(Estimator(line, tmp_path)._context, lambda input_fn, mode: input_fn)
+        source = Input(shuffled, batch_size=12, shard=shard, shuffle_seed=shuffle_seed)
+        build = functools.partial(models.build_pipeline, source, "train", models.for_training, num_workers=3)
+        pipelines = [build(worker_index=worker) for worker in range(3)]
+        return [[int(i) for (batch,) in one.given.as_numpy_iterator() for i in batch] for one in pipelines]
+
+    with caplog.at_level("INFO"):
+        own = orders("off")
+    assert all(sorted(order) == list(range(100)) for order in own)
+    assert own[0] != own[1] != own[2] != own[0]
+    assert "without a shuffle all of them train on the same examples" in caplog.text
+    one, *others = orders("examples")  # each takes its rows of the same batches
+    assert others == [one, one]
+    assert own[0] == one
+
+
+def test_estimators_of_one_process_draw_a_seed_where_none_was_given(tmp_path: Path) -> None:
+    seeds = {Estimator(line, tmp_path, RunConfig(tf_random_seed=None)).config.tf_random_seed for _ in range(3)}
+    assert len(seeds) == 3

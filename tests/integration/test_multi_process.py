@@ -26,8 +26,8 @@ from tests.support.weighted_models import model_of, of_two, weighted_input
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]  # the first waits for two gangs
 
 TWO = (
-    "native", "classic", "by_replicas", "uneven", "without_data", "nothing_at_all", "own_resumed", "unknown_length",
-    "in_turn", "measured",
+    "native", "classic", "by_replicas", "drawn_seed", "uneven", "without_data", "nothing_at_all", "own_resumed",
+    "unknown_length", "in_turn", "measured",
     "stopped_by_one", "slow_worker", "slow_evaluation", "undisturbed", "stopped_early", "not_finite", "sparse",
     "weighted_losses", "accumulated", "half_precision", "one_file", "metrics_of_files", "pairs", "undying", "dying",
 )  # fmt: skip
@@ -125,6 +125,11 @@ def test_model_fn_sees_the_replicas_of_all_workers_whenever_it_is_called(two: Ga
     for found in two.results("by_replicas"):
         assert float(found["w"]) == pytest.approx(2 * 0.1 * int(found["replicas"]), rel=1e-6)
         assert int(found["replicas"]) == 2
+
+
+def test_workers_for_whom_no_seed_was_given_draw_the_same(two: Gang) -> None:
+    chief, worker = two.results("drawn_seed")
+    assert chief["seed"] == worker["seed"]
 
 
 @pytest.mark.parametrize("style", ["native", "classic"])

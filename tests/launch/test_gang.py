@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 from mlflow import MlflowClient
 
 from runner.config import schema
-from runner.config.schema import ClusterConfig, Config, StrategyConfig, TrackingConfig
+from runner.config.schema import ClusterConfig, Config, RunSettings, StrategyConfig, TrackingConfig
 from runner.distribute.cluster import ALONE, Cluster
 from runner.launch import gang, restarts, supervisor, task_group
 from runner.launch.gang import GangResult, Task
@@ -62,8 +63,9 @@ def prepared(folder: Path, codes: Mapping[str, str], strategy: str, **settings: 
     for name, code in codes.items():
         (folder / f"{name}.py").write_text(code)
     tracking = TrackingConfig(backend=settings.pop("backend", "none"), uri=f"sqlite:///{folder}/mlflow.db")
+    run = RunSettings(**{name: settings.pop(name) for name in ("seed", "freeze_secs") if name in settings})
     cluster = ClusterConfig(**settings)
-    return config_of(folder / "run", strategy=StrategyConfig(strategy), cluster=cluster, tracking=tracking)
+    return config_of(folder / "run", strategy=StrategyConfig(strategy), cluster=cluster, tracking=tracking, run=run)
 
 
 def noted(folder: Path, role: str = "chief", index: int = 0) -> list[dict[str, Any]]:
@@ -402,3 +404,43 @@ def test_which_end_is_a_loss_and_which_of_two_is_the_reason() -> None:
 
     assert [code for code in (-9, -6, -11, 75, 1, 2, 3, -15, -2) if ending(code).is_loss] == [-9, -6, -11, 75]
     assert sorted([75, -6, 3, 1, -9], key=rank_of) == [-9, 1, 3, -6, 75]
+
+
+# --- a task that freezes alone ------------------------------------------------------------------------------------
+
+FREEZES = "started(); os.kill(os.getpid(), signal.SIGSTOP)\n"
+
+
+def test_a_single_task_that_is_frozen_is_said_and_goes_on_when_it_wakes(
+    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gang, "SAID_SILENCE_SECS", 0.5)
+    wakes = f"import subprocess; subprocess.Popen(['sh', '-c', f'sleep 2; kill -CONT {{os.getpid()}}'])\n{FREEZES}"
+    assert run({"chief": wakes + "time.sleep(1)\n" + FINISH}, "default") == 0
+    froze, woke = capfd.readouterr().err.splitlines()
+    assert re.fullmatch(
+        r"runner: the task has given no sign of life for \d+ s: it was suspended, .* with run.freeze_secs=60 .*", froze
+    )
+    assert woke == "runner: the task gives signs of life again."
+    assert summary_in(tmp_path / "run")["restarts"] == 0
+
+
+def test_a_single_task_that_is_frozen_is_started_again_where_freeze_secs_asks_for_it(
+    run: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run({"chief": f"if generation == 1:\n    {FREEZES}{FINISH}"}, "default", freeze_secs=1) == 0
+    assert summary_in(tmp_path / "run")["restarts"] == 1
+    said = capfd.readouterr().err
+    assert "the task froze: no sign of life for 1 s; all start again from its beginning (restart 1 of 3)" in said
+
+
+@pytest.mark.parametrize("has_saved", [True, False])
+def test_a_frozen_task_that_is_asked_to_stop_does_not_hold_the_command(
+    has_saved: bool, run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gang, "SAID_SILENCE_SECS", 0.5)
+    monkeypatch.setattr(gang, "FROZEN_GRACE_SECS", 0.5)
+    asks = f"import subprocess; subprocess.Popen(['sh', '-c', 'sleep 2; kill {os.getpid()}'])\n"
+    before = time.monotonic()
+    assert run({"chief": ("save(4)\n" if has_saved else "") + asks + FREEZES}, "default") == (3 if has_saved else 1)
+    assert time.monotonic() - before < 30

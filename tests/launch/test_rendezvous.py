@@ -164,9 +164,10 @@ def test_another_config_than_the_chiefs_is_refused_with_the_keys_that_differ(tmp
 def test_who_does_not_come_is_named(tmp_path: Path) -> None:
     terminals = Terminals(tmp_path, start_timeout_secs=1)
     terminals.start({"chief": JOIN})
-    ended, _ = terminals.end()
+    ended, said = terminals.end()
     assert ended == {"chief": 1}
-    assert summary_in(tmp_path / "run")["error"] == "worker:0 (127.0.0.1:2) did not come within 1 s"
+    assert "error: worker:0 (127.0.0.1:2) did not come within 1 s\n" in said["chief"]
+    assert not (tmp_path / "run" / "summary.json").exists(), "it never took its first step"
     terminals = Terminals(tmp_path, start_timeout_secs=1)
     terminals.start({"worker:0": JOIN})
     ended, said = terminals.end()
@@ -369,3 +370,19 @@ def test_a_cluster_without_model_dir_is_refused(tmp_path: Path) -> None:
         )  # fmt: skip
         assert refused.returncode == 2
         assert message in refused.stderr
+
+
+def test_all_tasks_of_all_starts_have_the_seed_that_the_chiefs_supervisor_drew(tmp_path: Path) -> None:
+    notes = "from runner.config import parsing\nseed = parsing.load(Path(sys.argv[1])).run.seed\n"
+    notes += "(folder / f'{place.name}.seeds').open('a').write(f'{seed} ')\n"
+    for _ in range(2):
+        terminals = Terminals(tmp_path, seed=None)
+        terminals.start({"chief": notes + FINISH, "worker:0": notes + JOIN})
+        ended, said = terminals.end()
+        assert ended == {"chief": 0, "worker:0": 0}, said
+    seeds = (tmp_path / "chief.seeds").read_text().split()
+    assert len(seeds) == 2 and len({*seeds, *(tmp_path / "worker:0.seeds").read_text().split()}) == 1
+    drawn = int(seeds[0])
+    assert schema.read(tmp_path / "run" / "config.yaml")["run"]["seed"] == drawn
+    assert RunRecord.read(tmp_path / "run").drawn_seed == drawn
+    assert "seed" not in said["chief"]  # nothing has changed

@@ -33,7 +33,10 @@ from runner.tracking.journal import Journal, journal_path
 model_dir = Path(sys.argv[1]).parent
 journal = Journal(journal_path(model_dir))
 journal.event("built", num_replicas=2)
+journal.event("first_step", step=1)
 """
+UNTAKEN = TASK.replace('journal.event("first_step", step=1)', "")
+"""A task that never takes its first step."""
 PREDICTS = InputConfig(predict=InputBlock(fn="my.input_fn"))
 RESULT = "journal.event('result', global_step=7, metrics={'eval/accuracy': 0.5}, checkpoint='c', steps_per_sec=3.0)\n"
 
@@ -47,7 +50,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         script = tmp_path / "task.py"
         script.write_text(task + code)
         monkeypatch.setattr(task_group, "task_argv", lambda file: [sys.executable, str(script), str(file)])
-        return supervisor.run(config_of(tmp_path / "run", **settings), {**os.environ, "PYTHONPATH": str(ROOT)}, argv)
+        env, notes = {**os.environ, "PYTHONPATH": str(ROOT)}, settings.pop("notes", None)
+        return supervisor.run(config_of(tmp_path / "run", **settings), env, argv, notes=notes)
 
     return run_task
 
@@ -472,3 +476,81 @@ def test_ctrl_c_does_not_wait_for_a_server_that_never_answers(tmp_path: Path) ->
     assert process.returncode == 0
     assert "it does not answer" in said
     assert summary_in(tmp_path / "run")["status"] == "finished"
+
+
+# --- before the first step ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [("journal.event('error', error='ValueError: no'); sys.exit(2)", 2), ("os.kill(os.getpid(), signal.SIGKILL)", 1)],
+)
+def test_a_start_that_never_takes_a_step_leaves_the_run_as_it_was(
+    code: str, exit_code: int, run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mlflow import MlflowClient
+
+    settings = {"tracking": TrackingConfig(backend="mlflow"), "notes": {"overrides.yaml": "- one\n"}}
+    assert run(RESULT, **settings) == 0
+    folder = tmp_path / "run"
+    record = (folder / "run.json", folder / "summary.json", folder / "config.yaml", folder / ".hydra/overrides.yaml")
+    before = [(path.read_bytes(), path.stat().st_mtime_ns) for path in record]
+    assert not (folder / ".start.yaml").exists()
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    (recorded,) = client.search_runs(["1"])
+    (folder / "training_ended.json").write_text('{"status": "finished"}')
+
+    settings["notes"] = {"overrides.yaml": "- two\n"}
+    forgets = "(model_dir / 'training_ended.json').unlink(missing_ok=True)\n"
+    assert run(forgets + code, task=UNTAKEN, model=ModelConfig(fn="my.other_fn"), **settings) == exit_code
+    assert [(path.read_bytes(), path.stat().st_mtime_ns) for path in record] == before
+    assert (folder / "training_ended.json").read_text() == '{"status": "finished"}'
+    assert not (folder / ".start.yaml").exists()
+    (after,) = client.search_runs(["1"])
+    assert (after.info.status, after.info.end_time) == ("FINISHED", recorded.info.end_time)
+    assert after.data.tags == recorded.data.tags
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == "model_dir: run (as it was: this start ended before its first step)"
+    assert run(RESULT, **settings) == 0  # and the run goes on
+    assert RunRecord.read(folder).generation == 2
+
+
+def test_a_fresh_start_that_never_takes_a_step_leaves_nothing(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracking = TrackingConfig(backend="mlflow")
+    assert run("sys.exit(2)", task=UNTAKEN, tracking=tracking, notes={"overrides.yaml": ""}) == 2
+    assert {entry.name for entry in tmp_path.iterdir()} == {"task.py"}
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == "model_dir: run (removed: this start ended before its first step)"
+
+
+def test_a_fresh_start_takes_nothing_away_that_was_there(run: Callable[..., int], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine.txt").write_text("mine")
+    assert run("sys.exit(2)", task=UNTAKEN) == 2
+    left = {entry.name for entry in (tmp_path / "run").iterdir() if not entry.name.startswith("events.")}
+    assert left == {".lock", "mine.txt"}
+
+
+def test_the_files_of_a_run_are_there_as_soon_as_it_has_taken_its_first_step(
+    run: Callable[..., int], tmp_path: Path
+) -> None:
+    sees = (
+        "here = lambda: {path.name for path in model_dir.iterdir()} & {'config.yaml', 'run.json', 'summary.json'}\n"
+        "assert not here() and not (model_dir / '.hydra').exists()\n"
+        "journal.event('first_step', step=1)\n"
+        "end = time.monotonic() + 30\n"
+        "while len(here()) < 3 and time.monotonic() < end: time.sleep(0.02)\n"
+        "time.sleep(0.2)\n"
+        "assert oct((model_dir / '.hydra').stat().st_mode)[-3:] == '700'\n"
+        "assert oct((model_dir / '.hydra/config.yaml').stat().st_mode)[-3:] == '600'\n"
+        "assert '\"running\"' in (model_dir / 'summary.json').read_text()\n"
+    )
+    assert run(sees + RESULT, task=UNTAKEN, notes={"config.yaml": "password: hunter2\n"}) == 0
+
+
+def test_a_start_that_has_nothing_to_do_is_a_finished_run(run: Callable[..., int], tmp_path: Path) -> None:
+    assert run(RESULT, task=UNTAKEN) == 0
+    assert summary_in(tmp_path / "run")["status"] == "finished"
+    assert (tmp_path / "run" / "config.yaml").exists()

@@ -78,4 +78,5 @@ def started() -> None:
 
 with only_task_in(model_dir, f"{place.role}-{place.task_index}"):
     journal.event("joining")
+    journal.event("first_step", step=1)
     exec((folder / f"{place.name}.py").read_text())

@@ -111,6 +111,12 @@ def by_replicas(folder: Path) -> dict[str, Any]:
     return {"w": estimator.get_variable_value("w"), "replicas": config().num_replicas_in_sync}
 
 
+@case
+def drawn_seed(folder: Path) -> dict[str, Any]:
+    """The seed of an Estimator for which none was given."""
+    return {"seed": Estimator(STYLES["native"], folder, config(tf_random_seed=None)).config.seed}
+
+
 # --- who was seen -----------------------------------------------------------------------------------------------------
 
 

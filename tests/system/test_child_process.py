@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -71,13 +72,15 @@ def test_stop_kills_a_child_that_will_not_end_and_what_it_started(tmp_path: Path
 
 
 CHILD = (
-    "import os, sys, time, pathlib\n"
+    "import ctypes, json, os, sys, time, pathlib, psutil\n"
     "from runner.system.child_process import end_with_parent\n"
     "{before}\n"
-    "end_with_parent(os.environ, grace_secs=0.3)\n"
+    "watchdog = end_with_parent(os.environ, grace_secs={grace_secs})\n"
     "path = pathlib.Path({pid!r}); path.with_suffix('.tmp').write_text(str(os.getpid()))\n"
+    "others = [one.pid for one in psutil.Process().children()]\n"
+    "path.with_name('others').write_text(json.dumps(others))\n"
     "path.with_suffix('.tmp').rename(path)\n"
-    "time.sleep(60)\n"
+    "{then}\n"
 )
 PARENT = (
     "import os, sys, time\n"
@@ -87,9 +90,9 @@ PARENT = (
 )
 
 
-def _orphan(tmp_path: Path, before: str) -> int:
-    """Kills a parent -9 whose child does `before`; the child's pid."""
-    child = CHILD.format(before=before, pid=str(tmp_path / "pid"))
+def _orphan(tmp_path: Path, before: str, grace_secs: float = 0.3, then: str = "time.sleep(60)") -> int:
+    """Kills a parent -9 whose child does `before` and `then`, of which the second begins; the child's pid."""
+    child = CHILD.format(before=before, pid=str(tmp_path / "pid"), grace_secs=grace_secs, then=then)
     parent = subprocess.Popen(python(PARENT.format(child=child)), env=ENV)
     wait_until((tmp_path / "pid").exists)
     parent.kill()
@@ -102,9 +105,43 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     wait_until(lambda: is_gone(pid))
 
 
+def test_a_child_ends_with_its_parent_where_the_system_has_no_pidfd(tmp_path: Path) -> None:
+    pid = _orphan(tmp_path, before="del os.pidfd_open")
+    wait_until(lambda: is_gone(pid), 10)
+
+
 def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
     pid = _orphan(tmp_path, before="import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
     wait_until(lambda: is_gone(pid))
+
+
+def test_a_child_in_which_no_python_thread_runs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+    pid = _orphan(tmp_path, "import subprocess; subprocess.Popen(['sleep', '60'])", then="ctypes.PyDLL(None).sleep(60)")
+    others = json.loads((tmp_path / "others").read_text())
+    assert len(others) == 2  # the helper and the watchdog
+    wait_until(lambda: all(map(is_gone, [pid, *others])), 10)
+
+
+def test_a_child_that_has_something_to_save_has_the_time_for_it(tmp_path: Path) -> None:
+    saves = (
+        f"signal.signal(signal.SIGTERM, lambda *a: (time.sleep(1), pathlib.Path({str(tmp_path)!r}, 'saved').touch()))"
+    )
+    pid = _orphan(tmp_path, f"import signal; {saves}", grace_secs=2, then="watchdog.note_work(); time.sleep(60)")
+    wait_until(lambda: is_gone(pid), 10)
+    assert (tmp_path / "saved").exists()
+
+
+def test_a_child_whose_watchdog_was_killed_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    pid = _orphan(tmp_path, "", then="[one.kill() for one in psutil.Process().children()]; time.sleep(60)")
+    wait_until(lambda: is_gone(pid), 10)
+
+
+def test_the_watchdog_of_a_child_that_has_ended_ends(tmp_path: Path) -> None:
+    child = CHILD.format(before="", pid=str(tmp_path / "pid"), grace_secs=9, then="raise SystemExit(4)")
+    process = start_process(python(child), ENV, prefix="[child] ")  # its output ends with it
+    assert process.wait(20) == 4
+    wait_until(lambda: all(map(is_gone, json.loads((tmp_path / "others").read_text()))), 10)
+    assert process.close() == 4
 
 
 def test_exits_are_said_in_words() -> None:

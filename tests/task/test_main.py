@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 from runner.system.heartbeat import HEARTBEAT, Heartbeat, HeartbeatMonitor
 from runner.task import error_report, main, stop_hook
 from runner.tracking.journal import NullJournal
-from tests.support.jobs import config_file, noted, results, run
+from tests.support.jobs import config_file, endless, noted, results, run
 
 INTERRUPTING = ("input.train.fn=tests.support.jobs.interrupting", "train.max_steps=100000", "train.steps_per_loop=2")
 
@@ -117,6 +119,21 @@ def test_a_stop_that_leaves_nothing_undone_is_a_finished_run(tmp_path: Path, mon
         stop_hook.StopRequest, "after_step", lambda self, run, result: None
     )  # it came after the last step
     assert run(tmp_path, "command=train", *INTERRUPTING[:1], "+input.train.params.at=[1]") == 0
+
+
+def asked_at_its_exit(params: Any) -> Any:
+    """An input of a process that is asked to stop while Python ends."""
+    atexit.register(os.kill, os.getpid(), signal.SIGTERM)
+    return endless(params)
+
+
+@pytest.mark.processes
+def test_a_stop_after_the_last_evaluation_is_a_finished_run(tmp_path: Path) -> None:
+    file = config_file(tmp_path, "input.train.fn=tests.task.test_main.asked_at_its_exit")
+    task = subprocess.run([sys.executable, "-m", "runner.task", str(file)], cwd=Path(__file__).parents[2], check=False)
+    assert task.returncode == 0
+    (result,) = results(tmp_path)
+    assert result["global_step"] == 4 and "eval/loss" in result["metrics"]
 
 
 # --- a debugger -----------------------------------------------------------------------------------------------------

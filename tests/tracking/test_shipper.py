@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -277,6 +278,7 @@ def abandoned(tmp_path: Path, summary: Mapping[str, Any] | None, *, lock: bool =
         (folder / ".lock").touch()
     if summary is not None:
         (folder / "summary.json").write_text(json.dumps(summary))
+    RunRecord(mlflow_run_id="dead-id").save(folder)
     tracker = RecordingTracker()
     tracker.running = {"dead-id": str(folder / ".lock")}
     return tracker
@@ -331,6 +333,29 @@ def test_a_run_whose_supervisor_lives_is_left_alone(tmp_path: Path) -> None:
         close_abandoned(tracker, "host")
     assert tracker.settled == {}
     assert json.loads((tmp_path / "dead" / "summary.json").read_text()) == {"status": "running"}
+
+
+@pytest.mark.parametrize("kind", ["file", "folder of another run", "link", "pipe"])
+def test_a_tag_of_somebody_elses_run_makes_us_write_nowhere(kind: str, tmp_path: Path) -> None:
+    tracker = abandoned(tmp_path, {"status": "running"})
+    folder = tmp_path / "dead"
+    lock = folder / ".lock"
+    lock.write_text("precious")
+    if kind == "file":
+        lock = lock.rename(folder / "thesis.txt")
+    elif kind == "folder of another run":
+        RunRecord(mlflow_run_id="theirs").save(folder)
+    elif kind == "link":
+        lock.symlink_to(lock.rename(tmp_path / "thesis.txt"))
+    else:
+        lock.unlink()
+        os.mkfifo(lock)
+    tracker.running = {"dead-id": str(lock), "nowhere": str(tmp_path / "new" / ".lock")}
+    before = {path: path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    close_abandoned(tracker, "host")
+    assert {path: path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert "precious" in [*before.values(), "precious" if kind == "pipe" else ""]
+    assert set(tracker.settled) == {"nowhere", *(["dead-id"] if kind == "folder of another run" else [])}
 
 
 def test_the_lock_is_held_while_a_run_is_closed_and_free_afterwards(tmp_path: Path) -> None:
@@ -493,13 +518,18 @@ def test_leaves_the_machine_to_a_task_until_its_first_step(tmp_path: Path) -> No
     assert [point.step for point in tracker.points] == [1]
 
 
-def test_a_run_that_ends_before_its_first_step_is_recorded_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_whether_a_run_that_ends_before_its_first_step_is_recorded_is_said_at_its_end(
+    is_recorded: bool, tmp_path: Path
+) -> None:
     tracker = RecordingTracker()
     shipper = Shipper(
-        tmp_path, tracker, RunRecord(), RunDescription("name", {}, {}), lambda text: None, patience_secs=60
+        tmp_path, tracker, RunRecord(), RunDescription("name", {}, {}), lambda text: None, patience_secs=math.inf
     )
     shipper.start()
-    assert shipper.drain() == "run-1"
+    assert shipper.drain(is_recorded=is_recorded) == ("run-1" if is_recorded else None)
+    shipper.close("FAILED", {}, [])
+    assert tracker.status == ("FAILED" if is_recorded else None)
 
 
 def test_goes_on_in_the_run_of_a_start_that_was_killed_before_it_could_note_it(tmp_path: Path) -> None:
@@ -510,3 +540,29 @@ def test_goes_on_in_the_run_of_a_start_that_was_killed_before_it_could_note_it(t
     shipper.start()
     shipper.drain()
     assert tracker.started_with == ["of-this"]
+
+
+@pytest.mark.parametrize("blocked", ["log_points", "set_tags", "log_file", "end"])
+def test_a_tracker_that_freezes_holds_the_end_of_a_run_for_a_limited_time(
+    blocked: str, tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shipping, "CLOSING_TIMEOUT_SECS", 0.5)
+    woken = threading.Event()
+    tracker = RecordingTracker()
+    warnings: list[str] = []
+    monkeypatch.setattr(tracker, blocked, lambda *arguments: woken.wait(60))
+    journal.metrics(1, {"m": 1.0})
+    described = RunDescription("name", {}, {})
+    later = "python -m runner model_dir=x"
+    shipper = Shipper(tmp_path, tracker, RunRecord(), described, warnings.append, ship_later=later)
+    shipper.start()
+    before = time.monotonic()
+    shipper.drain()
+    (tmp_path / "summary.json").write_text("{}")
+    shipper.close("FINISHED", {}, [tmp_path / "summary.json"])
+    assert time.monotonic() - before < 20
+    woken.set()
+    assert warnings == [
+        f"tracking: no answer for 0.5 s, and the run ends without it; the journals in {tmp_path} keep everything. "
+        f"Ship later with: {later}"
+    ]

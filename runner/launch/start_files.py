@@ -1,0 +1,81 @@
+"""What a start writes into model_dir before its first step, and how it is taken away where that never comes."""
+
+from __future__ import annotations
+
+import fnmatch
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from runner.config import schema
+from runner.launch.rendezvous import CALL_FILE, PEERS_FOLDER
+from runner.system.files import write_atomically
+from runner.tracking import training_status
+from runner.tracking.run_lock import LOCK_FILE, TASK_LOCK_FILE
+
+START_FILE = ".start.yaml"
+"""In model_dir, while a start trains: the config that its tasks do. It becomes config.yaml with the first step."""
+
+NOTES_FOLDER = ".hydra"
+
+_OF_OTHERS = (LOCK_FILE, CALL_FILE, PEERS_FOLDER)
+"""What other supervisors of the cluster still read."""
+
+_BEFORE_THE_FIRST_STEP = (*_OF_OTHERS, START_FILE, TASK_LOCK_FILE.format("*"), "events.*.jsonl", training_status.FILE)
+"""What a start that was killed, or another supervisor of the cluster, may have left in the folder of no run."""
+
+
+def file_of_tasks(model_dir: Path, command: str) -> Path:
+    """Return where the config is that the tasks of a start do."""
+    return model_dir / (START_FILE if command in schema.TRAINING_RUNS else f"config.{command}.yaml")
+
+
+def write_notes(model_dir: Path, notes: Mapping[str, str]) -> None:
+    """Write how the config was composed, which may hold secrets, for its owner alone."""
+    folder = model_dir / NOTES_FOLDER
+    if notes:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.chmod(0o700)  # one of before
+    for name, text in notes.items():
+        write_atomically(folder / name, text, mode=0o600)
+
+
+class Left:
+    """What earlier starts left in model_dir; made before a start writes anything.
+
+    Args:
+      is_cluster: other supervisors meet in the folder, and read there that the run has ended.
+    """
+
+    def __init__(self, model_dir: Path, *, is_cluster: bool) -> None:
+        self._model_dir, self._is_cluster = model_dir, is_cluster
+        self._ending = _text_in(model_dir / training_status.FILE)
+        names = (entry.name for entry in model_dir.iterdir())
+        self.is_empty = all(any(fnmatch.fnmatch(name, one) for one in _BEFORE_THE_FIRST_STEP) for name in names)
+
+    def restore(self) -> None:
+        """Leave the run as it was; where there was none, leave no folder."""
+        if not self.is_empty:
+            (self._model_dir / START_FILE).unlink(missing_ok=True)
+            if self._ending is not None:
+                write_atomically(self._model_dir / training_status.FILE, self._ending)
+            return
+        kept = _OF_OTHERS if self._is_cluster else ()
+        for entry in self._model_dir.glob("*"):
+            if entry.name in kept:
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
+        if not kept and self._model_dir != Path.cwd():
+            with suppress(OSError):  # it is a mounted disk, or somebody else has written there
+                self._model_dir.rmdir()
+
+
+def _text_in(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
