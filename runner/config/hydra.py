@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import ResultDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult
@@ -72,6 +74,10 @@ def prepare(note_sweep: Callable[[str], None] = lambda directory: None) -> None:
 class Composition:
     """A context in which Hydra composes: methods of Hydra are replaced for its length, and then put back.
 
+    Attributes:
+      declared: what the chosen files alone made of the config that was composed last, before the command line changed
+        a value of it; None: nothing was composed here.
+
     Raises:
       RuntimeError: it is entered a second time before it was left, and would put back its own methods.
     """
@@ -79,6 +85,7 @@ class Composition:
     _is_under_way = False
 
     def __init__(self) -> None:
+        self.declared: dict[str, Any] | None = None
         self._warnings: set[str] = set()
 
     def __enter__(self) -> Composition:
@@ -101,12 +108,24 @@ class Composition:
             return loaded
 
         ConfigLoaderImpl._load_single_config = load_renamed  # type: ignore
+        self._apply = apply = ConfigLoaderImpl._apply_overrides_to_config
+
+        def apply_noted(overrides: list[Override], cfg: DictConfig) -> None:
+            """Set what the command line says, in a config that is noted as its files declare it."""
+            self.declared = {  # not `hydra`, whose values are only there once the overrides are known
+                str(name): OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
+                for name, node in ((name, cfg._get_node(name)) for name in cfg if name != "hydra")
+            }
+            apply(overrides, cfg)
+
+        ConfigLoaderImpl._apply_overrides_to_config = staticmethod(apply_noted)  # type: ignore
         return self
 
     def __exit__(self, *error: object) -> None:
         Composition._is_under_way = False
         del ConfigStore.__deepcopy__  # type: ignore[attr-defined]
         ConfigLoaderImpl._load_single_config = self._load  # type: ignore
+        ConfigLoaderImpl._apply_overrides_to_config = staticmethod(self._apply)  # type: ignore
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -153,6 +172,86 @@ def job_dir(*, _root_: DictConfig) -> str:
             tree[name] = OmegaConf.to_container(value, resolve=True) if is_node else value
     reads_a_run = tree.get("command") not in schema.TRAINING_COMMANDS
     return job_id(changed_keys.with_removed(tree), reads_a_run=reads_a_run)
+
+
+# --- params that a group or an experiment declares -------------------------------------------------------------------
+
+_PARAMS = re.compile(r"((?:model|input\.(?:train|predict|eval(?:\.(?!params\.)[^.]+)?))\.params)\.(.+)")
+
+_HANDED_OVER = ("batch_size", "shuffle_seed")
+"""Params of an input that have a setting of their own; `runner.config.validation` says so."""
+
+
+def check_declared_params(overrides: Sequence[str], declared: Mapping[str, Any], final: Mapping[str, Any]) -> None:
+    """Refuse a param on the command line that the chosen group, experiment or saved run does not declare.
+
+    A misspelt one would be handed to model_fn, which never looks at it. Open are `params: {}`, params of a function
+    that the command line itself names, and tables of named things (`columns`), whose names are the user's.
+
+    Args:
+      declared: the config before the command line changed its values.
+      final: and after.
+
+    Raises:
+      ConfigError: `+` is not before it, and it is not declared.
+    """
+    added: list[str] = []
+    for text in overrides:
+        override = OverridesParser.create().parse_override(text)
+        if override.is_delete():
+            continue
+        for key, value in _leaves(str(override.key_or_group), override.value()):
+            if override.is_add() or override.is_force_add():
+                added.append(key)
+            elif not any(f"{key}.".startswith(f"{one}.") for one in added):
+                _check_declared(key, value, declared, final)
+
+
+def _check_declared(key: str, value: Any, declared: Mapping[str, Any], final: Mapping[str, Any]) -> None:
+    match = _PARAMS.fullmatch(key)
+    if match is None:
+        return
+    at, path = match[1], match[2].split(".")
+    block = at.removesuffix(".params")
+    blocks = [block, *(["input.eval"] if block.startswith("input.eval.") else [])]  # a named one inherits from it
+    function = next(filter(None, (_at(declared, f"{one}.fn") for one in blocks)), None)
+    given = next(filter(None, (_at(final, f"{one}.fn") for one in blocks)), None)
+    node: Any = {}
+    for one in reversed(blocks):
+        node = {**node, **(_at(declared, f"{one}.params") or {})}
+    if function != given or (path[0] in _HANDED_OVER and block != "model"):
+        return
+    for depth, name in enumerate(path):
+        is_table = depth > 0 and isinstance(node, Mapping) and all(isinstance(each, Mapping) for each in node.values())
+        if not isinstance(node, Mapping) or not node or is_table:
+            return
+        if name not in node:
+            owner = ".".join([at, *path[:depth]])
+            where = f"{owner} of the chosen {block.partition('.')[0]} has"
+            raise ConfigError(
+                f"{masked_override(f'{key}={_plain(value)}')}: {where} no {name!r}."
+                f"{did_you_mean(name, node)} Declared: {', '.join(map(str, node))}. To add one, write +{key}=..."
+            )
+        node = node[name]
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of what an override sets: `a={b: 1, c: 2}` sets two."""
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from _leaves(f"{key}.{name}", inner)
+    else:
+        yield key, value
+
+
+def _at(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def _plain(value: Any) -> Any:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else value
 
 
 # --- Hydra's errors, in our words -----------------------------------------------------------------------------------

@@ -13,8 +13,7 @@ import secrets
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from runner.config import changed_keys, model_source, parsing, saved_config, schema, strategy_validation, user_code
-from runner.config.hydra import Composition, conf_path, prepare, worded
+from runner.config.hydra import Composition, check_declared_params, conf_path, prepare, worded
 from runner.config.schema import Config, ConfigError
 from runner.config.user_code import UserCodeError
 from runner.distribute import cluster_resolver
@@ -100,7 +99,7 @@ class CommandLine:
         self.code = FINISHED
         self._called = False
         self._sweep_dir = ""
-        self._composition_paused: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        self._composition: Composition | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"argv": self.argv, "env": self.env, "start": self.start}
@@ -130,7 +129,8 @@ class CommandLine:
     def run_job(self, composed: DictConfig) -> float | None:
         """Check the composed config of a job and run it under a supervisor; a sweeper gets its metric to optimise."""
         self._called = True
-        with self._composition_paused():
+        # None in the process of another launcher's job, where Hydra itself composes.
+        with self._composition.paused() if self._composition else contextlib.nullcontext():
             return self._run_job(composed)
 
     def _run_job(self, composed: DictConfig) -> float | None:
@@ -147,7 +147,8 @@ class CommandLine:
                 raise ConfigError(
                     "hydra.job.chdir=true: a run stays in the directory where it was started. Leave it out."
                 )
-            config = _checked(composed, directory, overrides, self.env, is_sweep=is_sweep)
+            declared = self._composition.declared if self._composition else None
+            config = _checked(composed, directory, overrides, self.env, declared, is_sweep=is_sweep)
             if is_sweep and config.command in schema.TRAINING_RUNS:
                 from runner.launch.multirun import SweepJob
 
@@ -192,7 +193,7 @@ class CommandLine:
         prepare(lambda directory: setattr(self, "_sweep_dir", directory))
         try:
             with Composition() as composition:
-                self._composition_paused = composition.paused
+                self._composition = composition
                 hydra.main(version_base="1.3", config_path=conf_path(), config_name="runner")(self.run_job)()
         except (OSError, AssertionError, ValueError) as error:
             if self._called or isinstance(error, HydraException):
@@ -209,9 +210,13 @@ class CommandLine:
 
 
 def _checked(
-    composed: DictConfig, directory: Path, overrides: Sequence[str], env: Mapping[str, str], *, is_sweep: bool
-) -> Config:
+    composed: DictConfig, directory: Path, overrides: Sequence[str], env: Mapping[str, str],
+    declared: Mapping[str, Any] | None, *, is_sweep: bool,
+) -> Config:  # fmt: skip
     """Return the config of a job, with its model_dir.
+
+    Args:
+      declared: what `composed` was before the command line changed values of it; None: not known.
 
     Raises:
       ConfigError, UserCodeError: a mistake in it, or a function that is not there.
@@ -227,6 +232,11 @@ def _checked(
             config = parsing.parse(saved_config.changed_by(left, tree, overrides))
         except ConfigError as error:
             raise ConfigError(f"{error} (the config that {model_dir} left, changed by the command line)") from error
+    if declared is not None:
+        if left is not None:
+            chosen = [text for text in overrides if "." not in text.partition("=")[0]]
+            tree, declared = schema.to_tree(config), saved_config.changed_by(left, declared, chosen)
+        check_declared_params(overrides, declared, tree)
     if is_sweep and config.run.inline:
         raise ConfigError("run.inline=true with --multirun: TensorFlow is configured once a process. Leave it out.")
     if config.model_dir and is_sweep and config.command in schema.TRAINING_RUNS:

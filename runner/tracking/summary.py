@@ -32,6 +32,8 @@ def facts_in(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 facts.update(global_step=line.get("step"), checkpoint=line.get("path"))
             case "repeated":
                 facts["repeated_steps"] = facts.get("repeated_steps", 0) + int(line["twice"])
+            case "unread_params":
+                facts["unread_params"] = line["keys"]
             case "exported":
                 facts["exported"].append(line)
             case "phase":
@@ -54,6 +56,7 @@ def summary_of(outcome: Outcome, config: Config, run_id: str | None, secrets: se
         "metrics": facts.get("metrics", {}),
         **{name: facts.get(name) for name in ("steps_per_sec", "examples")},
         "phases": facts.get("phases", {}),
+        "unread_params": facts.get("unread_params", []),
         "strategy": config.strategy.name,
         **{name: facts.get(name) for name in ("num_replicas", "checkpoint", "predictions")},
         "exports": facts.get("exports", []),

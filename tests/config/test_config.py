@@ -125,7 +125,7 @@ def test_the_default_config_says_what_it_trains() -> None:
     assert config.eval_strategy.name is None
 
 
-def test_any_parameter_may_be_added_to_a_model_and_an_input_without_a_plus() -> None:
+def test_the_schema_takes_any_parameter_of_a_model_and_an_input() -> None:
     config = parsed(
         "model.params.mine.deep=3", "input.train.params.path=/x", "input.eval.params.n=1", "tracking.tags.a=b"
     )

@@ -83,6 +83,7 @@ def test_a_task_that_finishes_is_summarised(
         "steps_per_sec": 3.0,
         "examples": None,
         "phases": {},
+        "unread_params": [],
         "strategy": "default",
         "num_replicas": 2,
         "checkpoint": "c",
