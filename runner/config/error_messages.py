@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, get_type_hints
 
@@ -85,7 +86,12 @@ def check_limits(limits: Limits, value: Any, written: Callable[[Any], str]) -> N
             choices = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in limits.choices]
             hint = did_you_mean(one, choices)
             raise ConfigError(f"{written(one)} is not allowed.{hint} Allowed: {', '.join(choices)}.")
-    # Each the right way round to refuse NaN, which is neither.
+    for one in value if isinstance(value, list) else [value]:
+        if isinstance(one, float) and not math.isfinite(one):
+            raise ConfigError(f"{written(one)} is not finite. Give a number, or null where that is allowed.")
+        if isinstance(one, int) and abs(one) > limits.maximum:
+            shown = one if one.bit_length() <= 80 else f"a number of {one.bit_length()} bits"
+            raise ConfigError(f"{written(shown)} is too large: at most {limits.maximum}.")
     if limits.minimum is not None and not value >= limits.minimum:
         raise ConfigError(f"{written(value)} must be at least {limits.minimum}.")
     above, below = limits.above, limits.below

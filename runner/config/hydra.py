@@ -29,6 +29,7 @@ from runner.config import changed_keys, parsing, schema
 from runner.config.error_messages import did_you_mean, unknown_key, wrong_type
 from runner.config.job_id import job_id, sweep_id
 from runner.config.schema import ConfigError
+from runner.config.validation import is_url
 from runner.system.redaction import masked_override
 
 _PLUGINS = {
@@ -54,7 +55,7 @@ def prepare(note_sweep: Callable[[str], None] = lambda directory: None) -> None:
 
     def sweep_dir(given: str | None, overrides: Any) -> str:
         texts: Any = OmegaConf.to_container(overrides, resolve=False)
-        directory = given or f"outputs/sweeps/{sweep_id(texts)}"
+        directory = given if given and not is_url(given) else f"outputs/sweeps/{sweep_id(texts)}"  # that is refused
         note_sweep(directory)
         return directory
 
@@ -154,12 +155,12 @@ class UsersConf(SearchPathPlugin):
 
 def run_dir(command: str, given: str | None, new: str) -> str:
     """Hydra's directory of a run: that of a training run is its model_dir; no other command makes one."""
-    return (given or new) if command in schema.TRAINING_RUNS else "."
+    return (given or new) if command in schema.TRAINING_RUNS and not is_url(given) else "."
 
 
-def run_files(command: str) -> str | None:
+def run_files(command: str, given: str | None = None) -> str | None:
     """Where in it Hydra notes the composed config; None: nowhere."""
-    return ".hydra" if command in schema.TRAINING_RUNS else None
+    return ".hydra" if command in schema.TRAINING_RUNS and not is_url(given) else None
 
 
 def job_dir(*, _root_: DictConfig) -> str:

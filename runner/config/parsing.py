@@ -22,6 +22,9 @@ from runner.system.redaction import masked_override
 
 FAST_DEV_STEPS = 2
 
+_MISSING = "???"
+"""What Hydra leaves of a value that nobody has given."""
+
 _VOCABULARIES = "train.warm_start.vocabularies"
 
 
@@ -32,6 +35,9 @@ def parse(tree: Mapping[str, Any]) -> Config:
       ConfigError: a key that does not exist, a value of the wrong type or out of range, what this version cannot do
         yet, settings that exclude each other.
     """
+    for key, value in schema.flatten(tree).items():
+        if value == _MISSING or (isinstance(value, list) and _MISSING in value):
+            raise ConfigError(f"{key} is not set: a config file leaves it open (???). Give {key}=...")
     config: Config = _merge(Config, tree, "")
     config = dataclasses.replace(config, input=dataclasses.replace(config.input, eval=_evals(config.input.eval or {})))
     warm_start = dataclasses.replace(config.train.warm_start, vocabularies=_vocabularies(config.train.warm_start))
@@ -123,8 +129,6 @@ def _translate(error: OmegaConfBaseException, tree: Mapping[str, Any], at: str) 
     value = _value_at(tree, key)
     if isinstance(error, ConfigKeyError):
         raise unknown_key(full_key, value) from error
-    if value == "???":
-        raise ConfigError(f"{full_key} is not set: a config file leaves it open (???). Give {full_key}=...") from error
     if key:
         raise wrong_type(full_key, value) from error
     for name, child in tree.items():  # a scalar where a group belongs: OmegaConf does not say which

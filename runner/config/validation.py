@@ -30,6 +30,7 @@ def check(config: Config) -> None:
         work.
     """
     for find_mistakes in (
+        _check_folders,
         _check_functions,
         _check_model_dir,
         check_strategies,
@@ -58,6 +59,11 @@ def newest_runs(outputs: Path) -> list[Path]:
     return [file.parent for file in files[:SHOWN_RUNS]]
 
 
+def is_url(path: str | None) -> bool:
+    """Report whether `path` is a URL: an object store, whose files cannot be locked, appended to or renamed."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", str(path or "")) is not None
+
+
 def compile_pattern(key: str, pattern: str, shown: str | None = None) -> re.Pattern[str]:
     """Compile a regular expression, written as `shown`, of a setting. Raises: ConfigError: it is none."""
     try:
@@ -78,6 +84,24 @@ def checkpoint_in(checkpoint: str, model_dir: Path) -> str:
     names = sorted(file.stem for file in model_dir.glob("*.index") if ".input-" not in file.stem)
     there = ", ".join(names) or "none"
     raise ConfigError(f"export.checkpoint={checkpoint}: there is no such checkpoint. In {model_dir} are: {there}.")
+
+
+def _check_folders(config: Config) -> Iterator[str]:
+    """Refuse URLs where a run writes: as a path, `gs://bucket` is a folder `gs:` of the current directory."""
+    written = {
+        "model_dir": config.model_dir,
+        "export.dir": config.export.dir,
+        "predict.output": config.predict.output,
+        "sweep.dir": config.sweep.dir,
+    }
+    for key, path in written.items():
+        if is_url(path):
+            scheme, _, rest = str(path).partition("://")
+            rest = rest.partition("?")[0].rpartition("@")[2]  # without a password
+            local = "/" + rest.lstrip("/") if scheme == "file" else f"/mnt/{rest.strip('/') or scheme}"
+            mount = "Write the path" if scheme == "file" else "Mount it (gcsfuse, s3fs, a volume), and give the path"
+            shown = masked_value(key, path)
+            yield f"{key}={shown} is a URL, and a run lives in a folder of the file system. {mount}: {key}={local}"
 
 
 def _check_functions(config: Config) -> Iterator[str]:

@@ -230,6 +230,26 @@ BAD = [
     (["input.eval.batch_size=0"], "input.eval.batch_size=0 must be at least 1."),
     (["checkpoint.keep_max=0"], "checkpoint.keep_max=0 must be at least 1."),
     (["strategy=mirrored", "strategy.virtual_devices=0"], "strategy.virtual_devices=0 must be at least 1."),
+    (["train.clip_global_norm=inf"], "train.clip_global_norm=inf is not finite."),
+    (["train.clip_global_norm=nan"], "train.clip_global_norm=nan is not finite."),
+    (["train.early_stopping.min_delta=inf"], "train.early_stopping.min_delta=inf is not finite."),
+    (["checkpoint.keep_every_hours=inf"], "checkpoint.keep_every_hours=inf is not finite."),
+    (["train.max_steps=9223372036854775808"], "train.max_steps=9223372036854775808 is too large: at most 92233720368"),
+    (["run.seed=1" + "0" * 400], "run.seed=a number of 1329 bits is too large: at most 9223372036854775807."),
+    (["cluster.start_timeout_secs=99999999999"], "cluster.start_timeout_secs=99999999999 is too large: at most 2147"),
+    (["input.eval.batch_size=99999999999"], "input.eval.batch_size=99999999999 is too large: at most 2147483647."),
+    (["train.nan='???'"], "train.nan is not set: a config file leaves it open (???). Give train.nan=..."),
+    (["cluster.num_workers='???'"], "cluster.num_workers is not set: a config file leaves it open (???)."),
+    (["input.eval.shard='???'"], "input.eval.shard is not set: a config file leaves it open (???)."),
+    (
+        ["model_dir=gs://b/x"],
+        "model_dir=gs://b/x is a URL, and a run lives in a folder of the file system. Mount it (gcsfuse, s3fs, a volume"
+        "), and give the path: model_dir=/mnt/b/x",
+    ),
+    (["model_dir=s3://me:pw@b/x", "command=evaluate"], "model_dir=s3://***@b/x is a URL, and a run lives in a folder"),
+    (["model_dir=file:///tmp/x"], "Write the path: model_dir=/tmp/x"),
+    (["export.dir=hdfs://n/x"], "export.dir=hdfs://n/x is a URL"),
+    (["-m", "sweep.dir=gs://b", "train.max_steps=1"], "sweep.dir=gs://b is a URL"),
     # options that are not there
     (
         ["strategy=mirored"],
