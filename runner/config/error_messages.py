@@ -86,18 +86,19 @@ def check_limits(limits: Limits, value: Any, written: Callable[[Any], str]) -> N
             choices = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in limits.choices]
             hint = did_you_mean(one, choices)
             raise ConfigError(f"{written(one)} is not allowed.{hint} Allowed: {', '.join(choices)}.")
-    for one in value if isinstance(value, list) else [value]:
-        if isinstance(one, float) and not math.isfinite(one):
-            raise ConfigError(f"{written(one)} is not finite. Give a number, or null where that is allowed.")
-        if isinstance(one, int) and abs(one) > limits.maximum:
-            shown = one if one.bit_length() <= 80 else f"a number of {one.bit_length()} bits"
-            raise ConfigError(f"{written(shown)} is too large: at most {limits.maximum}.")
+    # Each the right way round to refuse NaN, which is neither.
     if limits.minimum is not None and not value >= limits.minimum:
         raise ConfigError(f"{written(value)} must be at least {limits.minimum}.")
     above, below = limits.above, limits.below
     if (above is not None and not value > above) or (below is not None and not value < below):
         bounds = f"more than {above}" if below is None else f"more than {above} and less than {below}"
         raise ConfigError(f"{written(value)} must be {bounds}.")
+    for one in value if isinstance(value, list) else [value]:
+        if isinstance(one, float) and not math.isfinite(one):
+            raise ConfigError(f"{written(one)} is not finite. Give a number, or null where that is allowed.")
+        if isinstance(one, int) and abs(one) > limits.maximum:
+            shown = one if one.bit_length() <= 80 else f"a number of {one.bit_length()} bits"
+            raise ConfigError(f"{written(shown)} is too large: at most {limits.maximum}.")
 
 
 def _all_keys(cls: type, at: str) -> Iterator[str]:

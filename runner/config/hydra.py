@@ -11,6 +11,7 @@ from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import IConfigRepository
+from hydra.core import utils
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import ResultDefault
@@ -30,6 +31,7 @@ from runner.config.error_messages import did_you_mean, unknown_key, wrong_type
 from runner.config.job_id import job_id, sweep_id
 from runner.config.schema import ConfigError
 from runner.config.validation import is_url
+from runner.system.files import write_atomically
 from runner.system.redaction import masked_override
 
 _PLUGINS = {
@@ -120,6 +122,10 @@ class Composition:
             apply(overrides, cfg)
 
         ConfigLoaderImpl._apply_overrides_to_config = staticmethod(apply_noted)  # type: ignore
+        # Hydra's notes of a job and of a sweep hold the config: they are never readable by others, not for a moment.
+        self._save_config, self._save = utils._save_config, OmegaConf.save
+        utils._save_config = _save_privately
+        OmegaConf.save = staticmethod(lambda config, f, resolve=False: _write_privately(Path(f), config, resolve))  # type: ignore
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -127,6 +133,7 @@ class Composition:
         del ConfigStore.__deepcopy__  # type: ignore[attr-defined]
         ConfigLoaderImpl._load_single_config = self._load  # type: ignore
         ConfigLoaderImpl._apply_overrides_to_config = staticmethod(self._apply)  # type: ignore
+        utils._save_config, OmegaConf.save = self._save_config, staticmethod(self._save)  # type: ignore
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -136,6 +143,17 @@ class Composition:
             yield
         finally:
             self.__enter__()
+
+
+def _save_privately(config: DictConfig, filename: str, output_dir: Path) -> None:
+    """Like Hydra's `_save_config`, for the eyes of the owner alone."""
+    output_dir.parent.mkdir(parents=True, exist_ok=True)
+    output_dir.mkdir(mode=0o700, exist_ok=True)
+    _write_privately(output_dir / filename, config)
+
+
+def _write_privately(path: Path, config: Any, resolve: bool = False) -> None:
+    write_atomically(path, OmegaConf.to_yaml(config, resolve=resolve), mode=0o600)
 
 
 def conf_path() -> str:

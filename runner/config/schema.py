@@ -190,6 +190,7 @@ class RunSettings:
     inline: bool = False
     debug: str | None = _setting(None, choices=("fast_dev", "overfit"))
     profile: str | None = None
+    secrets: list[str] | None = None
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,19 @@ def split_cpu(virtual_devices: int | None) -> None:
     Call it before TensorFlow touches a device. None or 1 leaves it whole.
 
     Raises:
-      RuntimeError: TensorFlow has been initialised with another number.
+      ConfigError: TensorFlow has been initialised with another number.
     """
     if virtual_devices is None or virtual_devices == 1:
         return
     cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * virtual_devices)
+    try:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * virtual_devices)
+    except RuntimeError as error:  # "Virtual devices cannot be modified after being initialized"
+        raise ConfigError(
+            f"virtual_devices={virtual_devices} comes too late: TensorFlow is in use already, and splits the CPU only "
+            "before its first tensor. A module that makes a tensor, variable or layer while it is imported does that: "
+            "move it into model_fn or input_fn, or leave virtual_devices out."
+        ) from error
 
 
 def build_strategy(

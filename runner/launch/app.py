@@ -31,7 +31,7 @@ from runner.config.schema import Config, ConfigError
 from runner.config.user_code import UserCodeError
 from runner.distribute import cluster_resolver
 from runner.launch.stop_requests import StopRequests
-from runner.system.redaction import mask_text, secrets_of, secrets_of_overrides
+from runner.system.redaction import extend_secrets, mask_text, secrets_of, secrets_of_overrides
 from runner.system.standard_streams import keep_saying, say
 from runner.tracking.exit_codes import FAILED, FINISHED, USER_ERROR
 
@@ -62,6 +62,8 @@ def run_command_line() -> int:
         return USER_ERROR
     words = sorted(sys.argv[1:], key=lambda word: word not in MULTIRUN)  # Hydra wants it before the overrides
     sys.argv[1:] = changed_keys.rename_overrides(words)
+    # As it is typed: what Hydra cannot compose is said before the config is there.
+    extend_secrets(name for word in words for name in _names_of_secrets(word))
     # Hydra otherwise prints what went wrong in its own words and exits with 1; so it raises, and we say it.
     os.environ[FULL_ERROR] = "1"
     try:
@@ -72,6 +74,10 @@ def run_command_line() -> int:
         return USER_ERROR
     except OSError as error:  # a full disk under the folder of a sweep
         _say(error, env)
+        return FAILED
+    except Exception as error:  # a fault of ours: all that is known of it, but for secrets
+        trace = "".join(traceback.format_exception(error))
+        say(mask_text(trace.rstrip("\n"), secrets_of_overrides(sys.argv[1:])))
         return FAILED
     finally:
         if FULL_ERROR not in env:
@@ -100,6 +106,7 @@ class CommandLine:
         self._called = False
         self._sweep_dir = ""
         self._composition: Composition | None = None
+        self._error: Exception | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"argv": self.argv, "env": self.env, "start": self.start}
@@ -129,9 +136,17 @@ class CommandLine:
     def run_job(self, composed: DictConfig) -> float | None:
         """Check the composed config of a job and run it under a supervisor; a sweeper gets its metric to optimise."""
         self._called = True
+        if self._error is not None:  # a sweep whose supervisor failed
+            return None
         # None in the process of another launcher's job, where Hydra itself composes.
         with self._composition.paused() if self._composition else contextlib.nullcontext():
-            return self._run_job(composed)
+            try:
+                return self._run_job(composed)
+            except Exception as error:
+                if self.is_copy:
+                    raise
+                self._error = error  # Hydra would print the overrides, with the secrets in them
+                return None
 
     def _run_job(self, composed: DictConfig) -> float | None:
         hydra_config = HydraConfig.get()
@@ -195,6 +210,8 @@ class CommandLine:
             with Composition() as composition:
                 self._composition = composition
                 hydra.main(version_base="1.3", config_path=conf_path(), config_name="runner")(self.run_job)()
+            if self._error is not None:
+                raise self._error
         except (OSError, AssertionError, ValueError) as error:
             if self._called or isinstance(error, HydraException):
                 raise
@@ -207,6 +224,12 @@ class CommandLine:
             else:
                 raise
             raise ConfigError(reason) from error
+
+
+def _names_of_secrets(word: str) -> list[str]:
+    """The names that an override of `run.secrets` lists."""
+    key, _, value = word.lstrip("+").partition("=")
+    return [name.strip(" '\"") for name in value.strip(" []").split(",")] if key == "run.secrets" else []
 
 
 def _checked(
@@ -255,6 +278,8 @@ def _checked(
             strategy_validation.check_batch_divides(config, found.cluster.num_workers, found.why)
         else:
             strategy_validation.check_batch_divides(config, config.cluster.num_workers)
+            if config.cluster.service and config.cluster.resolver == "auto" and config.is_cluster:
+                say(f"All tasks start on this host: {found.why}")
     if config.command in schema.TRAINING_RUNS:
         return dataclasses.replace(config, model_dir=str(Path(config.model_dir or directory).absolute()))
     return dataclasses.replace(config, model_dir=config.model_dir and str(Path(config.model_dir).absolute()))
@@ -284,7 +309,8 @@ def _hide_notes(composed: DictConfig, notes: Sequence[Path]) -> None:
 def _say(error: Exception, env: Mapping[str, str]) -> str:
     """Say what is wrong in one message on stderr, and return it; with HYDRA_FULL_ERROR=1 also where it came from."""
     if env.get(FULL_ERROR) == "1":
-        traceback.print_exception(error)
+        trace = "".join(traceback.format_exception(error))
+        say(mask_text(trace.rstrip("\n"), secrets_of_overrides(sys.argv[1:])))
     words = mask_text(worded(error, sys.argv[1:]), secrets_of_overrides(sys.argv[1:]))
     say(f"runner: {words}")
     return words

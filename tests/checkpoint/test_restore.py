@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, Input, ModeKeys, RunConfig
 from runner.checkpoint.reader import Reader
+from runner.run_config import WarmStart
+from tests.support.line import line
 from tests.support.models import STYLES, data, eval_input, strategies, train_input
 
 v1 = tf.compat.v1
@@ -119,7 +121,7 @@ def test_a_model_of_tf1_is_evaluated_and_predicts(tmp_path: Path) -> None:
 def test_a_folder_with_the_signs_of_a_pattern_is_read_as_it_is_called(folder: str, tmp_path: Path) -> None:
     """TensorFlow looks for a checkpoint to read by a pattern, and a run ended with "no matching files"."""
     (tmp_path / "run1").mkdir()  # what the first would match
-    settings = RunConfig(model_dir=str(tmp_path / folder), summary_steps=None)
+    settings = RunConfig(model_dir=str(tmp_path / folder), save_summary_steps=None)
     first = Estimator(line, config=settings)
     first.train(batches, max_steps=2)
     second = Estimator(line, config=settings)

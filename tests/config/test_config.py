@@ -231,7 +231,7 @@ BAD = [
     (["checkpoint.keep_max=0"], "checkpoint.keep_max=0 must be at least 1."),
     (["strategy=mirrored", "strategy.virtual_devices=0"], "strategy.virtual_devices=0 must be at least 1."),
     (["train.clip_global_norm=inf"], "train.clip_global_norm=inf is not finite."),
-    (["train.clip_global_norm=nan"], "train.clip_global_norm=nan is not finite."),
+    (["train.clip_global_norm=nan"], "train.clip_global_norm=nan must be more than 0."),
     (["train.early_stopping.min_delta=inf"], "train.early_stopping.min_delta=inf is not finite."),
     (["checkpoint.keep_every_hours=inf"], "checkpoint.keep_every_hours=inf is not finite."),
     (["train.max_steps=9223372036854775808"], "train.max_steps=9223372036854775808 is too large: at most 92233720368"),

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from runner import build_strategy
+from runner.config.schema import ConfigError
 from runner.distribute.strategy import split_cpu
 
 
@@ -111,3 +112,10 @@ def test_workers_send_what_config_says(monkeypatch: pytest.MonkeyPatch) -> None:
     options: Any = build_strategy("multi_worker", communication="ring", timeout_secs=30, bytes_per_pack=1000)
     ring = tf.distribute.experimental.CommunicationImplementation.RING
     assert (options.bytes_per_pack, options.timeout_seconds, options.implementation) == (1000, 30, ring)
+
+
+def test_a_cpu_that_is_in_use_cannot_be_split_any_more() -> None:
+    """As by a module of the user's that makes a tensor while it is imported."""
+    tf.constant(1.0)
+    with pytest.raises(ConfigError, match="virtual_devices=3 comes too late.*move it into model_fn or input_fn"):
+        split_cpu(3)
