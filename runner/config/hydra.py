@@ -299,7 +299,10 @@ def worded(error: Exception, argv: Sequence[str]) -> str:
         elif isinstance(cause, ValidationError) and cause.full_key:
             key, word = str(cause.full_key), wrong_type
         if key:
-            return str(word(key, _value_typed(argv, key)))
+            typed = _values_typed(argv, key)
+            # Of a key that is given twice, the value that the error is about: Hydra sets one after the other.
+            blamed = [value for value in typed if f"'{_unquoted(value)}'" in str(cause)]
+            return str(word(key, next(iter(blamed or typed), None)))
     if str(error).startswith("Ambiguous value for argument '"):
         override = str(error).partition("'")[2].partition("'")[0]
         return f"{override} gives several values. Add --multirun to try each; a list is written [1,2]."
@@ -354,13 +357,18 @@ def _missing_option(error: MissingConfigException) -> str:
     return f"{group}={name}: no {name!r} in conf/{group}.{hint} Available: {', '.join(sorted(options))}."
 
 
-def _value_typed(argv: Sequence[str], key: str) -> Any:
-    """The value that the command line gives to `key`; None when it does not."""
+def _values_typed(argv: Sequence[str], key: str) -> list[str]:
+    """The values that the command line gives to `key`, in order."""
+    values = []
     for text in argv:
         try:
             override = OverridesParser.create().parse_override(text)
         except (HydraException, ValueError):
             continue
         if override.key_or_group == key:
-            return text.partition("=")[2]
-    return None
+            values.append(text.partition("=")[2])
+    return values
+
+
+def _unquoted(value: str) -> str:
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value

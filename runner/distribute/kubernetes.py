@@ -50,7 +50,8 @@ def check_not_in_set(env: Mapping[str, str], service: str | None) -> None:
     """Refuse a pod of a StatefulSet that would train alone, since its environment does not say that it is one.
 
     Raises:
-      ConfigError: `cluster.service` is given, the host name ends with an index, and Kubernetes' own variable is missing.
+      ConfigError: `cluster.service` is given, the host name ends with an index, and Kubernetes' own variable is not
+        set.
     """
     if service and re.fullmatch(r".+-\d+", env.get("HOSTNAME", "")):
         raise ConfigError(

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -212,7 +213,7 @@ class CommandLine:
                 hydra.main(version_base="1.3", config_path=conf_path(), config_name="runner")(self.run_job)()
             if self._error is not None:
                 raise self._error
-        except (OSError, AssertionError, ValueError) as error:
+        except (OSError, AssertionError, ValueError, TypeError) as error:
             if self._called or isinstance(error, HydraException):
                 raise
             if isinstance(error, OSError):
@@ -221,8 +222,11 @@ class CommandLine:
                 reason = f"cannot compose {' '.join(self.argv)}: a key is set in something that is null."
             elif str(error).startswith("Config group override"):
                 reason = f"{error}. A group takes the name of one of its files: strategy=mirrored."
-            else:
-                raise
+            elif isinstance(error, ValueError):  # flags that do not go together: --resolve alone, --multirun --cfg job
+                reason = f"{error}."
+            else:  # Hydra 1.3.8, of a group that is given numbers
+                lists = [word for word in self.argv if re.match(r"[\w/@]+=\[", word)]
+                reason = f"cannot compose {' '.join(lists or self.argv)}: a group takes the names of its files."
             raise ConfigError(reason) from error
 
 

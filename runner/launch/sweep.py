@@ -26,7 +26,7 @@ from runner.tracking.exit_codes import MLFLOW_STATUS, STILL_RUNNING
 from runner.tracking.mlflow_tracker import build_tracker
 from runner.tracking.provenance import tags_of_this_process
 from runner.tracking.run_lock import alone_in
-from runner.tracking.summary import SUMMARY_FILE
+from runner.tracking.summary import SUMMARY_FILE, read_summary
 from runner.tracking.tracker import Point, Tracker, describe
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Sweep:
         Args:
           error: why the job never started; None: it did.
         """
-        summary = {} if error else read_json(folder / SUMMARY_FILE) or {}
+        summary = {} if error else read_summary(folder / SUMMARY_FILE)
         metrics = summary.get("metrics") or {}
         if summary.get("status") == STILL_RUNNING.status:  # it ended, and could not say how
             summary["status"] = "failed"

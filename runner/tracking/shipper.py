@@ -14,12 +14,11 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from runner.system.files import read_json
 from runner.tracking.curves import draw_curves, import_matplotlib
 from runner.tracking.exit_codes import MLFLOW_STATUS, STILL_RUNNING
 from runner.tracking.journal import Journals, journals_in, read_journal
 from runner.tracking.run_record import RunRecord
-from runner.tracking.summary import SUMMARY_FILE, as_killed, write_summary
+from runner.tracking.summary import SUMMARY_FILE, as_killed, read_summary, write_summary
 from runner.tracking.tracker import ExportedModel, Point, RunDescription, Tracker, describe, points_of
 
 PERIOD_SECS = 2.0
@@ -218,7 +217,7 @@ def close_abandoned(tracker: Tracker, host: str) -> None:
 
 
 def _close_as_killed(tracker: Tracker, run_id: str, model_dir: Path) -> None:
-    summary = read_json(model_dir / SUMMARY_FILE) or {}
+    summary = read_summary(model_dir / SUMMARY_FILE)
     status = "interrupted"
     if summary.get("status") == STILL_RUNNING.status:
         write_summary(model_dir, as_killed(summary))

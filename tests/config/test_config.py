@@ -250,6 +250,12 @@ BAD = [
     (["model_dir=file:///tmp/x"], "Write the path: model_dir=/tmp/x"),
     (["export.dir=hdfs://n/x"], "export.dir=hdfs://n/x is a URL"),
     (["-m", "sweep.dir=gs://b", "train.max_steps=1"], "sweep.dir=gs://b is a URL"),
+    # in Hydra's own words once, with a traceback
+    (["--resolve"], "runner: The --resolve flag can only be used in conjunction with --cfg or --help."),
+    (["--multirun", "--cfg", "job"], "runner: Only one of --run, --multirun, --cfg, --info and"),
+    (["strategy=[1,2]"], "cannot compose strategy=[1,2]: a group takes the names of its files."),
+    (["train.max_steps=5", "train.max_steps=abc"], "train.max_steps=abc is neither a whole number nor null."),
+    (["train.max_steps=abc", "train.max_steps=5"], "train.max_steps=abc is neither a whole number nor null."),
     # options that are not there
     (
         ["strategy=mirored"],

@@ -462,3 +462,24 @@ def test_ctrl_c_does_not_wait_for_a_server_that_never_answers(tmp_path: Path) ->
     assert process.returncode == 0
     assert "it does not answer" in said
     assert summary_in(tmp_path / "run")["status"] == "finished"
+
+
+@pytest.mark.parametrize("value", [{"generation": "many"}, {"offsets": 3}, {"last_steps": {"loss": "x"}}])
+def test_a_record_with_a_value_of_another_type_is_named(
+    value: dict[str, Any], run: Callable[..., int], tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text(json.dumps(value))
+    (name,) = value
+    with pytest.raises(ConfigError, match=rf"run.json: {name}=.* is not a .*whole number.*Repair it"):
+        run(RESULT)
+
+
+def test_values_of_another_type_in_a_summary_are_ignored_with_a_word(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "summary.json").write_text('{"exports": 3, "metrics": "good", "command": "train"}')
+    assert run(RESULT) == 0
+    assert "summary.json: exports=3 is ignored" in capsys.readouterr().err
+    assert summary_in(tmp_path / "run")["exports"] == []

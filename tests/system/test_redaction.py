@@ -17,8 +17,8 @@ SECRET_KEYS = [
     "token_value", "api_tokens", "api_key", "apikey", "apiKey", "APIKey", "OPENAI_API_KEY", "api_keys", "access_key",
     "aws_access_key_id", "private_key", "privateKey", "private-key", "credential", "credentials",
     "googleCredentials", "pwd", "db_pass", "account_key", "ssh_key", "license_key", "sas", "cookie", "session_cookies",
-    "jwt", "pin", "passcode", "GITHUB_PAT", "auth", "AUTH", "auth_header", "authHeader", "basic_auth", "oauth", "oauth2",
-    "Authorization", "model.params.db.password", "auth.user",
+    "jwt", "pin", "passcode", "GITHUB_PAT", "auth", "AUTH", "auth_header", "authHeader", "basic_auth", "oauth",
+    "oauth2", "Authorization", "model.params.db.password", "auth.user",
 ]  # fmt: skip
 
 PLAIN_KEYS = [
