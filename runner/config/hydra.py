@@ -124,7 +124,7 @@ class Composition:
         ConfigLoaderImpl._apply_overrides_to_config = staticmethod(apply_noted)  # type: ignore
         # Hydra's notes of a job and of a sweep hold the config: they are never readable by others, not for a moment.
         self._save_config, self._save = utils._save_config, OmegaConf.save
-        utils._save_config = _save_privately
+        utils._save_config = _save_privately  # type: ignore[assignment]
         OmegaConf.save = staticmethod(lambda config, f, resolve=False: _write_privately(Path(f), config, resolve))  # type: ignore
         return self
 

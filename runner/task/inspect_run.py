@@ -97,7 +97,7 @@ def _print_run(model_dir: Path) -> None:
     """Print what summary.json says of the run."""
     summary = read_summary(model_dir / SUMMARY_FILE)
     print(f"model_dir: {model_dir}")
-    if summary is None:
+    if not summary:
         print("no summary.json: nothing is known of the run")
         return
     for name in _FACTS:
