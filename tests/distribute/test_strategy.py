@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from runner import build_strategy
 from runner.config.schema import ConfigError
+from runner.distribute import strategy
 from runner.distribute.strategy import split_cpu
 
 
@@ -63,8 +64,10 @@ def test_cross_device_ops_and_packs_reach_the_strategy(name: str, kind: Any, mon
         return "strategy"
 
     monkeypatch.setattr(tf.distribute, "MirroredStrategy", mirrored)
-    found: Any = build_strategy("mirrored", virtual_devices=2, cross_device_ops=name, num_packs=3)
-    assert found == "strategy" and given["devices"] == ["/cpu:0", "/cpu:1"]
+    monkeypatch.setattr(strategy, "_devices", lambda *args: ["/gpu:0", "/gpu:1"])
+    monkeypatch.setattr(strategy, "_check_devices", lambda devices: None)
+    found: Any = build_strategy("mirrored", cross_device_ops=name, num_packs=3)
+    assert found == "strategy" and given["devices"] == ["/gpu:0", "/gpu:1"]
     assert isinstance(given["ops"], kind)
 
 
@@ -119,3 +122,19 @@ def test_a_cpu_that_is_in_use_cannot_be_split_any_more() -> None:
     tf.constant(1.0)
     with pytest.raises(ConfigError, match="virtual_devices=3 comes too late.*move it into model_fn or input_fn"):
         split_cpu(3)
+
+
+def test_a_way_to_sum_over_gpus_is_refused_where_there_is_none() -> None:
+    with pytest.raises(
+        ConfigError, match="cross_device_ops=nccl sums over GPUs, and the devices are /cpu:0, /cpu:1. Use"
+    ):
+        build_strategy("mirrored", virtual_devices=2, cross_device_ops="nccl")
+    with pytest.raises(ConfigError, match="communication=nccl exchanges gradients between GPUs.* Use ring or auto"):
+        build_strategy("multi_worker", communication="nccl")
+
+
+def test_a_way_to_sum_is_said_to_have_no_effect_with_one_device(caplog: pytest.LogCaptureFixture) -> None:
+    build_strategy("mirrored", devices=["/cpu:0"], cross_device_ops="hierarchical_copy", num_packs=3)
+    assert (
+        "cross_device_ops=hierarchical_copy and strategy.num_packs=3 has no effect: there is one device" in caplog.text
+    )
