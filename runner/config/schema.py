@@ -41,6 +41,7 @@ STRATEGY_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "tpu": ("address", "zone", "project"),
 }
 """Strategy name -> the options that mean something for it."""
+CROSS_DEVICE_OPS = ("auto", "nccl", "hierarchical_copy", "reduction_to_one_device")
 CLUSTER_STRATEGIES = ("multi_worker", "parameter_server")
 """Those that train with several processes."""
 CLUSTER_COMMANDS = ("train_and_evaluate", "train", "evaluate")
@@ -141,9 +142,7 @@ class EvalStrategyConfig:
     devices: list[str] | None = None
     num_gpus: int | None = _count(None, minimum=0)
     virtual_devices: int | None = _count(None, minimum=1)
-    cross_device_ops: str | None = _setting(
-        None, choices=("auto", "nccl", "hierarchical_copy", "reduction_to_one_device")
-    )
+    cross_device_ops: str | None = None  # one of CROSS_DEVICE_OPS, or the dotted name of a class
     num_packs: int | None = _count(None, minimum=0)
 
 

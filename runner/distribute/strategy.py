@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from runner.config import user_code
 from runner.config.schema import ConfigError
 from runner.distribute import tpu
 from runner.tf_private import cluster
@@ -66,7 +67,8 @@ def build_strategy(
       devices: TensorFlow's names ("GPU:0", "CPU:1"); None: all GPUs, or the virtual CPUs where there is no GPU.
       num_gpus: only the first so many GPUs; None: all.
       virtual_devices: see `split_cpu`.
-      cross_device_ops: auto (what suits the devices), nccl, hierarchical_copy or reduction_to_one_device (mirrored).
+      cross_device_ops: auto (what suits the devices), nccl, hierarchical_copy, reduction_to_one_device, or the dotted
+        name of a class of the user's (mirrored).
       num_packs: packs into which gradients are put for nccl and hierarchical_copy.
       communication: auto, ring or nccl: how the processes of multi_worker exchange gradients.
       timeout_secs: after which a collective of multi_worker is given up; None: never (heartbeats tell of lost peers).
@@ -81,7 +83,8 @@ def build_strategy(
     """
     _check_known("name", name, ("default", "one_device", "mirrored", "central_storage", "multi_worker", "tpu"))
     _check_known("communication", communication, ("auto", "ring", "nccl"))
-    _check_known("cross_device_ops", cross_device_ops, ("auto", *_CROSS_DEVICE_OPS))
+    if "." not in cross_device_ops:
+        _check_known("cross_device_ops", cross_device_ops, ("auto", *_CROSS_DEVICE_OPS))
     split_cpu(virtual_devices)
     if name == "tpu":
         return _connect_tpu(address, zone, project)
@@ -130,6 +133,11 @@ def _cross_device_ops(name: str, num_packs: int, devices: Sequence[str]) -> tf.d
             f"strategy.cross_device_ops=nccl sums over GPUs, and the devices are {', '.join(devices)}. "
             "Use auto, reduction_to_one_device or hierarchical_copy."
         )
+    if "." in name:
+        ops: Any = user_code.load("strategy.cross_device_ops", name, "CrossDeviceOps")()
+        if not isinstance(ops, tf.distribute.CrossDeviceOps):
+            raise ConfigError(f"strategy.cross_device_ops={name} is no tf.distribute.CrossDeviceOps.")
+        return ops
     if name != "auto" and len(devices) == 1:
         packs = f" and strategy.num_packs={num_packs}" if num_packs != 1 else ""
         _log.warning(
