@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,32 @@ Labels = Any
 """Like Features, or None where the input has no labels."""
 
 
+class ParamReads:
+    """Which params a user's function has read, over all copies that it was given.
+
+    Args:
+      names: of the params that the config gives.
+
+    Attributes:
+      is_used: a function has been given a copy.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.is_used = False
+        self._unread = dict.fromkeys(names)
+
+    @property
+    def unread(self) -> list[str]:
+        """The names that nobody has read; none where no function was called."""
+        return list(self._unread) if self.is_used else []
+
+    def note(self, name: Any) -> None:
+        self._unread.pop(name, None)
+
+    def note_all(self) -> None:
+        self._unread.clear()
+
+
 class Params(dict[str, Any]):
     """A model's or an input's parameters: a dict whose items are attributes, too.
 
@@ -30,8 +56,15 @@ class Params(dict[str, Any]):
       KeyError, AttributeError: a name that is not there; the message lists those that are.
     """
 
+    _reads: ParamReads | None = None
+
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
         super().__init__(_nested(copy.deepcopy(dict(values or {}))))
+
+    def watched(self, reads: ParamReads) -> Params:
+        """These params, of which `reads` notes what is read from now on; also of copies by `copied_params`."""
+        object.__setattr__(self, "_reads", reads)
+        return self
 
     def __missing__(self, key: Any) -> Any:
         raise KeyError(self._said(key))
@@ -48,6 +81,63 @@ class Params(dict[str, Any]):
 
     def __repr__(self) -> str:
         return f"Params({super().__repr__()})"
+
+    # --- what counts as read: a value that is asked for, and all of them where they are passed on --------------------
+
+    def _note(self, key: Any) -> None:
+        if self._reads is not None:
+            self._reads.note(key)
+
+    def _note_all(self) -> None:
+        if self._reads is not None:
+            self._reads.note_all()
+
+    def __getitem__(self, key: Any) -> Any:
+        self._note(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self._note(key)
+        return super().__contains__(key)
+
+    def __iter__(self) -> Iterator[str]:
+        # Names alone are not values. That it is defined has Python make `**params` by `params[name]`, not behind us.
+        return super().__iter__()
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self._note(key)
+        return super().get(key, default)
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        self._note(key)
+        return super().pop(key, *default)
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        self._note(key)
+        return super().setdefault(key, default)
+
+    def items(self) -> Any:
+        self._note_all()
+        return super().items()
+
+    def values(self) -> Any:
+        self._note_all()
+        return super().values()
+
+    def copy(self) -> dict[str, Any]:
+        self._note_all()
+        return super().copy()
+
+    def __or__(self, other: Any) -> Any:
+        self._note_all()
+        return super().__or__(other)
+
+    def __ror__(self, other: Any) -> Any:
+        self._note_all()
+        return super().__ror__(other)
+
+    def __reduce__(self) -> Any:
+        return type(self), (dict(self),)  # copies and pickles know nothing of who reads
 
     def merged(self, **values: Any) -> Params:
         """These parameters with `values` set over them."""
@@ -75,7 +165,12 @@ def copied_params(values: Any, **more: Any) -> Any:
     tf.estimator's took any object; one of argparse or of a class of the user's own has attributes in place of items.
     """
     if values is None or type(values) in (dict, Params):
-        return Params(values).merged(**more)
+        reads = values._reads if isinstance(values, Params) else None
+        given = Params(values and {key: dict.__getitem__(values, key) for key in values}).merged(**more)  # not a read
+        if reads is None:
+            return given
+        reads.is_used = True
+        return given.watched(reads)
     values = copy.deepcopy(values)
     for name, value in more.items():
         if hasattr(values, "__setitem__"):

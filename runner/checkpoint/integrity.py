@@ -88,7 +88,7 @@ def find_damage(path: str | os.PathLike[str]) -> str | None:
 def _read(path: str) -> None:
     """Reads all of a bundle: tensor by tensor, as it may be larger than half the memory, and one that parameter servers
     wrote part by part, as it may be larger than all of it."""
-    reader = tf.train.load_checkpoint(path)
+    reader = tensor_bundle.open_reader(path)
     shapes, writers = reader.get_variable_to_shape_map(), manifest.num_shards(path)
     for name, dtype in reader.get_variable_to_dtype_map().items():
         for rows in tensor_bundle.pieces(tf.TensorShape(shapes[name]), max(1, writers - 1)):  # one is the coordinator

@@ -92,7 +92,7 @@ class Reader:
             folder = Path(self.path).parent
             there = [name for name in layout.list_names(folder) if manifest.what_is_missing(folder / name) is None]
             raise ValueError(f"no checkpoint {self.path}. Its directory has: {', '.join(there) or 'none'}.")
-        reader = tf.train.load_checkpoint(self.path)
+        reader = tensor_bundle.open_reader(self.path)
         dtypes = reader.get_variable_to_dtype_map()
         return {name: (tuple(shape), dtypes[name]) for name, shape in reader.get_variable_to_shape_map().items()}
 

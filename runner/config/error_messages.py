@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, get_type_hints
 
@@ -94,6 +95,12 @@ def check_limits(limits: Limits, value: Any, written: Callable[[Any], str]) -> N
     if (above is not None and not value > above) or (below is not None and not value < below):
         bounds = f"more than {above}" if below is None else f"more than {above} and less than {below}"
         raise ConfigError(f"{written(value)} must be {bounds}.")
+    for one in value if isinstance(value, list) else [value]:
+        if isinstance(one, float) and not math.isfinite(one):
+            raise ConfigError(f"{written(one)} is not finite. Give a number, or null where that is allowed.")
+        if isinstance(one, int) and abs(one) > limits.maximum:
+            shown = one if one.bit_length() <= 80 else f"a number of {one.bit_length()} bits"
+            raise ConfigError(f"{written(shown)} is too large: at most {limits.maximum}.")
 
 
 def _all_keys(cls: type, at: str) -> Iterator[str]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import IConfigRepository
+from hydra.core import utils
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import ResultDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult
@@ -27,6 +30,8 @@ from runner.config import changed_keys, parsing, schema
 from runner.config.error_messages import did_you_mean, unknown_key, wrong_type
 from runner.config.job_id import job_id, sweep_id
 from runner.config.schema import ConfigError
+from runner.config.validation import is_url
+from runner.system.files import write_atomically
 from runner.system.redaction import masked_override
 
 _PLUGINS = {
@@ -52,7 +57,7 @@ def prepare(note_sweep: Callable[[str], None] = lambda directory: None) -> None:
 
     def sweep_dir(given: str | None, overrides: Any) -> str:
         texts: Any = OmegaConf.to_container(overrides, resolve=False)
-        directory = given or f"outputs/sweeps/{sweep_id(texts)}"
+        directory = given if given and not is_url(given) else f"outputs/sweeps/{sweep_id(texts)}"  # that is refused
         note_sweep(directory)
         return directory
 
@@ -72,6 +77,10 @@ def prepare(note_sweep: Callable[[str], None] = lambda directory: None) -> None:
 class Composition:
     """A context in which Hydra composes: methods of Hydra are replaced for its length, and then put back.
 
+    Attributes:
+      declared: what the chosen files alone made of the config that was composed last, before the command line changed
+        a value of it; None: nothing was composed here.
+
     Raises:
       RuntimeError: it is entered a second time before it was left, and would put back its own methods.
     """
@@ -79,6 +88,7 @@ class Composition:
     _is_under_way = False
 
     def __init__(self) -> None:
+        self.declared: dict[str, Any] | None = None
         self._warnings: set[str] = set()
 
     def __enter__(self) -> Composition:
@@ -101,12 +111,29 @@ class Composition:
             return loaded
 
         ConfigLoaderImpl._load_single_config = load_renamed  # type: ignore
+        self._apply = apply = ConfigLoaderImpl._apply_overrides_to_config
+
+        def apply_noted(overrides: list[Override], cfg: DictConfig) -> None:
+            """Set what the command line says, in a config that is noted as its files declare it."""
+            self.declared = {  # not `hydra`, whose values are only there once the overrides are known
+                str(name): OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
+                for name, node in ((name, cfg._get_node(name)) for name in cfg if name != "hydra")
+            }
+            apply(overrides, cfg)
+
+        ConfigLoaderImpl._apply_overrides_to_config = staticmethod(apply_noted)  # type: ignore
+        # Hydra's notes of a job and of a sweep hold the config: they are never readable by others, not for a moment.
+        self._save_config, self._save = utils._save_config, OmegaConf.save
+        utils._save_config = _save_privately  # type: ignore[assignment]
+        OmegaConf.save = staticmethod(lambda config, f, resolve=False: _write_privately(Path(f), config, resolve))  # type: ignore
         return self
 
     def __exit__(self, *error: object) -> None:
         Composition._is_under_way = False
         del ConfigStore.__deepcopy__  # type: ignore[attr-defined]
         ConfigLoaderImpl._load_single_config = self._load  # type: ignore
+        ConfigLoaderImpl._apply_overrides_to_config = staticmethod(self._apply)  # type: ignore
+        utils._save_config, OmegaConf.save = self._save_config, staticmethod(self._save)  # type: ignore
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -116,6 +143,17 @@ class Composition:
             yield
         finally:
             self.__enter__()
+
+
+def _save_privately(config: DictConfig, filename: str, output_dir: Path) -> None:
+    """Like Hydra's `_save_config`, for the eyes of the owner alone."""
+    output_dir.parent.mkdir(parents=True, exist_ok=True)
+    output_dir.mkdir(mode=0o700, exist_ok=True)
+    _write_privately(output_dir / filename, config)
+
+
+def _write_privately(path: Path, config: Any, resolve: bool = False) -> None:
+    write_atomically(path, OmegaConf.to_yaml(config, resolve=resolve), mode=0o600)
 
 
 def conf_path() -> str:
@@ -135,10 +173,10 @@ class UsersConf(SearchPathPlugin):
 
 def run_dir(command: str, given: str | None, new: str) -> str:
     """Hydra's directory of a run: that of a training run is its model_dir; no other command makes one."""
-    return (given or new) if command in schema.TRAINING_RUNS else "."
+    return (given or new) if command in schema.TRAINING_RUNS and not is_url(given) else "."
 
 
-def run_files(command: str) -> None:
+def run_files(command: str, given: str | None = None) -> None:
     """Where in it Hydra notes the composed config: nowhere. A `conf/runner.yaml` of before may still ask."""
 
 
@@ -152,6 +190,86 @@ def job_dir(*, _root_: DictConfig) -> str:
             tree[name] = OmegaConf.to_container(value, resolve=True) if is_node else value
     reads_a_run = tree.get("command") not in schema.TRAINING_COMMANDS
     return job_id(changed_keys.with_removed(tree), reads_a_run=reads_a_run)
+
+
+# --- params that a group or an experiment declares -------------------------------------------------------------------
+
+_PARAMS = re.compile(r"((?:model|input\.(?:train|predict|eval(?:\.(?!params\.)[^.]+)?))\.params)\.(.+)")
+
+_HANDED_OVER = ("batch_size", "shuffle_seed")
+"""Params of an input that have a setting of their own; `runner.config.validation` says so."""
+
+
+def check_declared_params(overrides: Sequence[str], declared: Mapping[str, Any], final: Mapping[str, Any]) -> None:
+    """Refuse a param on the command line that the chosen group, experiment or saved run does not declare.
+
+    A misspelt one would be handed to model_fn, which never looks at it. Open are `params: {}`, params of a function
+    that the command line itself names, and tables of named things (`columns`), whose names are the user's.
+
+    Args:
+      declared: the config before the command line changed its values.
+      final: and after.
+
+    Raises:
+      ConfigError: `+` is not before it, and it is not declared.
+    """
+    added: list[str] = []
+    for text in overrides:
+        override = OverridesParser.create().parse_override(text)
+        if override.is_delete():
+            continue
+        for key, value in _leaves(str(override.key_or_group), override.value()):
+            if override.is_add() or override.is_force_add():
+                added.append(key)
+            elif not any(f"{key}.".startswith(f"{one}.") for one in added):
+                _check_declared(key, value, declared, final)
+
+
+def _check_declared(key: str, value: Any, declared: Mapping[str, Any], final: Mapping[str, Any]) -> None:
+    match = _PARAMS.fullmatch(key)
+    if match is None:
+        return
+    at, path = match[1], match[2].split(".")
+    block = at.removesuffix(".params")
+    blocks = [block, *(["input.eval"] if block.startswith("input.eval.") else [])]  # a named one inherits from it
+    function = next(filter(None, (_at(declared, f"{one}.fn") for one in blocks)), None)
+    given = next(filter(None, (_at(final, f"{one}.fn") for one in blocks)), None)
+    node: Any = {}
+    for one in reversed(blocks):
+        node = {**node, **(_at(declared, f"{one}.params") or {})}
+    if function != given or (path[0] in _HANDED_OVER and block != "model"):
+        return
+    for depth, name in enumerate(path):
+        is_table = depth > 0 and isinstance(node, Mapping) and all(isinstance(each, Mapping) for each in node.values())
+        if not isinstance(node, Mapping) or not node or is_table:
+            return
+        if name not in node:
+            owner = ".".join([at, *path[:depth]])
+            where = f"{owner} of the chosen {block.partition('.')[0]} has"
+            raise ConfigError(
+                f"{masked_override(f'{key}={_plain(value)}')}: {where} no {name!r}."
+                f"{did_you_mean(name, node)} Declared: {', '.join(map(str, node))}. To add one, write +{key}=..."
+            )
+        node = node[name]
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of what an override sets: `a={b: 1, c: 2}` sets two."""
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from _leaves(f"{key}.{name}", inner)
+    else:
+        yield key, value
+
+
+def _at(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def _plain(value: Any) -> Any:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else value
 
 
 # --- Hydra's errors, in our words -----------------------------------------------------------------------------------
@@ -180,7 +298,10 @@ def worded(error: Exception, argv: Sequence[str]) -> str:
         elif isinstance(cause, ValidationError) and cause.full_key:
             key, word = str(cause.full_key), wrong_type
         if key:
-            return str(word(key, _value_typed(argv, key)))
+            typed = _values_typed(argv, key)
+            # Of a key that is given twice, the value that the error is about: Hydra sets one after the other.
+            blamed = [value for value in typed if f"'{_unquoted(value)}'" in str(cause)]
+            return str(word(key, next(iter(blamed or typed), None)))
     if str(error).startswith("Ambiguous value for argument '"):
         override = str(error).partition("'")[2].partition("'")[0]
         return f"{override} gives several values. Add --multirun to try each; a list is written [1,2]."
@@ -235,13 +356,18 @@ def _missing_option(error: MissingConfigException) -> str:
     return f"{group}={name}: no {name!r} in conf/{group}.{hint} Available: {', '.join(sorted(options))}."
 
 
-def _value_typed(argv: Sequence[str], key: str) -> Any:
-    """The value that the command line gives to `key`; None when it does not."""
+def _values_typed(argv: Sequence[str], key: str) -> list[str]:
+    """The values that the command line gives to `key`, in order."""
+    values = []
     for text in argv:
         try:
             override = OverridesParser.create().parse_override(text)
         except (HydraException, ValueError):
             continue
         if override.key_or_group == key:
-            return text.partition("=")[2]
-    return None
+            values.append(text.partition("=")[2])
+    return values
+
+
+def _unquoted(value: str) -> str:
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value

@@ -18,9 +18,12 @@ from runner.config.error_messages import check_limits, did_you_mean, nearest, un
 from runner.config.schema import Config, ConfigError, InputBlock, VocabularyConfig, WarmStartConfig
 from runner.config.step_range import parse_step_range
 from runner.config.validation import check
-from runner.system.redaction import masked_override
+from runner.system.redaction import extend_secrets, masked_override
 
 FAST_DEV_STEPS = 2
+
+_MISSING = "???"
+"""What Hydra leaves of a value that nobody has given."""
 
 _VOCABULARIES = "train.warm_start.vocabularies"
 
@@ -32,10 +35,15 @@ def parse(tree: Mapping[str, Any]) -> Config:
       ConfigError: a key that does not exist, a value of the wrong type or out of range, what this version cannot do
         yet, settings that exclude each other.
     """
+    extend_secrets(_secrets_in(tree))  # first, since it holds for what is said of mistakes
+    for key, value in schema.flatten(tree).items():
+        if value == _MISSING or (isinstance(value, list) and _MISSING in value):
+            raise ConfigError(f"{key} is not set: a config file leaves it open (???). Give {key}=...")
     config: Config = _merge(Config, tree, "")
     config = dataclasses.replace(config, input=dataclasses.replace(config.input, eval=_evals(config.input.eval or {})))
     warm_start = dataclasses.replace(config.train.warm_start, vocabularies=_vocabularies(config.train.warm_start))
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, warm_start=warm_start))
+    _check_limits(config.run, "run")  # first, since other keys take its seed
     _check_limits(config, "")
     for name, vocabulary in warm_start.vocabularies.items():
         _check_limits(vocabulary, f"{_VOCABULARIES}.{name}")
@@ -43,6 +51,13 @@ def parse(tree: Mapping[str, Any]) -> Config:
         _check_limits(block, schema.eval_key(name))
     check(config)
     return debugged(config)
+
+
+def _secrets_in(tree: Mapping[str, Any]) -> list[str]:
+    """The names in `run.secrets`, as far as they are ones."""
+    settings = tree.get("run")
+    names = settings.get("secrets") if isinstance(settings, Mapping) else None
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def load(path: Path) -> Config:
@@ -123,8 +138,6 @@ def _translate(error: OmegaConfBaseException, tree: Mapping[str, Any], at: str) 
     value = _value_at(tree, key)
     if isinstance(error, ConfigKeyError):
         raise unknown_key(full_key, value) from error
-    if value == "???":
-        raise ConfigError(f"{full_key} is not set: a config file leaves it open (???). Give {full_key}=...") from error
     if key:
         raise wrong_type(full_key, value) from error
     for name, child in tree.items():  # a scalar where a group belongs: OmegaConf does not say which

@@ -41,6 +41,7 @@ STRATEGY_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "tpu": ("address", "zone", "project"),
 }
 """Strategy name -> the options that mean something for it."""
+CROSS_DEVICE_OPS = ("auto", "nccl", "hierarchical_copy", "reduction_to_one_device")
 CLUSTER_STRATEGIES = ("multi_worker", "parameter_server")
 """Those that train with several processes."""
 CLUSTER_COMMANDS = ("train_and_evaluate", "train", "evaluate")
@@ -63,14 +64,14 @@ class Limits:
 
     Attributes:
       choices: the value, or each of a list, is one of these; (): anything.
-      minimum, maximum: the smallest number and the largest.
+      minimum, maximum: the smallest and the largest number; what TensorFlow counts has 64 bits at most.
       above, below: a number lies between them, neither of them included.
       auto: the word auto may stand in place of a whole number.
     """
 
     choices: tuple[Any, ...] = ()
     minimum: int | None = None
-    maximum: int | None = None
+    maximum: int = 2**63 - 1
     above: float | None = None
     below: float | None = None
     auto: bool = False
@@ -79,6 +80,11 @@ class Limits:
 def _setting(default: Any, **limits: Any) -> Any:
     """Declare a field with its `Limits`."""
     return field(default=default, metadata={"limits": Limits(**limits)})
+
+
+def _count(default: Any, **limits: Any) -> Any:
+    """Declare a field for a number of things or seconds, which waits, loops and devices take in 32 bits."""
+    return _setting(default, maximum=2**31 - 1, **limits)
 
 
 def _ranking() -> Any:
@@ -106,7 +112,7 @@ class InputBlock:
 
     fn: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
-    batch_size: int | None = _setting(None, minimum=1)
+    batch_size: int | None = _count(None, minimum=1)
     shard: str = _setting("auto", choices=("auto", "files", "examples", "input_fn", "off"))
     shuffle_seed: int | None = None
 
@@ -140,12 +146,10 @@ class EvalStrategyConfig:
 
     name: str | None = _setting(None, choices=tuple(STRATEGY_OPTIONS))
     devices: list[str] | None = None
-    num_gpus: int | None = _setting(None, minimum=0)
-    virtual_devices: int | None = _setting(None, minimum=1)
-    cross_device_ops: str | None = _setting(
-        None, choices=("auto", "nccl", "hierarchical_copy", "reduction_to_one_device")
-    )
-    num_packs: int | None = _setting(None, minimum=0)
+    num_gpus: int | None = _count(None, minimum=0)
+    virtual_devices: int | None = _count(None, minimum=1)
+    cross_device_ops: str | None = None  # one of CROSS_DEVICE_OPS, or the dotted name of a class
+    num_packs: int | None = _count(None, minimum=0)
 
 
 @dataclass(frozen=True)
@@ -154,8 +158,8 @@ class StrategyConfig(EvalStrategyConfig):
 
     name: str | None = _setting("default", choices=tuple(STRATEGY_OPTIONS))
     communication: str | None = _setting(None, choices=("auto", "ring", "nccl"))
-    timeout_secs: int | None = _setting(None, minimum=1)
-    bytes_per_pack: int | None = _setting(None, minimum=1)
+    timeout_secs: int | None = _count(None, minimum=1)
+    bytes_per_pack: int | None = _count(None, minimum=1)
     partitioner: str | None = _setting(None, choices=("min_size", "fixed_shards"))
     address: str | None = None
     zone: str | None = None
@@ -172,11 +176,11 @@ class ClusterConfig:
     """
 
     resolver: str = _setting("auto", choices=("auto", "local", "tf_config", "slurm", "kubernetes", "tpu"))
-    num_workers: int = _setting(2, minimum=1, maximum=MAX_TASKS)
-    num_ps: int = _setting(1, minimum=1, maximum=MAX_TASKS)
+    num_workers: int = _count(2, minimum=1, maximum=MAX_TASKS)
+    num_ps: int = _count(1, minimum=1, maximum=MAX_TASKS)
     evaluator: bool = False
-    max_restarts: int | None = _setting(None, minimum=0)
-    start_timeout_secs: int = _setting(120, minimum=1)
+    max_restarts: int | None = _count(None, minimum=0)
+    start_timeout_secs: int = _count(120, minimum=1)
     port: int | None = _setting(None, above=0, below=65536)
     service: str | None = None
 
@@ -192,6 +196,7 @@ class RunSettings:
     freeze_secs: int | None = _setting(None, minimum=10)
     debug: str | None = _setting(None, choices=("fast_dev", "overfit"))
     profile: str | None = None
+    secrets: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -200,7 +205,7 @@ class EarlyStoppingConfig:
 
     metric: str | None = None
     mode: str | None = _ranking()
-    patience_evals: int = _setting(1, minimum=1)
+    patience_evals: int = _count(1, minimum=1)
     min_delta: float = _setting(0.0, minimum=0)
     min_steps: int = _setting(0, minimum=0)
 
@@ -213,10 +218,10 @@ class VocabularyConfig:
     """
 
     new_vocab: str | None = None
-    new_vocab_size: int | None = _setting(None, minimum=1)
-    num_oov_buckets: int = _setting(0, minimum=0)
+    new_vocab_size: int | None = _count(None, minimum=1)
+    num_oov_buckets: int = _count(0, minimum=0)
     old_vocab: str | None = None
-    old_vocab_size: int | None = _setting(None, minimum=1)
+    old_vocab_size: int | None = _count(None, minimum=1)
     axis: int = _setting(0, choices=(0, 1))
 
 
@@ -240,8 +245,8 @@ class TrainConfig:
 
     max_steps: int | None = _setting(None, minimum=1)
     max_epochs: int | None = _setting(None, minimum=1)
-    steps_per_loop: Any = _setting("auto", minimum=1, auto=True)
-    gradient_accumulation: int = _setting(1, minimum=1)
+    steps_per_loop: Any = _count("auto", minimum=1, auto=True)
+    gradient_accumulation: int = _count(1, minimum=1)
     clip_global_norm: float | None = _setting(None, above=0)
     jit: bool = False
     precision: str = _setting("float32", choices=("float32", "mixed_bfloat16", "mixed_float16"))
@@ -261,8 +266,8 @@ class EvalConfig:
     """How much is evaluated, and how often; `checkpoint` (None: the newest) and `name` are for command=evaluate."""
 
     steps: int | None = _setting(None, minimum=1)
-    throttle_secs: int = _setting(0, minimum=0)
-    start_delay_secs: int = _setting(0, minimum=0)
+    throttle_secs: int = _count(0, minimum=0)
+    start_delay_secs: int = _count(0, minimum=0)
     at_start: bool = False
     checkpoint: str | None = None
     name: str | None = None
@@ -278,7 +283,7 @@ class KeepBestConfig:
 
     metric: str | None = None
     mode: str | None = _ranking()
-    max: int = _setting(1, minimum=1)
+    max: int = _count(1, minimum=1)
 
 
 @dataclass(frozen=True)
@@ -286,8 +291,8 @@ class CheckpointConfig:
     """When checkpoints are written and how many are kept. Both cadences None: only at the end."""
 
     save_steps: int | None = _setting(None, minimum=1)
-    save_secs: int | None = _setting(600, above=0)  # RunConfig takes fractions of a second
-    keep_max: int | None = _setting(5, minimum=1)
+    save_secs: int | None = _count(600, above=0)  # RunConfig takes fractions of a second
+    keep_max: int | None = _count(5, minimum=1)
     keep_best: KeepBestConfig = field(default_factory=KeepBestConfig)
     keep_every_hours: float | None = _setting(None, above=0)
     asynchronous: bool = True
@@ -312,7 +317,7 @@ class ExportConfig:
 
     exporters: list[str] | None = _setting(None, choices=("final", "latest", "best"))
     dir: str | None = None
-    keep: int | None = _setting(5, minimum=1)
+    keep: int | None = _count(5, minimum=1)
     best: ExportBestConfig = field(default_factory=ExportBestConfig)
     receiver_fn: str | None = None
     checkpoint: str | None = None
@@ -348,7 +353,7 @@ class SweepConfig:
     dir: str | None = None
     metric: str | None = None
     mode: str | None = _ranking()
-    parallel: int = _setting(1, minimum=1)
+    parallel: int = _count(1, minimum=1)
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,12 @@ def _check_strategy(key: str, strategy: EvalStrategyConfig) -> Iterator[str]:
                 f"{key}.{option}={value} has no effect with {key}={strategy.name or 'same'}. "
                 f"Its options: {', '.join(allowed) or 'none'}."
             )
+    ops = strategy.cross_device_ops
+    if ops is not None and ops not in schema.CROSS_DEVICE_OPS and "." not in ops:
+        yield (
+            f"{key}.cross_device_ops={ops} is not allowed. Allowed: {', '.join(schema.CROSS_DEVICE_OPS)}, or "
+            "package.module.Class of your own tf.distribute.CrossDeviceOps."
+        )
     devices, num_gpus, virtual_devices = strategy.devices, strategy.num_gpus, strategy.virtual_devices
     if devices is not None and not devices:
         yield f"{key}.devices=[] names no device. null means all."

@@ -34,6 +34,7 @@ def check(config: Config) -> None:
         work.
     """
     for find_mistakes in (
+        _check_folders,
         _check_functions,
         _check_model_dir,
         check_strategies,
@@ -61,6 +62,11 @@ def newest_runs(outputs: Path) -> list[Path]:
     files = [*outputs.glob("*/checkpoint"), *outputs.glob("sweeps/*/*/checkpoint")]
     files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
     return [file.parent for file in files[:SHOWN_RUNS]]
+
+
+def is_url(path: str | None) -> bool:
+    """Report whether `path` is a URL: an object store, whose files cannot be locked, appended to or renamed."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", str(path or "")) is not None
 
 
 def compile_pattern(key: str, pattern: str, shown: str | None = None) -> re.Pattern[str]:
@@ -128,6 +134,24 @@ def _best_in(key: str, config: Config, names: Sequence[str]) -> str:
             f"{key}=best: no checkpoint has the metric of checkpoint.keep_best.metric={best.metric}. {there}"
         )
     return ranked[0]
+
+
+def _check_folders(config: Config) -> Iterator[str]:
+    """Refuse URLs where a run writes: as a path, `gs://bucket` is a folder `gs:` of the current directory."""
+    written = {
+        "model_dir": config.model_dir,
+        "export.dir": config.export.dir,
+        "predict.output": config.predict.output,
+        "sweep.dir": config.sweep.dir,
+    }
+    for key, path in written.items():
+        if is_url(path):
+            scheme, _, rest = str(path).partition("://")
+            rest = rest.partition("?")[0].rpartition("@")[2]  # without a password
+            local = "/" + rest.lstrip("/") if scheme == "file" else f"/mnt/{rest.strip('/') or scheme}"
+            mount = "Write the path" if scheme == "file" else "Mount it (gcsfuse, s3fs, a volume), and give the path"
+            shown = masked_value(key, path)
+            yield f"{key}={shown} is a URL, and a run lives in a folder of the file system. {mount}: {key}={local}"
 
 
 def _check_functions(config: Config) -> Iterator[str]:

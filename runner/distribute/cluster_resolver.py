@@ -59,6 +59,8 @@ def detect(env: Mapping[str, str], settings: ClusterConfig, strategy: StrategyCo
         return _from_slurm(env, settings, name)
     if name in CLUSTER_STRATEGIES and kubernetes.is_in_set(env, settings.service):
         return _from_kubernetes(env, settings, name)
+    if name in CLUSTER_STRATEGIES:
+        kubernetes.check_not_in_set(env, settings.service)
     return _local(env, settings, name)
 
 
@@ -124,6 +126,8 @@ def _local(env: Mapping[str, str], settings: ClusterConfig, strategy: str) -> De
         why = "no TF_CONFIG, no Slurm step of several tasks, and no indexed Job of Kubernetes is around this process."
     if strategy not in CLUSTER_STRATEGIES:
         why += f" strategy={strategy} trains in one process."
+    elif settings.service and settings.resolver == "auto":
+        why += f" cluster.service={settings.service} has no effect: no HOSTNAME that ends with an index is set here."
     return Detected(ALONE, "local", why, settings.evaluator)
 
 

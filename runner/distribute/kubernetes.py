@@ -46,6 +46,21 @@ def is_in_set(env: Mapping[str, str], service: str | None) -> bool:
     return "JOB_COMPLETION_INDEX" in env or ("KUBERNETES_SERVICE_HOST" in env and bool(service) and is_ordinal)
 
 
+def check_not_in_set(env: Mapping[str, str], service: str | None) -> None:
+    """Refuse a pod of a StatefulSet that would train alone, since its environment does not say that it is one.
+
+    Raises:
+      ConfigError: `cluster.service` is given, the host name ends with an index, and Kubernetes' own variable is not
+        set.
+    """
+    if service and re.fullmatch(r".+-\d+", env.get("HOSTNAME", "")):
+        raise ConfigError(
+            f"cluster.service={service} and HOSTNAME={env['HOSTNAME']} look like a pod of a StatefulSet, and "
+            "KUBERNETES_SERVICE_HOST is not set, so nobody knows. Give cluster.resolver=kubernetes to join the other "
+            "pods, or cluster.resolver=local to train on this host alone."
+        )
+
+
 def read_pod(env: Mapping[str, str]) -> Pod:
     """This pod.
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from runner.tf_private.cluster import chosen_cross_device_ops
 from runner.tf_private.replaced import replaced
 
 v1 = tf.compat.v1
@@ -174,6 +175,12 @@ class Reductions:
             return batch_reduce_to
         on_one_device = tf.distribute.ReductionToOneDevice()
         on_cpu = all("CPU" in device.upper() for device in self._strategy.extended.worker_devices)
+        chosen = chosen_cross_device_ops(self._strategy)
+        is_a_copy = isinstance(chosen, tf.distribute.HierarchicalCopyAllReduce)
+        is_the_users = chosen is not None and not type(chosen).__module__.startswith("tensorflow.")
+        if is_the_users:
+            return batch_reduce_to
+        on_cpu = on_cpu and not is_a_copy  # who asks for it gets it; nccl has no CPUs
 
         def reduce(op: Any, pairs: Sequence[tuple[Any, Any]], options: Any = None) -> list[Any]:
             aside = [on_cpu or self._is_sparse(value) for value, _ in pairs]

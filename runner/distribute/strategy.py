@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from runner.config import user_code
 from runner.config.schema import ConfigError
 from runner.distribute import tpu
 from runner.tf_private import cluster
+
+_log = logging.getLogger(__name__)
 
 _CROSS_DEVICE_OPS = {
     "nccl": tf.distribute.NcclAllReduce,
@@ -25,12 +29,19 @@ def split_cpu(virtual_devices: int | None) -> None:
     Call it before TensorFlow touches a device. None or 1 leaves it whole.
 
     Raises:
-      RuntimeError: TensorFlow has been initialised with another number.
+      ConfigError: TensorFlow has been initialised with another number.
     """
     if virtual_devices is None or virtual_devices == 1:
         return
     cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * virtual_devices)
+    try:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * virtual_devices)
+    except RuntimeError as error:  # "Virtual devices cannot be modified after being initialized"
+        raise ConfigError(
+            f"virtual_devices={virtual_devices} comes too late: TensorFlow is in use already, and splits the CPU only "
+            "before its first tensor. A module that makes a tensor, variable or layer while it is imported does that: "
+            "move it into model_fn or input_fn, or leave virtual_devices out."
+        ) from error
 
 
 def build_strategy(
@@ -56,7 +67,8 @@ def build_strategy(
       devices: TensorFlow's names ("GPU:0", "CPU:1"); None: all GPUs, or the virtual CPUs where there is no GPU.
       num_gpus: only the first so many GPUs; None: all.
       virtual_devices: see `split_cpu`.
-      cross_device_ops: auto (what suits the devices), nccl, hierarchical_copy or reduction_to_one_device (mirrored).
+      cross_device_ops: auto (what suits the devices), nccl, hierarchical_copy, reduction_to_one_device, or the dotted
+        name of a class of the user's (mirrored).
       num_packs: packs into which gradients are put for nccl and hierarchical_copy.
       communication: auto, ring or nccl: how the processes of multi_worker exchange gradients.
       timeout_secs: after which a collective of multi_worker is given up; None: never (heartbeats tell of lost peers).
@@ -71,13 +83,19 @@ def build_strategy(
     """
     _check_known("name", name, ("default", "one_device", "mirrored", "central_storage", "multi_worker", "tpu"))
     _check_known("communication", communication, ("auto", "ring", "nccl"))
-    _check_known("cross_device_ops", cross_device_ops, ("auto", *_CROSS_DEVICE_OPS))
+    if "." not in cross_device_ops:
+        _check_known("cross_device_ops", cross_device_ops, ("auto", *_CROSS_DEVICE_OPS))
     split_cpu(virtual_devices)
     if name == "tpu":
         return _connect_tpu(address, zone, project)
     if name == "default":
         return None
     if name == "multi_worker":  # before the devices are listed: that would start TensorFlow's runtime
+        if communication == "nccl" and not tf.config.list_physical_devices("GPU"):
+            raise ConfigError(
+                "strategy.communication=nccl exchanges gradients between GPUs, and TensorFlow sees none here. "
+                "Use ring or auto."
+            )
         options = tf.distribute.experimental.CommunicationOptions(
             bytes_per_pack=bytes_per_pack,
             timeout_seconds=timeout_secs,
@@ -110,6 +128,22 @@ def _connect_tpu(address: str | None, zone: str | None, project: str | None) -> 
 
 def _cross_device_ops(name: str, num_packs: int, devices: Sequence[str]) -> tf.distribute.CrossDeviceOps | None:
     on_cpu = all("cpu" in device.lower() for device in devices)
+    if name == "nccl" and any("cpu" in device.lower() for device in devices):
+        raise ConfigError(
+            f"strategy.cross_device_ops=nccl sums over GPUs, and the devices are {', '.join(devices)}. "
+            "Use auto, reduction_to_one_device or hierarchical_copy."
+        )
+    if "." in name:
+        ops: Any = user_code.load("strategy.cross_device_ops", name, "CrossDeviceOps")()
+        if not isinstance(ops, tf.distribute.CrossDeviceOps):
+            raise ConfigError(f"strategy.cross_device_ops={name} is no tf.distribute.CrossDeviceOps.")
+        return ops
+    if name != "auto" and len(devices) == 1:
+        packs = f" and strategy.num_packs={num_packs}" if num_packs != 1 else ""
+        _log.warning(
+            "strategy.cross_device_ops=%s%s has no effect: there is one device (%s), and nothing to sum.",
+            name, packs, devices[0],
+        )  # fmt: skip
     if name == "auto":
         # TensorFlow's default, collectives, takes 1.5x as long as this on two CPUs (a step of 340 us, not 230).
         return tf.distribute.ReductionToOneDevice() if on_cpu else None

@@ -45,6 +45,7 @@ from runner.run_config import DrawnSeed, RunConfig, with_model_dir
 from runner.system.console import NullProgress, Progress, format_table, relative
 from runner.tracking.journal import Journal, NullJournal
 from runner.tracking.tensorboard import EventWriters
+from runner.types import Params, copied_params
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +76,10 @@ class Estimator:
         progress: Progress | None = None,
     ) -> None:
         config = with_model_dir(model_dir, config)
-        params = copy.deepcopy({} if params is None else params)
+        # A copy of Params still tells who reads them.
+        params = (
+            copied_params(params) if isinstance(params, Params) else copy.deepcopy({} if params is None else params)
+        )
         check_evaluation(config.train_distribute, config.eval_distribute)
         collectives = collectives_of(config.train_distribute)
         if isinstance(config.tf_random_seed, DrawnSeed):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +19,15 @@ _log = logging.getLogger(__name__)
 
 MAX_ROLLBACKS = 3
 """How often a run goes back to its last checkpoint because of a loss that is not finite."""
+
+
+_SHOWN_VARIABLES = 3
+"""How many are named; the journal has all of them."""
+
+
+def _named(variables: Sequence[str]) -> str:
+    more = len(variables) - _SHOWN_VARIABLES
+    return ", ".join(variables[:_SHOWN_VARIABLES]) + (f" and {more} more" if more > 0 else "")
 
 
 class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError):
@@ -64,7 +74,7 @@ class NanPolicy:
         loss, variables = result.losses[bad], self._setup.model.not_finite()
         held = "All variables are still finite."
         if variables:
-            held = f"After it these variables hold values that are not finite: {', '.join(variables)}."
+            held = f"After it these variables hold values that are not finite: {_named(variables)}."
         self._context.journal.event("nan", step=step, loss=str(loss), variables=variables)
         if self._policy == "rollback" and self.rollbacks < MAX_ROLLBACKS:
             self._roll_back(step, loss)

@@ -9,12 +9,12 @@ import contextlib
 import dataclasses
 import functools
 import os
+import re
 import secrets
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +27,12 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from runner.config import changed_keys, model_source, parsing, saved_config, schema, strategy_validation, user_code
-from runner.config.hydra import Composition, conf_path, prepare, worded
+from runner.config.hydra import Composition, check_declared_params, conf_path, prepare, worded
 from runner.config.schema import Config, ConfigError
 from runner.config.user_code import UserCodeError
 from runner.distribute import cluster_resolver
 from runner.launch.stop_requests import StopRequests
-from runner.system.redaction import mask_text, secrets_of, secrets_of_overrides
+from runner.system.redaction import extend_secrets, mask_text, secrets_of, secrets_of_overrides
 from runner.system.standard_streams import keep_saying, say
 from runner.tracking.exit_codes import FAILED, FINISHED, USER_ERROR
 
@@ -63,6 +63,8 @@ def run_command_line() -> int:
         return USER_ERROR
     words = sorted(sys.argv[1:], key=lambda word: word not in MULTIRUN)  # Hydra wants it before the overrides
     sys.argv[1:] = changed_keys.rename_overrides(words)
+    # As it is typed: what Hydra cannot compose is said before the config is there.
+    extend_secrets(name for word in words for name in _names_of_secrets(word))
     # Hydra otherwise prints what went wrong in its own words and exits with 1; so it raises, and we say it.
     os.environ[FULL_ERROR] = "1"
     try:
@@ -73,6 +75,10 @@ def run_command_line() -> int:
         return USER_ERROR
     except OSError as error:  # a full disk under the folder of a sweep
         _say(error, env)
+        return FAILED
+    except Exception as error:  # a fault of ours: all that is known of it, but for secrets
+        trace = "".join(traceback.format_exception(error))
+        say(mask_text(trace.rstrip("\n"), secrets_of_overrides(sys.argv[1:])))
         return FAILED
     finally:
         if FULL_ERROR not in env:
@@ -100,7 +106,8 @@ class CommandLine:
         self.code = FINISHED
         self._called = False
         self._sweep_dir = ""
-        self._composition_paused: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        self._composition: Composition | None = None
+        self._error: Exception | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"argv": self.argv, "env": self.env, "start": self.start}
@@ -130,8 +137,17 @@ class CommandLine:
     def run_job(self, composed: DictConfig) -> float | None:
         """Check the composed config of a job and run it under a supervisor; a sweeper gets its metric to optimise."""
         self._called = True
-        with self._composition_paused():
-            return self._run_job(composed)
+        if self._error is not None:  # a sweep whose supervisor failed
+            return None
+        # None in the process of another launcher's job, where Hydra itself composes.
+        with self._composition.paused() if self._composition else contextlib.nullcontext():
+            try:
+                return self._run_job(composed)
+            except Exception as error:
+                if self.is_copy:
+                    raise
+                self._error = error  # Hydra would print the overrides, with the secrets in them
+                return None
 
     def _run_job(self, composed: DictConfig) -> float | None:
         hydra_config = HydraConfig.get()
@@ -152,7 +168,8 @@ class CommandLine:
                 raise ConfigError(
                     "hydra.job.chdir=true: a run stays in the directory where it was started. Leave it out."
                 )
-            config = _checked(composed, directory, overrides, self.env, is_sweep=is_sweep)
+            declared = self._composition.declared if self._composition else None
+            config = _checked(composed, directory, overrides, self.env, declared, is_sweep=is_sweep)
             if is_sweep and config.command in schema.TRAINING_RUNS:
                 from runner.launch.multirun import SweepJob
 
@@ -197,9 +214,11 @@ class CommandLine:
         prepare(lambda directory: setattr(self, "_sweep_dir", directory))
         try:
             with Composition() as composition:
-                self._composition_paused = composition.paused
+                self._composition = composition
                 hydra.main(version_base="1.3", config_path=conf_path(), config_name="runner")(self.run_job)()
-        except (OSError, AssertionError, ValueError) as error:
+            if self._error is not None:
+                raise self._error
+        except (OSError, AssertionError, ValueError, TypeError) as error:
             if self._called or isinstance(error, HydraException):
                 raise
             if isinstance(error, OSError):
@@ -208,15 +227,28 @@ class CommandLine:
                 reason = f"cannot compose {' '.join(self.argv)}: a key is set in something that is null."
             elif str(error).startswith("Config group override"):
                 reason = f"{error}. A group takes the name of one of its files: strategy=mirrored."
-            else:
-                raise
+            elif isinstance(error, ValueError):  # flags that do not go together: --resolve alone, --multirun --cfg job
+                reason = f"{error}."
+            else:  # Hydra 1.3.8, of a group that is given numbers
+                lists = [word for word in self.argv if re.match(r"[\w/@]+=\[", word)]
+                reason = f"cannot compose {' '.join(lists or self.argv)}: a group takes the names of its files."
             raise ConfigError(reason) from error
 
 
+def _names_of_secrets(word: str) -> list[str]:
+    """The names that an override of `run.secrets` lists."""
+    key, _, value = word.lstrip("+").partition("=")
+    return [name.strip(" '\"") for name in value.strip(" []").split(",")] if key == "run.secrets" else []
+
+
 def _checked(
-    composed: DictConfig, directory: Path, overrides: Sequence[str], env: Mapping[str, str], *, is_sweep: bool
-) -> Config:
+    composed: DictConfig, directory: Path, overrides: Sequence[str], env: Mapping[str, str],
+    declared: Mapping[str, Any] | None, *, is_sweep: bool,
+) -> Config:  # fmt: skip
     """Return the config of a job, with its model_dir.
+
+    Args:
+      declared: what `composed` was before the command line changed values of it; None: not known.
 
     Raises:
       ConfigError, UserCodeError: a mistake in it, or a function that is not there.
@@ -232,6 +264,11 @@ def _checked(
             config = parsing.parse(saved_config.changed_by(left, tree, overrides))
         except ConfigError as error:
             raise ConfigError(f"{error} (the config that {model_dir} left, changed by the command line)") from error
+    if declared is not None:
+        if left is not None:
+            chosen = [text for text in overrides if "." not in text.partition("=")[0]]
+            tree, declared = schema.to_tree(config), saved_config.changed_by(left, declared, chosen)
+        check_declared_params(overrides, declared, tree)
     if is_sweep and config.run.inline:
         raise ConfigError("run.inline=true with --multirun: TensorFlow is configured once a process. Leave it out.")
     if config.model_dir and is_sweep and config.command in schema.TRAINING_RUNS:
@@ -250,6 +287,8 @@ def _checked(
             strategy_validation.check_batch_divides(config, found.cluster.num_workers, found.why)
         else:
             strategy_validation.check_batch_divides(config, config.cluster.num_workers)
+            if config.cluster.service and config.cluster.resolver == "auto" and config.is_cluster:
+                say(f"All tasks start on this host: {found.why}")
     if config.command in schema.TRAINING_RUNS:
         return dataclasses.replace(config, model_dir=str(Path(config.model_dir or directory).absolute()))
     return dataclasses.replace(config, model_dir=config.model_dir and str(Path(config.model_dir).absolute()))
@@ -279,7 +318,8 @@ def _hide_notes(composed: DictConfig, notes: Sequence[Path]) -> None:
 def _say(error: Exception, env: Mapping[str, str]) -> str:
     """Say what is wrong in one message on stderr, and return it; with HYDRA_FULL_ERROR=1 also where it came from."""
     if env.get(FULL_ERROR) == "1":
-        traceback.print_exception(error)
+        trace = "".join(traceback.format_exception(error))
+        say(mask_text(trace.rstrip("\n"), secrets_of_overrides(sys.argv[1:])))
     words = mask_text(worded(error, sys.argv[1:]), secrets_of_overrides(sys.argv[1:]))
     say(f"runner: {words}")
     return words

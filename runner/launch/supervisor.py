@@ -34,7 +34,7 @@ from runner.launch.stop_requests import StopRequests
 from runner.launch.task_group import Tasks, error_of, note_ending, say_errors
 from runner.launch.worker_supervisor import WorkerSupervisor, differences
 from runner.system import console
-from runner.system.files import MODEL_SUMMARY_FILE, FolderLostError, HeldFolder, StorageError, read_json
+from runner.system.files import MODEL_SUMMARY_FILE, FolderLostError, HeldFolder, StorageError
 from runner.system.redaction import mask_text, masked, masked_override, secrets_of
 from runner.system.standard_streams import say
 from runner.tracking import exit_codes
@@ -45,7 +45,7 @@ from runner.tracking.provenance import tags_of_this_process
 from runner.tracking.run_lock import alone_in, wait_for_tasks
 from runner.tracking.run_record import RunRecord
 from runner.tracking.shipper import Shipper
-from runner.tracking.summary import SUMMARY_FILE, after_reading, facts_in, summary_of, write_summary
+from runner.tracking.summary import SUMMARY_FILE, after_reading, facts_in, read_summary, summary_of, write_summary
 from runner.tracking.tracker import RunDescription, exported_models
 
 PATIENCE_SECS = 30.0
@@ -223,7 +223,7 @@ class Supervisor:
             self.record.is_held = True
         self.record.save(self.model_dir)
         schema.save(self.config, self.file)
-        earlier = read_json(self.model_dir / SUMMARY_FILE) or {}
+        earlier = read_summary(self.model_dir / SUMMARY_FILE)
         if self.member.name:
             self._keep_start()
         return earlier

@@ -26,7 +26,7 @@ from runner.tracking.exit_codes import MLFLOW_STATUS, STILL_RUNNING
 from runner.tracking.mlflow_tracker import build_tracker
 from runner.tracking.provenance import tags_of_this_process
 from runner.tracking.run_lock import alone_in
-from runner.tracking.summary import SUMMARY_FILE
+from runner.tracking.summary import SUMMARY_FILE, read_summary
 from runner.tracking.tracker import Point, Tracker, describe
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class JobResult:
       name: what varied: `learning_rate=0.1, strategy=mirrored`.
       status: finished, failed or interrupted.
       value: of the sweep's metric; None when the job has none, or none that is finite.
-      metrics, global_step, error: as in its summary.json.
+      metrics, global_step, error, unread_params: as in its summary.json.
     """
 
     name: str
@@ -53,6 +53,14 @@ class JobResult:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     global_step: int | None = None
     error: str | None = None
+    unread_params: Sequence[str] = ()
+
+    @property
+    def shown_name(self) -> str:
+        """`name`, with those that made no difference: `lrr=0.5 (not read: lrr)`."""
+        varied = [part.partition("=")[0] for part in self.name.split(", ")]
+        unread = [name for name in varied if any(f".{key}".endswith(f".{name}") for key in self.unread_params)]
+        return f"{self.name} (not read: {', '.join(unread)})" if unread else self.name
 
 
 class Sweep:
@@ -97,13 +105,14 @@ class Sweep:
         Args:
           error: why the job never started; None: it did.
         """
-        summary = {} if error else read_json(folder / SUMMARY_FILE) or {}
+        summary = {} if error else read_summary(folder / SUMMARY_FILE)
         metrics = summary.get("metrics") or {}
         if summary.get("status") == STILL_RUNNING.status:  # it ended, and could not say how
             summary["status"] = "failed"
         value = _value_of(metrics, self._metric_name(metrics))
         status, error = summary.get("status", "failed"), error or summary.get("error")
-        result = JobResult(name, folder.name, status, value, metrics, summary.get("global_step"), error)
+        unread = summary.get("unread_params") or ()
+        result = JobResult(name, folder.name, status, value, metrics, summary.get("global_step"), error, unread)
         with self._lock:
             record = read_json(self.directory / SWEEP_FILE) or {}
             self._save(record.get("start"), [*self.results, result])
@@ -183,7 +192,7 @@ class Sweep:
         jobs = f"{len(ranked)} job{'' if len(ranked) == 1 else 's'}"
         title = f"sweep {where}: {jobs}, best first by {metric} ({self._mode(ranked)})"
         rows = [
-            (str(rank), job.name, job.status, _shown(job.value), _shown(job.global_step), f"{where}/{job.folder}")
+            (str(rank), job.shown_name, job.status, _shown(job.value), _shown(job.global_step), f"{where}/{job.folder}")
             for rank, job in enumerate(ranked, 1)
         ]
         console.print_table(title, ("rank", "job", "status", metric, "step", "model_dir"), rows)

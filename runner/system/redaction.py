@@ -14,15 +14,16 @@ SHORTEST = 4
 
 # Of a key as its words in lower case, each between underscores: hfToken is _hf_token_, DB_PASSWORD is _db_password_.
 _NAMES_A_SECRET = re.compile(
-    r"password|passwd|passphrase|credential|[a-z0-9]_pwd_"
+    r"password|passwd|passphrase|passcode|credential|_pwd_|_jwt_|_sas_|_cookies?_|_pin_$"
     r"|secrets?_|secret_?key"  # clientSecret, secret_sauce; not secretary
     r"|auth_|_authorization_|_bearer_"  # auth, basic_auth, oauth; not author
-    r"|(?:api|access|private|signing|encryption)_?keys?_"
+    r"|(?:api|access|account|private|signing|encryption|ssh|license|licence)_?keys?_"
     r"|_(?:access|api|auth|refresh)_tokens_"
 )
 # token at the end only: token_dim, max_token_length and num_tokens are sizes, pad_token and the like words of a text.
 _NAMES_A_TOKEN = re.compile(
     r"(?<!_(?:pad|eos|bos|unk|cls|sep|oov|end)_)(?<!_(?:mask|stop)_)(?<!_(?:start)_)token_(?:value_)?$"
+    r"|_pass_$|[a-z0-9]_pat_$"  # db_pass, GITHUB_PAT; of numbers neither: a pass over data
 )
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
@@ -34,9 +35,32 @@ _USER_IN_URL = (
     re.compile(rf"\b((?!https?:)[a-z][a-z0-9+.-]*://)([^{_END}/:@]*):([^{_END}]*)@", re.IGNORECASE),
 )
 _QUERY_IN_URL = re.compile(rf"([?&]([\w.-]+)=)([^{_END}&#]+)")
+_NAMES_A_SIGNATURE = re.compile(r"(?:.*[-_])?(?:sig|signature)", re.IGNORECASE)
+"""Of a parameter in a URL: Azure's sig, X-Amz-Signature."""
+_PATHS_OF_WEBHOOKS = re.compile(
+    r"(https?://(?:hooks\.slack\.com/\w+|(?:\w+\.)?discord(?:app)?\.com/api/webhooks|[\w.-]+\.webhook\.office\.com/"
+    rf"\w+|chat\.googleapis\.com/v1/spaces)/)([^{_END}]+)",
+    re.IGNORECASE,
+)
+"""Who knows such a path may post."""
+_CONNECTION = re.compile(
+    rf"\b((?:password|pwd|accountkey|sharedaccesskey|sharedaccesssignature)\s*=\s*)"
+    rf"(?!(?:null|none|true|false|\*+)\b)(?!\*)([^;{_END}]+)",
+    re.IGNORECASE,
+)
+"""A part of a connection string: `Server=db;Password=x;`."""
+
+_also_secret: frozenset[str] = frozenset()
+"""Names of keys that `run.secrets` adds, as `_words` has them."""
 
 _Types = tuple[type, ...]
 """Which values a key hides: none of them (), texts (str,), or all (object,)."""
+
+
+def extend_secrets(names: Iterable[str]) -> None:
+    """Hide what is under keys with these `names`, too: `run.secrets`, for the whole process."""
+    global _also_secret
+    _also_secret = frozenset(map(_words, names))
 
 
 def masked(tree: Any) -> Any:
@@ -96,12 +120,16 @@ def hidden_by(key: str) -> _Types:
     """The types of the values that are secret under `key`, for isinstance; () where none is."""
     hidden: _Types = ()
     for part in str(key).split("."):
-        words = f"_{'_'.join(_WORD.findall(part))}_".lower()
-        if _NAMES_A_SECRET.search(words):
+        words = _words(part)
+        if words in _also_secret or _NAMES_A_SECRET.search(words):
             return (object,)
         if _NAMES_A_TOKEN.search(words):
             hidden = (str,)
     return hidden
+
+
+def _words(name: str) -> str:
+    return f"_{'_'.join(_WORD.findall(name))}_".lower()
 
 
 def _masked(tree: Any, hidden: _Types) -> Any:
@@ -132,16 +160,27 @@ def _is_secret(value: Any, hidden: _Types) -> bool:
 
 
 def _mask_urls(text: str) -> str:
+    if "=" in text:
+        text = _CONNECTION.sub(rf"\1{MASK}", text)
     if "://" not in text:
         return text
     for pattern in _USER_IN_URL:
         text = pattern.sub(rf"\1{MASK}@", text)
-    return _QUERY_IN_URL.sub(lambda found: found[1] + (MASK if hidden_by(found[2]) else found[3]), text)
+    text = _PATHS_OF_WEBHOOKS.sub(rf"\1{MASK}", text)
+    return _QUERY_IN_URL.sub(lambda found: found[1] + (MASK if _is_secret_query(found[2]) else found[3]), text)
+
+
+def _is_secret_query(name: str) -> bool:
+    return bool(hidden_by(name)) or _NAMES_A_SIGNATURE.fullmatch(name) is not None
 
 
 def _secrets_in_urls(text: str) -> Iterator[str]:
     """Passwords, as they are written and as they are meant (`%40` is @); of http a user without one."""
+    yield from (value for _, value in _CONNECTION.findall(text))
+    if "://" not in text:
+        return
     for pattern in _USER_IN_URL:
         for _, user, password in pattern.findall(text):
             yield from {password or user, unquote(password or user)}
-    yield from (value for _, name, value in _QUERY_IN_URL.findall(text) if "://" in text and hidden_by(name))
+    yield from (path for _, path in _PATHS_OF_WEBHOOKS.findall(text))
+    yield from (value for _, name, value in _QUERY_IN_URL.findall(text) if _is_secret_query(name))

@@ -39,6 +39,7 @@ from runner.export.receivers import receiver_fn_of_spec
 from runner.model_fn import ModeKeys, declared_arguments
 from runner.run_config import KeepBest, RunConfig, WarmStart
 from runner.system.console import NullProgress, Progress
+from runner.task.unread_params import UnreadParams
 from runner.tracking.journal import Journal, NullJournal
 from runner.tracking.training_status import generation_in
 
@@ -56,9 +57,11 @@ class Job:
       hooks: native ones, of whatever the command runs; the specs have them already.
       exporters: what exports the model as it is trained; the specs have them already.
       receiver_fn: receives the requests of an exported model; None where none is exported.
+      unread_params: names params that the user's functions never read.
     """
 
     estimator: Estimator
+    unread_params: UnreadParams
     train_spec: TrainSpec | None = None
     eval_specs: tuple[EvalSpec, ...] = ()
     predict_input: Input | None = None
@@ -85,7 +88,9 @@ def build_job(
     model_fn = functions["model.fn"]
     if config.model.classic is True:
         model_fn = importlib.import_module("runner.classic.compat.tf1_operators").as_classic(model_fn)
-    params = config.model.params
+    unread = UnreadParams(config, cluster, journal)
+    hooks = (*hooks, unread)
+    params: Mapping[str, Any] = config.model.params
     if params and "params" not in declared_arguments(model_fn):
         _log.info("%s takes no 'params': model.params is not used (%s).", config.model.fn, ", ".join(params))
         params = {}
@@ -93,10 +98,11 @@ def build_job(
         model_fn,
         model_dir=config.model_dir,
         config=run_config,
-        params=params,
+        params=unread.watch("model.params", params) if params else params,
         journal=journal,
         progress=progress,
     )
+    config = _watched_inputs(config, unread)
     train_fn, predict_fn = functions.get("input.train.fn"), functions.get("input.predict.fn")
     train_spec = None if train_fn is None else _build_train_spec(config, train_fn, hooks)
     predict_input = None if predict_fn is None else build_input(config.input.predict, predict_fn)
@@ -104,7 +110,21 @@ def build_job(
     exporters = _build_exporters(config, receiver_fn) if receiver_fn and config.command != "export" else ()
     evaluates = config.command in ("train_and_evaluate", "evaluate", "dry_run")
     eval_specs = tuple(_build_eval_specs(config, functions, hooks, exporters)) if evaluates else ()
-    return Job(estimator, train_spec, eval_specs, predict_input, hooks, exporters, receiver_fn)
+    return Job(estimator, unread, train_spec, eval_specs, predict_input, hooks, exporters, receiver_fn)
+
+
+def _watched_inputs(config: Config, unread: UnreadParams) -> Config:
+    """`config` whose inputs have params that `unread` watches."""
+
+    def watched(key: str, block: InputBlock) -> InputBlock:
+        return dataclasses.replace(block, params=unread.watch(f"{key}.params", block.params))
+
+    inputs = dataclasses.replace(
+        config.input,
+        train=watched("input.train", config.input.train),
+        eval={name: watched(eval_key(name), block) for name, block in config.input.evals.items()},
+    )
+    return dataclasses.replace(config, input=inputs)
 
 
 def _functions_and_run_config(

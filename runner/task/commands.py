@@ -126,6 +126,7 @@ def _follow(job: Job, context: TaskContext) -> dict[str, Any]:
 def _train_and_evaluate(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
     assert job.train_spec is not None
     result = train_and_evaluate(job.estimator, job.train_spec, job.eval_specs)
+    job.unread_params.say()
     _export_last(job, context)
     return {
         "global_step": result.global_step,
@@ -144,6 +145,7 @@ def _train(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
     training = job.estimator.train_run(
         spec.input_fn, hooks=spec.hooks, max_steps=spec.max_steps, once=True, max_epochs=spec.max_epochs
     )
+    job.unread_params.say()
     _export_last(job, context)
     return {
         **_checkpoint_of(job),

@@ -18,9 +18,8 @@ from runner.checkpoint.retention import Keep, why_kept
 from runner.config.metric_names import is_of_evaluation
 from runner.config.schema import ConfigError
 from runner.system.console import format_age, format_bytes, format_number, print_table
-from runner.system.files import read_json
 from runner.tracking.journal import journals_in, read_journal
-from runner.tracking.summary import SUMMARY_FILE
+from runner.tracking.summary import SUMMARY_FILE, read_summary
 from runner.tracking.tracker import points_of
 
 MAX_METRICS = 6
@@ -96,9 +95,9 @@ def eval_metrics(model_dir: Path) -> dict[int, dict[str, float]]:
 
 def _print_run(model_dir: Path) -> None:
     """Print what summary.json says of the run."""
-    summary = read_json(model_dir / SUMMARY_FILE)
+    summary = read_summary(model_dir / SUMMARY_FILE)
     print(f"model_dir: {model_dir}")
-    if summary is None:
+    if not summary:
         print("no summary.json: nothing is known of the run")
         return
     for name in _FACTS:

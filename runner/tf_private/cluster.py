@@ -81,3 +81,12 @@ def part_of_files(dataset: tf.data.Dataset, num_workers: int, worker_index: int)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
     return _AutoShardDataset(dataset.with_options(options), num_workers, worker_index)
+
+
+def chosen_cross_device_ops(strategy: tf.distribute.Strategy) -> tf.distribute.CrossDeviceOps | None:
+    """Return the CrossDeviceOps that a MirroredStrategy was given; None where TensorFlow has chosen.
+
+    No public name tells. If it moves, a choice has no effect on CPUs.
+    """
+    chosen: tf.distribute.CrossDeviceOps | None = getattr(strategy.extended, "_cross_device_ops", None)
+    return chosen

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import os
+import re
+import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,6 +93,33 @@ def pieces(shape: tf.TensorShape, number: int) -> list[str]:
     return slice_specs([tf.TensorShape([each + (piece < extra)]).concatenate(shape[1:]) for piece in range(number)])
 
 
+_PATTERN = re.compile(r"[*?\[\\]")
+
+
+def open_reader(path: str) -> Any:
+    """Return TensorFlow's reader of the bundle `path`."""
+    return tf.train.load_checkpoint(literal(path))
+
+
+def literal(path: str) -> str:
+    """Return a path of the bundle `path` that means itself: TensorFlow 2.21 looks for a bundle to read by a pattern.
+
+    A folder `run[1]` would match `run1`, and an escaped name is not opened. So such a folder is read by another name.
+    """
+    folder, name = os.path.split(path)
+    return os.path.join(_plain_name(os.path.abspath(folder)), name) if _PATTERN.search(folder) else path
+
+
+@functools.cache
+def _plain_name(folder: str) -> str:
+    """Return a link to `folder`, which lives as long as this process."""
+    links = tempfile.mkdtemp(prefix="runner-")
+    atexit.register(shutil.rmtree, links, ignore_errors=True)
+    link = os.path.join(links, "model_dir")
+    os.symlink(folder, link)
+    return link
+
+
 def read_bundle(path: str, dtypes: Mapping[str, tf.DType]) -> dict[str, tf.Tensor]:
     """Key -> tensor, read together. Raises: DataLossError: a tensor is not what its CRC-32C says."""
     values = read_entries(path, "CPU:0", [(key, "", dtype) for key, dtype in dtypes.items()])
@@ -100,6 +133,6 @@ def read_entries(path: str, place: str, entries: Sequence[tuple[str, str, tf.DTy
     keys, rows, dtypes = (list(column) for column in zip(*entries, strict=True))
     with tf.init_scope(), tf.device(place):
         values: list[tf.Tensor] = tf.raw_ops.RestoreV2(
-            prefix=path, tensor_names=keys, shape_and_slices=rows, dtypes=dtypes
+            prefix=literal(path), tensor_names=keys, shape_and_slices=rows, dtypes=dtypes
         )
     return values

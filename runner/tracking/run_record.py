@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
+from runner.config.schema import ConfigError
 from runner.system.files import read_dataclass, write_json
 
 _SAVING = threading.Lock()
+
+_TYPES: Mapping[str, tuple[Any, str]] = {
+    "mlflow_run_id": ((str, type(None)), "text or null"),
+    "generation": (int, "a whole number"),
+    "offsets": (dict, "a mapping of whole numbers"),
+    "last_steps": (dict, "a mapping of whole numbers"),
+    "training": ((str, type(None)), "text or null"),
+}
 
 
 @dataclass
@@ -35,8 +46,20 @@ class RunRecord:
 
     @classmethod
     def read(cls, model_dir: Path) -> RunRecord:
-        """Return the record of the run in `model_dir`; an empty one when there is none."""
-        return read_dataclass(cls, model_dir / "run.json")
+        """Return the record of the run in `model_dir`; an empty one when there is none.
+
+        Raises:
+          ConfigError: somebody has written a value of another type into it.
+        """
+        record = read_dataclass(cls, model_dir / "run.json")
+        for name, (wanted, words) in _TYPES.items():
+            value = getattr(record, name)
+            items = value.values() if isinstance(value, dict) else ()
+            if not isinstance(value, wanted) or isinstance(value, bool) or not all(type(one) is int for one in items):
+                raise ConfigError(
+                    f"{model_dir / 'run.json'}: {name}={value!r} is not {words}. Repair it, or use a new model_dir."
+                )
+        return record
 
     def save(self, model_dir: Path) -> None:
         """Write run.json, unless it `is_held`."""

@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from runner.system.files import read_json
 from runner.tracking.curves import draw_curves, import_matplotlib
 from runner.tracking.exit_codes import MLFLOW_STATUS, STILL_RUNNING
 from runner.tracking.journal import Journals, journals_in, read_journal
 from runner.tracking.run_lock import LOCK_FILE
 from runner.tracking.run_record import RunRecord
-from runner.tracking.summary import SUMMARY_FILE, as_killed, write_summary
+from runner.tracking.summary import SUMMARY_FILE, as_killed, read_summary, write_summary
 from runner.tracking.tracker import ExportedModel, Point, RunDescription, Tracker, describe, points_of
 
 PERIOD_SECS = 2.0
@@ -287,7 +286,7 @@ def _lock_as_it_is(path: Path) -> Iterator[None]:
 
 
 def _close_as_killed(tracker: Tracker, run_id: str, model_dir: Path) -> None:
-    summary = read_json(model_dir / SUMMARY_FILE) or {}
+    summary = read_summary(model_dir / SUMMARY_FILE)
     status = "interrupted"
     if summary.get("status") == STILL_RUNNING.status:
         if RunRecord.read(model_dir).mlflow_run_id == run_id:

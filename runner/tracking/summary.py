@@ -7,11 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.schema import TRAINING_RUNS, Config
-from runner.system.files import write_json
+from runner.system.files import read_json, write_json
 from runner.system.redaction import mask_text
+from runner.system.standard_streams import say
 from runner.tracking.exit_codes import STILL_RUNNING, Outcome
 
 SUMMARY_FILE = "summary.json"
+
+_TYPES = {
+    "metrics": dict, "phases": dict, "exports": list, "unread_params": list, "checkpoint": str, "status": str,
+    "global_step": int, "command": str, "error": str,
+}  # fmt: skip
 
 _OF_READERS = ("metrics", "predictions", "exports", "mlflow_run_id")
 """What a command that reads a run adds to the run's summary."""
@@ -32,6 +38,8 @@ def facts_in(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 facts.update(global_step=line.get("step"), checkpoint=line.get("path"))
             case "repeated":
                 facts["repeated_steps"] = facts.get("repeated_steps", 0) + int(line["twice"])
+            case "unread_params":
+                facts["unread_params"] = line["keys"]
             case "exported":
                 facts["exported"].append(line)
             case "phase":
@@ -54,6 +62,7 @@ def summary_of(outcome: Outcome, config: Config, run_id: str | None, secrets: se
         "metrics": facts.get("metrics", {}),
         **{name: facts.get(name) for name in ("steps_per_sec", "examples")},
         "phases": facts.get("phases", {}),
+        "unread_params": facts.get("unread_params", []),
         "strategy": config.strategy.name,
         **{name: facts.get(name) for name in ("num_replicas", "checkpoint", "predictions")},
         "exports": facts.get("exports", []),
@@ -76,6 +85,18 @@ def after_reading(of_run: Mapping[str, Any], of_reader: Mapping[str, Any]) -> di
     # What an earlier checkpoint came to is not what the run came to; its own summary has it.
     found["metrics"] = known if known and names[0] != names[1] else {**known, **found.get("metrics", {})}
     return {**as_killed(of_run), **found}
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """Return the summary in the file `path`; {} when there is none. A value of another type is left out, and said."""
+    summary = read_json(path) or {}
+    for name, wanted in _TYPES.items():
+        value = summary.get(name)
+        is_paths = name != "exports" or not isinstance(value, list) or all(isinstance(one, str) for one in value)
+        if value is not None and not (isinstance(value, wanted) and is_paths):
+            say(f"{path}: {name}={value!r} is ignored: it is not what a run writes there.")
+            del summary[name]
+    return summary
 
 
 def as_killed(summary: Mapping[str, Any]) -> dict[str, Any]:

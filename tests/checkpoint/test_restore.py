@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, Input, ModeKeys, RunConfig
 from runner.checkpoint.reader import Reader
+from runner.run_config import WarmStart
+from tests.support.line import line
 from tests.support.models import STYLES, data, eval_input, strategies, train_input
 
 v1 = tf.compat.v1
@@ -113,3 +115,25 @@ def test_a_model_of_tf1_is_evaluated_and_predicts(tmp_path: Path) -> None:
     assert result["global_step"] == 7
     assert result["loss"] == pytest.approx(np.mean((predicted - labels) ** 2), abs=1e-10)
     assert reader.get_variable_value("beta1_power") == pytest.approx(0.9**8)
+
+
+@pytest.mark.parametrize("folder", ["run[1]", "run\\1", "run*?"])
+def test_a_folder_with_the_signs_of_a_pattern_is_read_as_it_is_called(folder: str, tmp_path: Path) -> None:
+    """TensorFlow looks for a checkpoint to read by a pattern, and a run ended with "no matching files"."""
+    (tmp_path / "run1").mkdir()  # what the first would match
+    settings = RunConfig(model_dir=str(tmp_path / folder), save_summary_steps=None)
+    first = Estimator(line, config=settings)
+    first.train(batches, max_steps=2)
+    second = Estimator(line, config=settings)
+    second.train(batches, max_steps=4)
+    assert second.evaluate(batches, steps=1)["global_step"] == 4
+    assert second.get_variable_value("weight") != 0
+    begun = RunConfig(model_dir=str(tmp_path / "begun"), warm_start=WarmStart(str(tmp_path / folder)))
+    new = Estimator(line, config=begun, params={"learning_rate": 0.0})
+    new.train(batches, max_steps=1)
+    assert new.get_variable_value("weight") == second.get_variable_value("weight")
+    assert not list((tmp_path / "run1").iterdir())
+
+
+def batches() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensors(([1.0, 2.0], [2.0, 4.0])).repeat()

@@ -401,3 +401,15 @@ def test_why_tells_what_was_seen() -> None:
         "(cluster.num_workers=2, cluster.num_ps=1, cluster.evaluator=false)."
     )
     assert found({}, resolver="local").why == "cluster.resolver=local."
+
+
+def test_a_pod_of_a_stateful_set_does_not_silently_train_alone() -> None:
+    """Its environment was emptied on the way (env -i, sudo): the name and cluster.service tell."""
+    settings = ClusterConfig(service="digits")
+    with pytest.raises(ConfigError, match=r"HOSTNAME=digits-1 look like a pod.*cluster.resolver=kubernetes to join"):
+        detect({"HOSTNAME": "digits-1"}, settings, StrategyConfig("multi_worker"))
+    joined = ClusterConfig(service="digits", resolver="kubernetes")
+    assert detect({"HOSTNAME": "digits-1"}, joined, StrategyConfig("multi_worker")).cluster.name == "worker:0"
+    laptop = detect({"HOSTNAME": "pc"}, settings, StrategyConfig("multi_worker"))
+    assert laptop.is_local and "cluster.service=digits has no effect" in laptop.why
+    assert detect({"HOSTNAME": "digits-1"}, settings, StrategyConfig("mirrored")).is_local

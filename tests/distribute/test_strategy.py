@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tensorflow as tf
 
-from runner import build_strategy
+from runner import Estimator, RunConfig, build_strategy
+from runner.config.schema import ConfigError
+from runner.distribute import strategy
 from runner.distribute.strategy import split_cpu
+from tests.support.line import line, native_line
 
 
 def test_default_is_no_strategy() -> None:
@@ -62,8 +66,10 @@ def test_cross_device_ops_and_packs_reach_the_strategy(name: str, kind: Any, mon
         return "strategy"
 
     monkeypatch.setattr(tf.distribute, "MirroredStrategy", mirrored)
-    found: Any = build_strategy("mirrored", virtual_devices=2, cross_device_ops=name, num_packs=3)
-    assert found == "strategy" and given["devices"] == ["/cpu:0", "/cpu:1"]
+    monkeypatch.setattr(strategy, "_devices", lambda *args: ["/gpu:0", "/gpu:1"])
+    monkeypatch.setattr(strategy, "_check_devices", lambda devices: None)
+    found: Any = build_strategy("mirrored", cross_device_ops=name, num_packs=3)
+    assert found == "strategy" and given["devices"] == ["/gpu:0", "/gpu:1"]
     assert isinstance(given["ops"], kind)
 
 
@@ -97,12 +103,6 @@ def test_cpu_can_be_split_the_same_way_again() -> None:
     assert len(tf.config.list_logical_devices("CPU")) == 2
 
 
-def test_cpu_in_use_cannot_be_split_in_another_way() -> None:
-    tf.config.list_logical_devices()
-    with pytest.raises(RuntimeError, match="cannot be modified after being initialized"):
-        split_cpu(3)
-
-
 def test_workers_send_what_config_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second strategy of several workers in one process hangs, so its options are looked at without one."""
     monkeypatch.setattr(
@@ -111,3 +111,50 @@ def test_workers_send_what_config_says(monkeypatch: pytest.MonkeyPatch) -> None:
     options: Any = build_strategy("multi_worker", communication="ring", timeout_secs=30, bytes_per_pack=1000)
     ring = tf.distribute.experimental.CommunicationImplementation.RING
     assert (options.bytes_per_pack, options.timeout_seconds, options.implementation) == (1000, 30, ring)
+
+
+def test_a_cpu_that_is_in_use_cannot_be_split_any_more() -> None:
+    """As by a module of the user's that makes a tensor while it is imported."""
+    tf.constant(1.0)
+    with pytest.raises(ConfigError, match="virtual_devices=3 comes too late.*move it into model_fn or input_fn"):
+        split_cpu(3)
+
+
+def test_a_way_to_sum_over_gpus_is_refused_where_there_is_none() -> None:
+    with pytest.raises(ConfigError, match="cross_device_ops=nccl sums over GPUs, and the devices are /cpu:0"):
+        build_strategy("mirrored", virtual_devices=2, cross_device_ops="nccl")
+    with pytest.raises(ConfigError, match="communication=nccl exchanges gradients between GPUs.* Use ring or auto"):
+        build_strategy("multi_worker", communication="nccl")
+
+
+def test_a_way_to_sum_is_said_to_have_no_effect_with_one_device(caplog: pytest.LogCaptureFixture) -> None:
+    build_strategy("mirrored", devices=["/cpu:0"], cross_device_ops="hierarchical_copy", num_packs=3)
+    assert (
+        "cross_device_ops=hierarchical_copy and strategy.num_packs=3 has no effect: there is one device" in caplog.text
+    )
+
+
+class CountedOps(tf.distribute.ReductionToOneDevice):
+    """A user's own way to sum."""
+
+    calls = 0
+
+    def batch_reduce_implementation(self, *args: Any, **kwargs: Any) -> Any:
+        CountedOps.calls += 1
+        return super().batch_reduce_implementation(*args, **kwargs)
+
+
+@pytest.mark.parametrize("model_fn", [line, native_line])
+def test_the_way_to_sum_that_was_chosen_is_used_with_the_same_numbers(model_fn: Any, tmp_path: Path) -> None:
+    weights = []
+    for ops in ("auto", "hierarchical_copy", f"{__name__}.CountedOps"):
+        CountedOps.calls = 0
+        found = build_strategy("mirrored", virtual_devices=2, cross_device_ops=ops)
+        config = RunConfig(train_distribute=found, save_summary_steps=None)
+        estimator = Estimator(model_fn, tmp_path / ops, config)
+        data = tf.data.Dataset.from_tensors(([1.0, 2.0], [2.0, 4.0]))
+        estimator.train(lambda data=data: data.repeat(), max_steps=3)
+        weights.append([float(estimator.get_variable_value(name)) for name in estimator.get_variable_names()])
+        assert bool(CountedOps.calls) == ops.endswith("CountedOps")
+    assert weights[1] == pytest.approx(weights[0]) and weights[2] == pytest.approx(weights[0])
+    assert any(weights[0])

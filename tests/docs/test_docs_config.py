@@ -90,7 +90,7 @@ def test_a_command_of_the_document_is_accepted(number: int, answers: list[Any]) 
         return
     assert len(configs) == (4 if "-m" in words else 1)
     for override in words if "-m" not in words else ():
-        key, _, value = override.partition("=")
+        key, _, value = override.lstrip("+").partition("=")
         if "." in key and "${" not in value:
             assert (value_at(configs[0], key) or None) == yaml.safe_load(value)  # no evaluations: null, or {}
 

@@ -87,6 +87,7 @@ def test_a_task_that_finishes_is_summarised(
         "steps_per_sec": 3.0,
         "examples": None,
         "phases": {},
+        "unread_params": [],
         "strategy": "default",
         "num_replicas": 2,
         "checkpoint": "c",
@@ -554,3 +555,24 @@ def test_a_start_that_has_nothing_to_do_is_a_finished_run(run: Callable[..., int
     assert run(RESULT, task=UNTAKEN) == 0
     assert summary_in(tmp_path / "run")["status"] == "finished"
     assert (tmp_path / "run" / "config.yaml").exists()
+
+
+@pytest.mark.parametrize("value", [{"generation": "many"}, {"offsets": 3}, {"last_steps": {"loss": "x"}}])
+def test_a_record_with_a_value_of_another_type_is_named(
+    value: dict[str, Any], run: Callable[..., int], tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text(json.dumps(value))
+    (name,) = value
+    with pytest.raises(ConfigError, match=rf"run.json: {name}=.* is not a .*whole number.*Repair it"):
+        run(RESULT)
+
+
+def test_values_of_another_type_in_a_summary_are_ignored_with_a_word(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "summary.json").write_text('{"exports": 3, "metrics": "good", "command": "train"}')
+    assert run(RESULT) == 0
+    assert "summary.json: exports=3 is ignored" in capsys.readouterr().err
+    assert summary_in(tmp_path / "run")["exports"] == []

@@ -256,7 +256,7 @@ def test_a_finished_job_that_was_evaluated_since_is_still_finished(
 
 
 def test_secrets_of_a_sweep_are_its_owners(sweep: Callable[..., Outcome]) -> None:
-    result = sweep("finish()", RATES, "model.params.db_password=hunter22")
+    result = sweep("finish()", RATES, "+model.params.db_password=hunter22")
     holding = {
         path
         for path in result.directory.rglob("*")

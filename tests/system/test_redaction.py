@@ -16,15 +16,16 @@ SECRET_KEYS = [
     "AWS_SECRET_ACCESS_KEY", "token", "hfToken", "HF_TOKEN", "HFToken", "hftoken", "access_token", "github.token",
     "token_value", "api_tokens", "api_key", "apikey", "apiKey", "APIKey", "OPENAI_API_KEY", "api_keys", "access_key",
     "aws_access_key_id", "private_key", "privateKey", "private-key", "credential", "credentials",
-    "googleCredentials", "auth", "AUTH", "auth_header", "authHeader", "basic_auth", "oauth", "oauth2",
-    "Authorization", "model.params.db.password", "auth.user",
+    "googleCredentials", "pwd", "db_pass", "account_key", "ssh_key", "license_key", "sas", "cookie", "session_cookies",
+    "jwt", "pin", "passcode", "GITHUB_PAT", "auth", "AUTH", "auth_header", "authHeader", "basic_auth", "oauth",
+    "oauth2", "Authorization", "model.params.db.password", "auth.user",
 ]  # fmt: skip
 
 PLAIN_KEYS = [
     "tokenizer", "tokenizer_file", "num_tokens", "tokens", "max_token_length", "token_dim", "tokenEmbedding",
     "pad_token", "eos_token", "mask_token", "start_token", "padToken", "author", "authors", "authority", "key",
     "keys", "public_key", "keyboard", "sort_key", "monkey", "secretary", "compass", "passes", "pass_through",
-    "passenger", "pwd", "path", "model.fn", "tracking.uri",
+    "passenger", "pin_memory", "pattern", "spinning", "pat", "jwtlike", "path", "model.fn", "tracking.uri",
 ]  # fmt: skip
 
 
@@ -77,6 +78,15 @@ def test_null_and_flags_stay_and_a_number_is_a_secret_only_where_secrets_are_num
         ("redis://:pw@host:6379/0", "redis://***@host:6379/0"),
         ("https://host/x?a=1&token=abc&b=2", "https://host/x?a=1&token=***&b=2"),
         ("https://host/x?api_key=abc#end", "https://host/x?api_key=***#end"),
+        (
+            "https://a.blob.core.windows.net/c?sv=1&sig=abc%3D&se=2",
+            "https://a.blob.core.windows.net/c?sv=1&sig=***&se=2",
+        ),
+        ("https://s3/x?X-Amz-Signature=abc&X-Amz-Date=1", "https://s3/x?X-Amz-Signature=***&X-Amz-Date=1"),
+        ("https://hooks.slack.com/services/T0/B0/xyz", "https://hooks.slack.com/services/***"),
+        ("https://discord.com/api/webhooks/12/abc", "https://discord.com/api/webhooks/***"),
+        ("Server=db;User=me;Password=p@w/;Port=3", "Server=db;User=me;Password=***;Port=3"),
+        ("AccountName=a;AccountKey=ab/c==;X=1", "AccountName=a;AccountKey=***;X=1"),
         ("see https://a:b@c and https://d:e@f", "see https://***@c and https://***@f"),
     ],
 )
@@ -102,7 +112,7 @@ def test_other_urls_are_left_alone(text: str) -> None:
 def test_the_password_of_a_url_is_a_secret_as_it_is_written_and_as_it_is_meant() -> None:
     assert secrets_of({"uri": "https://user:p%40ss@host"}) == {"p%40ss", "p@ss"}
     assert secrets_of({"uri": "https://ghp_abc@github.com"}) == {"ghp_abc"}
-    assert secrets_of({"uri": "https://host/x?sig=1&token=abc"}) == {"abc"}
+    assert secrets_of({"uri": "https://host/x?sig=1&token=abc"}) == {"abc", "1"}
 
 
 def test_secrets_are_masked_in_any_text_the_longest_first() -> None:
@@ -162,3 +172,15 @@ def test_it_takes_the_standard_library_only() -> None:
     tops = {name.split(".")[0] for name in loaded if not name.startswith(("runner", "__editable__"))}
     assert tops <= sys.stdlib_module_names
     assert redaction.MASK == "***"
+
+
+def test_names_of_the_users_own_are_hidden_too() -> None:
+    redaction.extend_secrets(["customerId", "internal_host"])
+    try:
+        assert masked({"customer_id": 7, "model": {"internalHost": "h"}, "host": "x"}) == {
+            "customer_id": "***", "model": {"internalHost": "***"}, "host": "x",
+        }  # fmt: skip
+        assert masked_override("a.customer_id=77") == "a.customer_id=***"
+    finally:
+        redaction.extend_secrets([])
+    assert masked({"customer_id": 7}) == {"customer_id": 7}

@@ -1,0 +1,94 @@
+"""Params that nobody declares are refused on the command line; those that nobody reads are named."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NET = """
+import tensorflow as tf
+from runner import EstimatorSpec
+
+def model_fn(features, labels, mode, params):
+    weight = tf.compat.v1.get_variable("weight", [])
+    loss = tf.reduce_mean(tf.square(features * weight - labels))
+    optimizer = tf.compat.v1.train.GradientDescentOptimizer(params["lr"])
+    return EstimatorSpec(mode, features * weight, loss, optimizer=optimizer)
+
+def input_fn(params):
+    data = tf.data.Dataset.from_tensor_slices(([1.0, 2.0], [2.0, 4.0]))
+    return data.repeat(params.get("times", 1)).batch(2)
+"""
+GROUP = "fn: net\nparams:\n  lr: 0.1\n  layers: {width: 3}\n  tables: {a: {rows: 1}}\n"
+RUN = ("model=mine", "input=custom", "input.train.fn=net", "input.eval.fn=net", "tracking=none", "model_dir=run")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "conf" / "model").mkdir(parents=True)
+    (tmp_path / "conf" / "model" / "mine.yaml").write_text(GROUP)
+    return tmp_path
+
+
+def run(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "runner", *arguments]
+    return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=240)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["model.params.lrr=0.5"],
+            "model.params.lrr=0.5: model.params of the chosen model has no 'lrr'. Did you mean 'lr'? "
+            "Declared: lr, layers, tables. To add one, write +model.params.lrr=...",
+        ),
+        (["model.params={lrr: 0.5}"], "model.params.lrr=0.5: "),
+        (["model.params.layers.wdth=2"], "Did you mean 'width'?"),
+        (["model.params.db_password=hunter22"], "model.params.db_password=***: "),
+        (["input=digits", "input.eval.params.flt=1"], "Did you mean 'flat'?"),
+    ],
+)
+def test_a_param_that_is_not_declared_is_refused(overrides: list[str], message: str, project: Path) -> None:
+    given = RUN if "input=digits" not in overrides else ("model=mine", "model_dir=run")
+    result = run(project, *given, *overrides)
+    assert result.returncode == 2
+    assert message in result.stderr and result.stderr.count("runner:") == 1
+    assert "hunter22" not in result.stderr
+    assert not (project / "run").exists()
+
+
+def test_what_is_open_stays_open_and_what_nobody_reads_is_named_once(project: Path) -> None:
+    """`+` adds; names in a table, params of an empty group and of a function on the command line are the user's."""
+    opened = ["+model.params.lrr=0.5", "model.params.lrr=0.6", "model.params.tables.b.rows=2", "train.max_steps=2"]
+    result = run(project, *RUN, *opened, "input.train.params.times=9", "input.eval.params.tmies=1")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("Not read by model_fn or input_fn") == 1
+    unread = ["model.params.layers", "model.params.tables", "model.params.lrr", "input.eval.params.tmies"]
+    assert f"so without effect: {', '.join(unread)}. Check the name" in result.stderr
+    assert json.loads((project / "run" / "summary.json").read_text())["unread_params"] == unread
+
+    evaluate = ["command=evaluate", "model_dir=run", "tracking=none"]
+    refused = run(project, *evaluate, "model.params.lrrr=1")
+    assert refused.returncode == 2 and "Did you mean 'lrr'? Declared: lr, layers, tables, lrr." in refused.stderr
+    read = run(project, *evaluate, "model.params.lrr=1", "+input.eval.params.times=2")
+    assert read.returncode == 0, read.stderr
+    assert "Not read" not in read.stderr  # who only evaluates asks for less
+    other = run(project, "model.fn=net", *RUN[1:5], "model_dir=other", "model.params.lr=0.1", "command=dry_run")
+    assert other.returncode == 0, other.stderr
+
+
+def test_a_sweep_over_a_param_that_nobody_reads_says_so_in_its_table(project: Path) -> None:
+    result = run(project, "-m", *RUN[:5], "+model.params.lrr=0.5,0.1", "train.max_steps=1")
+    assert result.returncode == 0, result.stderr
+    table = result.stdout[result.stdout.index("sweep outputs/sweeps/") :].splitlines()
+    assert sum("lrr=0.5 (not read: lrr)" in line for line in table) == 1
+    assert sum("lrr=0.1 (not read: lrr)" in line for line in table) == 1
