@@ -271,9 +271,7 @@ def _named(model: Any, features: Any) -> Any:
 def _output_names(model: Any, outputs: Any) -> list[str]:
     flat = tf.nest.flatten(outputs)
     names = list(getattr(model, "output_names", None) or [])
-    if len(names) == len(flat):
-        return names
-    return [f"output_{number + 1}" for number in range(len(flat))]
+    return names if len(names) == len(flat) else [f"output_{number + 1}" for number in range(len(flat))]
 
 
 def _compiled_with(model: Any) -> dict[str, Callable[[], Any]]:

@@ -152,7 +152,7 @@ def _cross_device_ops(name: str, num_packs: int, devices: Sequence[str]) -> tf.d
 
 
 def _devices(num_gpus: int | None, virtual_devices: int | None) -> list[str]:
-    gpus = [f"/gpu:{index}" for index in range(len(tf.config.list_logical_devices("GPU")))]
+    gpus = [f"/gpu:{index}" for index in range(sum(name.startswith("/device:GPU:") for name in _own_devices()))]
     if num_gpus is not None:
         if num_gpus > len(gpus):
             raise ValueError(f"strategy.num_gpus={num_gpus}, and TensorFlow sees {len(gpus)} GPUs here.")
@@ -166,11 +166,21 @@ def _check_known(setting: str, value: str, known: Sequence[str]) -> None:
 
 
 def _check_devices(devices: Sequence[str]) -> None:
-    known = [device.name for device in tf.config.list_logical_devices()]
+    known = _own_devices()
     short = {name.removeprefix("/device:").lower() for name in known}
     for device in devices:
         if device.lower().removeprefix("/").removeprefix("device:") not in short:
             raise ValueError(f"strategy.devices: {device!r} is not here. TensorFlow sees: {', '.join(known)}.")
+
+
+def _own_devices() -> list[str]:
+    """Return the devices of this process, as `/device:CPU:0`.
+
+    In a cluster TensorFlow puts the task before that, and a coordinator also sees the devices of the others.
+    """
+    task = tf.config.list_logical_devices("CPU")[0].name.rpartition("/device:")[0]  # as tf.distribute finds it
+    names = (device.name for device in tf.config.list_logical_devices())
+    return [name.removeprefix(task) for name in names if name.startswith(f"{task}/device:")]
 
 
 MIN_PART_BYTES = 256 << 10

@@ -481,12 +481,9 @@ def metrics_of_files(folder: Path) -> dict[str, Any]:
 @case
 def pairs(folder: Path) -> dict[str, Any]:
     """Trained by all workers; evaluated by all of them, and by the chief with each strategy of one process."""
-    one = {
-        "default": "default",
-        "one_device": tf.distribute.OneDeviceStrategy("/cpu:0"),
-        "mirrored": tf.distribute.MirroredStrategy(["/cpu:0"]),
-        "central_storage": tf.distribute.experimental.CentralStorageStrategy(["/cpu:0"], "/cpu:0"),
-    }
+    # As eval_strategy makes them: the devices of a task have its place in the cluster in their names.
+    one: dict[str, Any] = {name: build_strategy(name) for name in ("one_device", "mirrored", "central_storage")}
+    one["default"] = "default"
     keras.config.set_floatx("float64")  # the loss of a compiled model has it
     result: dict[str, Any] = {}
     for style in ("classic", "keras_model"):
