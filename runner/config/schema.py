@@ -84,7 +84,7 @@ def _setting(default: Any, **limits: Any) -> Any:
 
 def _count(default: Any, **limits: Any) -> Any:
     """Declare a field for a number of things or seconds, which waits, loops and devices take in 32 bits."""
-    return _setting(default, maximum=2**31 - 1, **limits)
+    return _setting(default, **{"maximum": 2**31 - 1, **limits})
 
 
 def _ranking() -> Any:
