@@ -89,8 +89,6 @@ def check_limits(limits: Limits, value: Any, written: Callable[[Any], str]) -> N
     # Each the right way round to refuse NaN, which is neither.
     if limits.minimum is not None and not value >= limits.minimum:
         raise ConfigError(f"{written(value)} must be at least {limits.minimum}.")
-    if limits.maximum is not None and not value <= limits.maximum:
-        raise ConfigError(f"{written(value)} must be at most {limits.maximum}.")
     above, below = limits.above, limits.below
     if (above is not None and not value > above) or (below is not None and not value < below):
         bounds = f"more than {above}" if below is None else f"more than {above} and less than {below}"
