@@ -137,7 +137,8 @@ class Params(dict[str, Any]):
         return super().__ror__(other)
 
     def __reduce__(self) -> Any:
-        return type(self), (dict(self),)  # copies and pickles know nothing of who reads
+        # Copies and pickles know nothing of who reads. The items are given apart: what is one object stays one.
+        return type(self), (), None, None, iter(super().items())
 
     def merged(self, **values: Any) -> Params:
         """These parameters with `values` set over them."""
