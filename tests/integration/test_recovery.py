@@ -81,7 +81,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path,
     disturb(process, disturbed, "worker", signal.SIGSTOP, rng)
     disturb(process, disturbed, "worker", signal.SIGTERM, rng)
     said = process.communicate(timeout=240)[1]
-    again = start(disturbed, "input.eval.fn=tests.support.jobs.endless")
+    again = start(disturbed, "input.eval.fn=tests.support.jobs.endless_of_unknown_size")
     wait_until(lambda: any(line["step"] == MAX_STEPS for line in noted(disturbed, "checkpoint")), 120)
     task(again, "worker").send_signal(signal.SIGTERM)  # of the evaluation, which has no other end
     said += again.communicate(timeout=240)[1]

@@ -79,7 +79,7 @@ def test_what_is_open_stays_open_and_what_nobody_reads_is_named_once(project: Pa
     evaluate = ["command=evaluate", "model_dir=run", "tracking=none"]
     refused = run(project, *evaluate, "model.params.lrrr=1")
     assert refused.returncode == 2 and "Did you mean 'lrr'? Declared: lr, layers, tables, lrr." in refused.stderr
-    read = run(project, *evaluate, "model.params.lrr=1", "+input.eval.params.times=2")
+    read = run(project, *evaluate, "model.params.lrr=1", "+input.eval.params.times=2", "eval.name=other")
     assert read.returncode == 0, read.stderr
     assert "Not read" not in read.stderr  # who only evaluates asks for less
     other = run(project, "model.fn=net", *RUN[1:5], "model_dir=other", "model.params.lr=0.1", "command=dry_run")

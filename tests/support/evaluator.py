@@ -40,7 +40,9 @@ def specs(*, patience: int | None = None, endless: bool = False, **settings: Any
     """What both processes give to `train_and_evaluate`. Args: endless: the evaluation never ends by itself."""
     rule = EarlyStopping() if patience is None else EarlyStopping("eval/distance", patience_evals=patience)
     train = TrainSpec(untuned(points(repeat=True)), early_stopping=rule)
-    return train, EvalSpec(points(repeat=endless), **settings)
+    # Of unknown size: one that is known to have no end is refused.
+    input_fn = (lambda: points(repeat=True)().filter(lambda *_: True)) if endless else points()
+    return train, EvalSpec(input_fn, **settings)
 
 
 def main() -> None:

@@ -38,6 +38,11 @@ def endless(params: Any) -> tf.data.Dataset:
     return once(params).repeat()
 
 
+def endless_of_unknown_size(params: Any) -> tf.data.Dataset:
+    """As `endless`, of which nobody can know that before: an evaluation on it begins."""
+    return endless(params).filter(lambda *_: True)
+
+
 def interrupting(params: Any) -> tf.data.Dataset:
     """As `endless`; sends this process params.signal (SIGTERM) with each batch of params.at ([5])."""
 
