@@ -237,6 +237,7 @@ class Supervisor:
             if not self.record.is_held:
                 return
             self.record.is_held = False  # from here on, also where the disk is full
+            self.folder.check()
             self.record.save(self.model_dir)
             schema.save(self.config, self.model_dir / saved_config.FILE)
             start_files.write_notes(self.model_dir, self.notes)

@@ -100,9 +100,10 @@ class Shipper:
             self._wait_for(closing)
         if closing.is_alive():
             later = f" Ship later with: {self._ship_later}" if self._ship_later else ""
+            why = "it does not answer" if self._is_enough() else f"no answer for {CLOSING_TIMEOUT_SECS:g} s"
             self._warn(
-                f"tracking: no answer for {CLOSING_TIMEOUT_SECS:g} s, and the run ends without it; the journals in "
-                f"{self._model_dir} keep everything.{later}"
+                f"tracking: {why}, and the run ends without it; the journals in {self._model_dir} keep everything."
+                f"{later}"
             )
 
     def _close(
