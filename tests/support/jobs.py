@@ -44,7 +44,7 @@ def endless_of_unknown_size(params: Any) -> tf.data.Dataset:
 
 
 def interrupting(params: Any) -> tf.data.Dataset:
-    """As `endless`; sends this process params.signal (SIGTERM) with each batch of params.at ([5])."""
+    """As `endless_of_unknown_size`; sends this process params.signal (SIGTERM) with each batch of params.at ([5])."""
 
     def send(batch: Any) -> Any:
         if batch in params.get("at", [5]):
@@ -55,7 +55,7 @@ def interrupting(params: Any) -> tf.data.Dataset:
         with tf.control_dependencies([tf.py_function(send, [index], tf.int64)]):
             return tf.nest.map_structure(tf.identity, element)
 
-    return endless(params).enumerate().map(sending)
+    return endless_of_unknown_size(params).enumerate().map(sending)
 
 
 def deleting(params: Any) -> tf.data.Dataset:
