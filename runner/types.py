@@ -160,6 +160,17 @@ def _nested(values: Mapping[Any, Any]) -> dict[Any, Any]:
     return found
 
 
+def plain_params(values: Any) -> Any:
+    """Return params that are watched as the dict that the config has; any other object as it is. Nothing is read."""
+    if not isinstance(values, Params) or values._reads is None:
+        return values
+
+    def plain(value: Any) -> Any:
+        return {key: plain(one) for key, one in dict.items(value)} if isinstance(value, Params) else value
+
+    return plain(values)
+
+
 def copied_params(values: Any, **more: Any) -> Any:
     """What a function gets as params: Params of a dict, a copy of any other object, with the items `more` in it.
 

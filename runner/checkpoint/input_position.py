@@ -18,6 +18,7 @@ import tensorflow as tf
 from runner.checkpoint import reader
 from runner.data.inputs import InputPipeline
 from runner.data.iterators import iterate
+from runner.types import plain_params
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +65,8 @@ def source_of(input_fn: Any, pipeline: InputPipeline) -> str:
     its code may change, and lines may be added above it. Lambdas and local functions share names, so a digest of their
     code follows; a lambda's name ends in its line, which only tells it from others in checkpoints of before.
     """
-    settings = [getattr(input_fn, name, None) for name in ("params", "batch_size", "shuffle_seed")]
+    settings = [plain_params(getattr(input_fn, "params", None))]
+    settings += [getattr(input_fn, name, None) for name in ("batch_size", "shuffle_seed")]
     if getattr(input_fn, "first_batch_only", False):  # only then, so that all other digests are those of before
         settings.append("first_batch_only")
     fn, bound = getattr(input_fn, "fn", input_fn), ""
