@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class InputPosition:
-    """Where one process stands in its training input.
+    """The place of one process in its training input.
 
     Attributes:
       source: what tells this input from another one.
@@ -224,7 +224,7 @@ def _parts(number: int) -> str:
 
 
 def _has_more(saved: Mapping[str, Any], pipeline: InputPipeline) -> bool:
-    """Whether an input that was read to its end has further passes now."""
+    """Report whether an input that was read to its end has further passes now."""
     counted = saved.get("num_epochs")
     if pipeline.num_epochs is None and counted is not None and pipeline.remaining_steps() == math.inf:
         return True  # it ended where it was told to, and now nobody tells it to
@@ -232,7 +232,7 @@ def _has_more(saved: Mapping[str, Any], pipeline: InputPipeline) -> bool:
 
 
 def state_is_exact(pipeline: InputPipeline) -> bool:
-    """Whether the saved state of an iterator over `pipeline.dataset` leads to the same examples.
+    """Report whether the saved state of an iterator over `pipeline.dataset` leads to the same examples.
 
     Not for shuffle().batch().repeat() with a smaller last batch: between that batch and the next epoch the state of
     the shuffle is in no iterator, and TensorFlow 2.21 goes through the first epoch's order again after a restore.
