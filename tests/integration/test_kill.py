@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from runner.checkpoint.layout import latest_checkpoint
 from runner.checkpoint.reader import Reader
 from runner.tracking.journal import journal_path, read_journal
 from tests.support.killed import CASES, MAX_STEPS
+from tests.support.tiers import slow_but
 
 pytestmark = pytest.mark.alone
 
@@ -22,17 +25,22 @@ KILLED = "9 9 9 9 9 9 0"
 
 
 @pytest.fixture(scope="module")
-def lives(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of all runs; one process forks them, since each start of TensorFlow costs 4 s."""
-    folder = tmp_path_factory.mktemp("lives")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.killed", str(folder)],
-        cwd=ROOT, capture_output=True, text=True, timeout=500,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines() == [f"{case} {KILLED}" for case in CASES]
-    return folder
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return the folder of the runs of a case; one process forks them, since each start of TensorFlow costs 4 s."""
+
+    @functools.cache
+    def folder_of(case: str) -> Path:
+        folder = tmp_path_factory.mktemp(case)
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.support.killed", str(folder), case],
+            cwd=ROOT, capture_output=True, text=True, timeout=500,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert done.stdout == f"{KILLED}\n"
+        return folder
+
+    return folder_of
 
 
 def losses(folder: Path) -> dict[int, float]:
@@ -50,17 +58,19 @@ def hashes(folder: Path) -> dict[str, str]:
     return {name: hashlib.sha256(value.tobytes()).hexdigest() for name, value in values.items()}
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_run_that_was_killed_comes_to_the_bits_of_an_undisturbed_one(case: str, lives: Path) -> None:
-    expected, found = losses(lives / f"{case}-undisturbed"), losses(lives / f"{case}-killed")
+@pytest.mark.parametrize("case", slow_but(CASES, "mirrored", "default-synchronous"))
+def test_a_run_that_was_killed_comes_to_the_bits_of_an_undisturbed_one(
+    case: str, lives: Callable[[str], Path]
+) -> None:
+    """And what a kill left half written is cleared away."""
+    undisturbed, killed = lives(case) / "undisturbed", lives(case) / "killed"
+    expected, found = losses(undisturbed), losses(killed)
     assert list(expected) == list(range(1, MAX_STEPS + 1))
     assert dict(sorted(found.items())) == expected
-    assert len(hashes(lives / f"{case}-killed")) > 8
-    assert hashes(lives / f"{case}-killed") == hashes(lives / f"{case}-undisturbed")
+    assert len(hashes(killed)) > 8
+    assert hashes(killed) == hashes(undisturbed)
+    assert names(killed) == names(undisturbed)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_what_a_kill_left_half_written_is_cleared_away(case: str, lives: Path) -> None:
-    left = {path.name for path in (lives / f"{case}-killed").iterdir()}
-    undisturbed = {path.name for path in (lives / f"{case}-undisturbed").iterdir()}
-    assert {name for name in left if "tfevents" not in name} == {name for name in undisturbed if "tfevents" not in name}
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if "tfevents" not in path.name}
