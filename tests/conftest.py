@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -59,6 +60,22 @@ def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
 
 
 sys.addaudithook(_refuse_processes)
+
+
+@pytest.fixture(scope="session")
+def empty_mlflow_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a database as the tracker makes it before a first run, which takes more than a second."""
+    from runner.tracking.mlflow_tracker import MlflowTracker
+
+    made = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowTracker(f"sqlite:///{made}", "Default")._connect()
+    return made
+
+
+@pytest.fixture
+def mlflow_database(empty_mlflow_database: Path, tmp_path: Path) -> None:
+    """Put a copy of it where runs in `tmp_path` look for theirs: for tests that are not about its making."""
+    shutil.copy(empty_mlflow_database, tmp_path / "mlflow.db")
 
 
 def pytest_unconfigure() -> None:

@@ -18,8 +18,6 @@ from runner.tracking.journal import journal_path, read_journal
 from tests.support.killed import CASES, MAX_STEPS
 from tests.support.tiers import slow_but
 
-pytestmark = pytest.mark.alone
-
 ROOT = Path(__file__).parents[2]
 KILLED = "9 9 9 9 9 9 0"
 

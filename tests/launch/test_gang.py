@@ -31,8 +31,6 @@ from runner.tracking.run_record import RunRecord
 from tests.launch.test_supervisor import config_of, summary_in
 from tests.support.processes import is_gone, wait_until
 
-pytestmark = pytest.mark.alone
-
 ROOT = Path(__file__).parents[2]
 TASK = Path(__file__).parents[1] / "support" / "gang_task.py"
 JOIN = "journal.event('joined')\n"
@@ -127,6 +125,7 @@ def test_a_mistake_that_all_tasks_find_is_said_once(
     assert summary_in(tmp_path / "run")["error"].endswith("ValueError: no such file")
 
 
+@pytest.mark.alone
 def test_tasks_that_do_not_find_the_others_in_time_are_named(
     run: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -262,6 +261,7 @@ if generation < {last}:
 """
 
 
+@pytest.mark.usefixtures("mlflow_database")
 def test_a_gang_that_lost_a_task_starts_again_from_the_last_checkpoint(
     run: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -325,6 +325,7 @@ def test_a_lost_parameter_server_starts_all_again(run: Callable[..., int], tmp_p
     assert RunRecord.read(tmp_path / "run").generation == 2
 
 
+@pytest.mark.alone
 def test_a_frozen_task_is_found_and_named(
     run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -338,6 +339,7 @@ def test_a_frozen_task_is_found_and_named(
     assert is_gone(started(tmp_path, "worker:0")[0])
 
 
+@pytest.mark.alone
 def test_a_frozen_task_is_the_reason_when_the_others_lost_it(
     run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,6 +350,7 @@ def test_a_frozen_task_is_the_reason_when_the_others_lost_it(
     assert noted(tmp_path, "supervisor")[0]["reason"].startswith("worker:0 froze: no sign of life for")
 
 
+@pytest.mark.alone
 def test_an_error_is_the_reason_though_another_task_is_silent(
     run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -411,6 +414,7 @@ def test_which_end_is_a_loss_and_which_of_two_is_the_reason() -> None:
 FREEZES = "started(); os.kill(os.getpid(), signal.SIGSTOP)\n"
 
 
+@pytest.mark.alone
 def test_a_single_task_that_is_frozen_is_said_and_goes_on_when_it_wakes(
     run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -425,6 +429,7 @@ def test_a_single_task_that_is_frozen_is_said_and_goes_on_when_it_wakes(
     assert summary_in(tmp_path / "run")["restarts"] == 0
 
 
+@pytest.mark.alone
 def test_a_single_task_that_is_frozen_is_started_again_where_freeze_secs_asks_for_it(
     run: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -435,6 +440,7 @@ def test_a_single_task_that_is_frozen_is_started_again_where_freeze_secs_asks_fo
 
 
 @pytest.mark.parametrize("has_saved", [True, False])
+@pytest.mark.alone
 def test_a_frozen_task_that_is_asked_to_stop_does_not_hold_the_command(
     has_saved: bool, run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,8 +41,6 @@ from tests.launch.test_gang import (
     wait_until,
 )
 
-pytestmark = pytest.mark.alone
-
 WORKERS = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}
 SERVERS = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 from mlflow import MlflowClient
+
+from runner.tracking.run_record import RunRecord
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -65,10 +68,10 @@ def start(where: Path, name: str, how: str) -> subprocess.Popen[str]:
 
 
 def start_and_wait(where: Path, name: str) -> subprocess.Popen[str]:
-    """A run whose task has begun to work, and whose MLflow run is open."""
+    """A run whose task has begun to work, and whose MLflow run is open and noted."""
     process = start(where, name, "work")
     deadline = time.monotonic() + 120
-    while not (where / name / "ready").exists() or name not in statuses(where):
+    while not (where / name / "ready").exists() or RunRecord.read(where / name).mlflow_run_id is None:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -90,9 +93,10 @@ def summary_status(where: Path, name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One directory, so one database, for all: it is made once."""
+def where(tmp_path_factory: pytest.TempPathFactory, empty_mlflow_database: Path) -> Path:
+    """One directory, so one database, for all."""
     where = tmp_path_factory.mktemp("status")
+    shutil.copy(empty_mlflow_database, where / "mlflow.db")
     assert start(where, "first", "finish").wait(60) == 0
     return where
 

@@ -23,8 +23,6 @@ from runner.tracking import provenance
 from runner.tracking.run_record import RunRecord
 from tests.support.processes import wait_until
 
-pytestmark = pytest.mark.alone
-
 ROOT = Path(__file__).parents[2]
 TASK = """
 import os, sys, time, signal, pathlib
@@ -144,6 +142,7 @@ def test_what_the_task_leaves_running_is_ended_with_it(run: Callable[..., int], 
         time.sleep(0.02)
 
 
+@pytest.mark.usefixtures("mlflow_database")
 def test_an_mlflow_run_has_the_params_metrics_and_status(run: Callable[..., int], tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
@@ -278,6 +277,7 @@ def test_the_tags_name_the_commit_of_the_working_directory(tmp_path: Path, monke
     assert provenance.tags_of_this_process(tmp_path, [])["git.dirty"] == "true"
 
 
+@pytest.mark.usefixtures("mlflow_database")
 def test_secrets_reach_neither_mlflow_nor_the_summary(run: Callable[..., int], tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
@@ -301,6 +301,7 @@ def test_secrets_reach_neither_mlflow_nor_the_summary(run: Callable[..., int], t
     assert kept.stat().st_mode & 0o077 == 0  # and nobody else may read it
 
 
+@pytest.mark.usefixtures("mlflow_database")
 def test_an_evaluation_leaves_what_training_left(run: Callable[..., int], tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
@@ -387,6 +388,7 @@ def test_a_stop_that_comes_while_the_command_is_suspended_is_heeded(tmp_path: Pa
     assert process.returncode == 3
 
 
+@pytest.mark.usefixtures("mlflow_database")
 def test_a_folder_that_is_deleted_under_its_run_is_one_message_and_a_failed_run(
     run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -457,6 +459,7 @@ def test_a_run_whose_supervisor_was_killed_is_interrupted_once_it_is_read(
     assert (summary["status"], summary["error"]) == ("interrupted", "the supervisor was killed")
 
 
+@pytest.mark.alone
 def test_ctrl_c_does_not_wait_for_a_server_that_never_answers(tmp_path: Path) -> None:
     import socket
 
@@ -486,6 +489,7 @@ def test_ctrl_c_does_not_wait_for_a_server_that_never_answers(tmp_path: Path) ->
     ("code", "exit_code"),
     [("journal.event('error', error='ValueError: no'); sys.exit(2)", 2), ("os.kill(os.getpid(), signal.SIGKILL)", 1)],
 )
+@pytest.mark.usefixtures("mlflow_database")
 def test_a_start_that_never_takes_a_step_leaves_the_run_as_it_was(
     code: str, exit_code: int, run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

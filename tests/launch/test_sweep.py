@@ -130,6 +130,7 @@ def test_a_job_whose_config_is_wrong_does_not_end_the_sweep(sweep: Callable[...,
     assert "max_steps=0: train.max_steps=0 must be at least 1." in result.out
 
 
+@pytest.mark.usefixtures("mlflow_database")
 def test_mlflow_has_a_parent_with_named_children_and_each_its_status(
     sweep: Callable[..., Outcome], tmp_path: Path
 ) -> None:
@@ -229,6 +230,7 @@ def test_a_job_has_the_name_of_what_it_computes_wherever_it_lives() -> None:
     assert len(evaluations) == 2
 
 
+@pytest.mark.usefixtures("mlflow_database")
 def test_a_job_whose_metric_is_not_a_number_comes_last_and_ends_nothing(sweep: Callable[..., Outcome]) -> None:
     code = """
 value = float("nan") if rate == 0.3 else float("inf") if rate == 0.2 else rate

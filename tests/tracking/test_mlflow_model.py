@@ -30,6 +30,7 @@ print(json.dumps([answer["y"].tolist() for answer in answers]))
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("mlflow_database")
 def test_an_exported_model_is_one_of_mlflow_with_a_signature(tmp_path: Path) -> None:
     words = trained_words(tmp_path, journal=Journal(tmp_path / "events.jsonl"))
     words.export_saved_model(tmp_path / "export" / "best", raw_receiver())

@@ -412,6 +412,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("mlflow_database")
 def test_a_run_that_was_killed_is_closed_in_mlflow_by_the_next_one(tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
