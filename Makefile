@@ -34,7 +34,7 @@ help:
 	@sed -n 's/^# //p' Makefile | head -2
 	@echo "targets: run check test lint format lock bench canary clean setup golden"
 	@echo "tests:   check (lint, and the tests of a few minutes that start no process), test (all but the slow ones),"
-	@echo "         test-slow (the wheel, the benchmarks), test-gpu, check-pythons; all but the last take ARGS for pytest"
+	@echo "         test-slow (the wheel, the benchmarks, costly cases of other tests), test-gpu, check-pythons; all but the last take ARGS for pytest"
 
 run: $(STAMP)
 	$(BIN)/python -m runner $(ARGS)
@@ -50,7 +50,8 @@ test: $(STAMP)
 	$(call tier,alone and not (slow or gpu),--durations=20)
 
 test-slow: $(STAMP)
-	$(call tier,slow and not gpu,--durations=20)
+	$(call tier,slow and not (alone or gpu),$(SIDE_BY_SIDE) --durations=20)
+	$(call tier,slow and alone and not gpu,--durations=20)
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu $(ARGS)

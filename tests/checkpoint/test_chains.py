@@ -19,13 +19,14 @@ from runner.data.inputs import InputPipeline, build_input_pipeline
 from runner.data.sharding import WorkerPlace
 from tests.support import chains
 from tests.support.line import line, mirrored
+from tests.support.tiers import slow_but
 
 LIMITS = ((None, 1), (10, 20), (20, 20), (25, 20), (30, None), (chains.TOTAL, None))
 """(max_steps, max_epochs): the third start is the one that could not restore what the second had saved."""
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", slow_but(range(10), 0, 1, 3))
 def test_a_random_chain_of_starts_comes_to_the_undisturbed_run(seed: int, tmp_path: Path) -> None:
     chains.check(chains.draw(random.Random(f"tests-{seed}")), tmp_path)
 

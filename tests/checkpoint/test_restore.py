@@ -14,6 +14,7 @@ from runner.checkpoint.reader import Reader
 from runner.run_config import WarmStart
 from tests.support.line import line
 from tests.support.models import STYLES, data, eval_input, strategies, train_input
+from tests.support.tiers import slow_but
 
 v1 = tf.compat.v1
 
@@ -36,9 +37,13 @@ PAIRS = [(writes, reads) for writes in STRATEGIES for reads in STRATEGIES if wri
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("style", "writes", "reads"),
-    [("classic", *pair) for pair in PAIRS]
-    + [("native", *pair) for pair in PAIRS if pair[0] in ("default", "mirrored") and pair[1] != "one_device"],
-)
+    slow_but(
+        [("classic", *pair) for pair in PAIRS]
+        + [("native", *pair) for pair in PAIRS if pair[0] in ("default", "mirrored") and pair[1] != "one_device"],
+        ("classic", "default", "central_storage"), ("classic", "central_storage", "mirrored"),
+        ("classic", "mirrored", "one_device"), ("classic", "one_device", "default"), ("native", "mirrored", "default"),
+    ),
+)  # fmt: skip
 def test_a_run_goes_on_under_any_other_strategy(tmp_path: Path, writes: str, reads: str, style: str) -> None:
     """3 + 3 steps, the last batch uneven, under one strategy and then another come to what 6 under the first do."""
     inputs = train_input(8, num_examples=20, dtype="float64")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from runner.tracking.journal import NullJournal
 from tests.config.test_config import composed
 from tests.integration.test_exactness import LossRecorder
 from tests.support.models import data, native, strategies
+from tests.support.tiers import slow_but
 
 STRATEGIES = strategies()
 
@@ -69,8 +71,12 @@ def shuffled(params: Any) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(data(50)).shuffle(50).batch(params["batch_size"]).repeat()
 
 
-@pytest.mark.parametrize("batch_size", [16, None])
-@pytest.mark.parametrize("strategy", ["default", "mirrored", "central_storage"])
+@pytest.mark.parametrize(
+    ("strategy", "batch_size"),
+    slow_but(
+        itertools.product(["default", "mirrored", "central_storage"], [16, None]), ("default", None), ("mirrored", 16)
+    ),
+)
 def test_overfit_sees_the_first_batch_again_and_again(strategy: str, batch_size: int | None, tmp_path: Path) -> None:
     params = {"batch_size": 8} if batch_size is None else {}
     data = Input(shuffled, params=params, batch_size=batch_size, first_batch_only=True)

@@ -20,6 +20,7 @@ from runner.task.build import build_job
 from runner.tracking.journal import NullJournal
 from tests.config.test_config import composed
 from tests.support.models import strategies
+from tests.support.tiers import slow_but
 
 STRATEGIES = strategies()
 NUM_EXAMPLES = 10
@@ -112,8 +113,10 @@ def test_what_comes_first_ends_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("stop", [2, 3, 5])
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize(
+    ("function", "stop"),
+    slow_but(itertools.product(FUNCTIONS, [2, 3, 5]), ("points", 2), ("from_generator", 3), ("ends_by_itself", 5)),
+)
 def test_a_run_that_resumes_in_an_epoch_sees_the_examples_of_the_undisturbed_one(
     function: str, stop: int, tmp_path: Path
 ) -> None:

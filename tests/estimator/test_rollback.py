@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,14 +14,11 @@ import tensorflow as tf
 from runner import Estimator, Every, Hook, RunConfig
 from runner.tracking.journal import Journal, journal_path, read_journal
 from tests.support import jobs
-from tests.support.killed import ASYNCHRONOUS
 from tests.support.line import line, mirrored
 
 NUMBERS = np.random.RandomState(0).rand(60, 2).astype(np.float32)
 
-SAVING: dict[str, dict[str, Any]] = {"at once": {}}
-if ASYNCHRONOUS in {field.name for field in dataclasses.fields(RunConfig)}:
-    SAVING["asynchronous"] = {ASYNCHRONOUS: True}
+SAVING: dict[str, dict[str, Any]] = {"at once": {"save_checkpoints_asynchronously": False}, "asynchronous": {}}
 
 
 def batches(*bad: int, without: Sequence[int] = ()) -> Callable[[], tf.data.Dataset]:

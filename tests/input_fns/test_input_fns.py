@@ -4,6 +4,7 @@ import gzip
 import importlib
 import inspect
 import io
+import itertools
 import json
 import math
 import re
@@ -21,6 +22,7 @@ from input_fns._batches import batches_of_arrays
 from runner.checkpoint.writer import serialize_iterator
 from runner.data.inputs import Input, build_input_pipeline
 from runner.data.sharding import WorkerPlace
+from tests.support.tiers import slow_but
 
 csv, digits, npz, tfrecord = (
     importlib.import_module(f"input_fns.{name}") for name in "csv digits npz tfrecord".split()
@@ -167,7 +169,7 @@ def test_batches_across_epochs_are_full_and_every_epoch_complete(source: str, tm
 
 
 @pytest.mark.long
-@every_source
+@pytest.mark.parametrize("source", slow_but(SOURCES, "csv", "npz", "digits"))
 def test_the_order_of_train_is_the_seeds(source: str, tmp_path: Path) -> None:
     fn, make = SOURCES[source]
     params = {"batch_size": 5, **make(tmp_path)}
@@ -184,8 +186,10 @@ def test_the_order_of_train_is_the_seeds(source: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@every_source
-@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize(
+    ("source", "across"),
+    slow_but(itertools.product(SOURCES, [False, True]), *((source, True) for source in SOURCES), ("digits", False)),
+)
 def test_continues_bit_for_bit_from_a_checkpoint_at_any_step(source: str, across: bool, tmp_path: Path) -> None:
     fn, make = SOURCES[source]
     params = {"batch_size": 300 if source == "digits" else 5, "shuffle_seed": 1, "shuffle_buffer": 6}
@@ -253,7 +257,7 @@ def test_digits_are_one_pipeline_for_all_workers() -> None:
 
 @pytest.mark.long
 @every_file_source
-@pytest.mark.parametrize("num_workers", [2, 4])
+@pytest.mark.parametrize("num_workers", slow_but([2, 4], 2))
 def test_workers_divide_the_data_among_themselves(source: str, num_workers: int, tmp_path: Path) -> None:
     fn, make = SOURCES[source]
     params = make(tmp_path)  # three files: enough for two workers, not for four

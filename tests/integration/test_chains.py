@@ -16,7 +16,7 @@ import pytest
 
 from tests.support import chains
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 STRATEGIES = {

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,13 @@ from runner.checkpoint.reader import Reader
 from tests.golden import runs
 from tests.golden.constructs import CONSTRUCTS, FAMILIES
 from tests.support.line import read_events
+from tests.support.tiers import slow_but
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("RUNNER_GOLDEN_PYTHON", ROOT / ".venv-2.15" / "bin" / "python"))
 TIMEOUT_SECS = 400.0
+MODELS = slow_but(runs.MODELS, *runs.FIRST)
+OTHERS = [name for name in runs.READ_BACK if name != "layers"]
 
 
 class Golden:
@@ -39,15 +42,18 @@ class Golden:
 
     Args:
       verb: of `python -m tests.golden.runs`.
+      names: of models, if not all.
       python: that of TensorFlow 2.15, if no other.
     """
 
-    def __init__(self, verb: str, folder: Path, python: str | Path = PYTHON, **env: str) -> None:
+    def __init__(
+        self, verb: str, folder: Path, python: str | Path = PYTHON, names: Sequence[str] = (), **env: str
+    ) -> None:
         self.folder = folder
         self._log = folder / f"{verb}.log"
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [python, "-m", "tests.golden.runs", verb, folder],
+                [python, "-m", "tests.golden.runs", verb, folder, *names],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", **env},
                 stdout=log,
@@ -129,28 +135,28 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any], tolerance: floa
     assert not {name: one for name, one in differences.items() if not one <= tolerance}
 
 
-@pytest.mark.parametrize("name", runs.MODELS)
+@pytest.mark.parametrize("name", MODELS)
 def test_twenty_losses_are_those_of_tf_estimator(name: str, golden: Golden, ours: Ours) -> None:
     losses = ours.losses(name)
     np.testing.assert_allclose(losses, golden.found(name)["losses"], rtol=1e-5)
     assert len(losses) == 20 and losses[0] != losses[-1]
 
 
-@pytest.mark.parametrize("name", runs.MODELS)
+@pytest.mark.parametrize("name", MODELS)
 def test_variables_slots_and_averages_are_those_of_tf_estimator(name: str, golden: Golden, ours: Ours) -> None:
     ours.losses(name)
     expected = values(golden.folder / name / "model.ckpt-20")
     assert_same(values(ours.folder / name / "model.ckpt-20"), expected, 1e-5)
 
 
-@pytest.mark.parametrize("name", runs.MODELS)
+@pytest.mark.parametrize("name", MODELS)
 def test_metrics_of_its_checkpoint_are_those_of_tf_estimator(name: str, golden: Golden, ours: Ours) -> None:
     ours.losses(name)
     metrics = runs.evaluated(name, ours.folder, str(golden.folder / name / "model.ckpt-20"))
     assert_same(metrics, golden.found(name)["metrics"], 1e-6)
 
 
-@pytest.mark.parametrize("name", ["layers", "schedules", "scopes"])
+@pytest.mark.parametrize("name", slow_but(["layers", "schedules", "scopes"], "layers", "schedules"))
 def test_summaries_of_the_first_step_are_those_of_tf_estimator(name: str, golden: Golden, ours: Ours) -> None:
     """Later ones are written at other steps: every fifth here, and every fifth after the first there."""
     ours.losses(name)
@@ -165,6 +171,7 @@ def test_summaries_of_the_first_step_are_those_of_tf_estimator(name: str, golden
     np.testing.assert_allclose([found[tag] for tag in tags], [expected[tag] for tag in tags], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_models_of_tf_keras_come_to_the_same_where_tf_keras_is_keras_2(golden: Golden, tmp_path: Path) -> None:
     """As in a task of the runner: TF_USE_LEGACY_KERAS=1 before TensorFlow is imported."""
     name = runs.OF_KERAS
@@ -187,7 +194,7 @@ def test_models_of_tf_keras_come_to_the_same_where_tf_keras_is_keras_2(golden: G
 # --- checkpoints both ways ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["layers", "partitions", "scopes", "keras_model"])
+@pytest.mark.parametrize("name", slow_but(["layers", "partitions", "scopes", "keras_model"], "layers", "keras_model"))
 def test_goes_on_from_a_model_dir_of_tf_estimator(name: str, golden: Golden, tmp_path: Path) -> None:
     """As it lies there after ten of twenty steps, with graph.pbtxt, .meta files and events."""
     expected = golden.found(name)["losses"]
@@ -197,15 +204,18 @@ def test_goes_on_from_a_model_dir_of_tf_estimator(name: str, golden: Golden, tmp
     assert_same(values(tmp_path / name / "model.ckpt-20"), values(golden.folder / name / "model.ckpt-20"), 1e-5)
 
 
-def test_tf_estimator_goes_on_from_our_checkpoints(golden: Golden, ours: Ours) -> None:
+@pytest.mark.parametrize("names", [["layers"], pytest.param(OTHERS, marks=pytest.mark.slow)])
+def test_tf_estimator_goes_on_from_our_checkpoints(
+    names: Sequence[str], golden: Golden, ours: Ours, tmp_path: Path
+) -> None:
     """It reads ours as its own: the same metrics, and the same losses of five further steps."""
-    for name in runs.READ_BACK:
+    for name in names:
         ours.losses(name)
-    folder = ours.folder.with_name("both")
+    folder = tmp_path / "both"
     shutil.copytree(ours.folder, folder)
-    theirs = Golden("read", folder)
+    theirs = Golden("read", folder, names=names)
     try:
-        for name in runs.READ_BACK:
+        for name in names:
             metrics = runs.evaluated(name, ours.folder)
             losses = runs.trained(name, ours.folder, runs.STEPS + runs.MORE_STEPS)
             found = theirs.found(name)

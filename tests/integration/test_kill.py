@@ -57,9 +57,7 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("case", slow_but(CASES, "mirrored", "default-synchronous"))
-def test_a_run_that_was_killed_comes_to_the_bits_of_an_undisturbed_one(
-    case: str, lives: Callable[[str], Path]
-) -> None:
+def test_a_run_that_was_killed_comes_to_the_bits_of_an_undisturbed_one(case: str, lives: Callable[[str], Path]) -> None:
     """And what a kill left half written is cleared away."""
     undisturbed, killed = lives(case) / "undisturbed", lives(case) / "killed"
     expected, found = losses(undisturbed), losses(killed)

@@ -39,7 +39,7 @@ def summary_in(model_dir: Path) -> dict[str, Any]:
     return json.loads((model_dir / "summary.json").read_text())
 
 
-@pytest.mark.parametrize("strategy", slow_but(REPLICAS, "default", "mirrored"))
+@pytest.mark.parametrize("strategy", slow_but(REPLICAS, "mirrored"))
 def test_the_main_job_reaches_its_accuracy_under_every_strategy(strategy: str, tmp_path: Path) -> None:
     result = run(f"strategy={strategy}", *REPLICAS[strategy], "tracking=none", "model_dir=run", cwd=tmp_path)
     replicas = 2 if REPLICAS[strategy] else 1
@@ -74,13 +74,14 @@ def test_a_run_is_in_mlflow_with_its_params_and_metrics(tmp_path: Path) -> None:
     assert steps == [1, 10, 20]
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize("experiment", slow_but(EXPERIMENTS, "wide_deep"))
 def test_every_experiment_takes_two_steps(experiment: str, tmp_path: Path) -> None:
     result = run(f"experiment={experiment}", "train.max_steps=2", "tracking=none", "model_dir=run", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert summary_in(tmp_path / "run")["global_step"] == 2
 
 
+@pytest.mark.slow
 def test_train_then_evaluate_are_the_two_halves(tmp_path: Path) -> None:
     small = ["model.params.network=mlp", "tracking=none", "model_dir=run", "train.max_steps=30"]
     trained = run("command=train", *small, cwd=tmp_path)
@@ -142,6 +143,7 @@ def task_of(process: subprocess.Popen[str]) -> psutil.Process:
     return task
 
 
+@pytest.mark.slow  # tests/launch/test_status.py: a script in the place of the task
 def test_a_task_that_is_killed_is_reported(tmp_path: Path) -> None:
     process = start_long_run(tmp_path)
     task_of(process).kill()
@@ -164,12 +166,15 @@ def test_the_task_does_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -
     ("body", "code", "message", "where"),
     [
         ("raise ValueError('width must be even')", 2, "runner: ValueError: width must be even", "in model_fn: raise"),
-        ("return features['imgae']", 2, "KeyError: 'imgae'", "in model_fn: return features['imgae']"),
-        ("return None", 2, "model_fns.mine.model_fn", None),
+        pytest.param(
+            "return features['imgae']", 2, "KeyError: 'imgae'", "in model_fn: return features['imgae']",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("return None", 2, "model_fns.mine.model_fn", None, marks=pytest.mark.slow),
         ("raise RuntimeError('out of luck')", 1, "RuntimeError: out of luck", "in model_fn: raise"),
     ],
     ids=["ValueError", "KeyError", "returns None", "RuntimeError"],
-)
+)  # fmt: skip
 def test_an_error_in_model_fn_is_named_with_its_line(
     body: str, code: int, message: str, where: str | None, tmp_path: Path
 ) -> None:

@@ -117,9 +117,9 @@ def difference(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 QUICK = (
-    "native-keras-adam", "native-keras-adamw-clipnorm", "native-v1-momentum", "native-tf_keras-adam", "classic-v1-adam",
+    "native-keras-adam", "native-tf_keras-adam", "classic-v1-adam",
 )  # fmt: skip
-"""One of each family, and what needs the global gradient."""
+"""One of each family."""
 
 
 @pytest.mark.parametrize("case", slow_but(CASES, *QUICK))

@@ -18,7 +18,6 @@ from runner.config import parsing, schema
 from runner.task import main
 from runner.tracking.journal import journal_path, read_journal
 from tests.config.test_config import composed
-from tests.support.models import STYLES
 
 pytestmark = pytest.mark.alone
 
@@ -39,18 +38,33 @@ class Cases:
         return case["found"]
 
 
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
-    folder = tmp_path_factory.mktemp("cases")
-    command = [sys.executable, "-m", "tests.support.parameter_server_cases", str(folder)]
+def run_cases(folder: Path, *names: str) -> Cases:
+    """In a cluster of their own; without a name all that are not slow."""
+    command = [sys.executable, "-m", "tests.support.parameter_server_cases", str(folder), *names]
     environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
     return Cases(folder, ran.stderr)
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
+    return run_cases(tmp_path_factory.mktemp("cases"))
+
+
+@pytest.mark.slow
+def test_a_model_of_keras_is_trained_and_evaluated_as_in_one_process(tmp_path: Path) -> None:
+    """What test_one_update_after_the_other and test_every_strategy_of_evaluation say of the other styles."""
+    cases = run_cases(tmp_path, "same_keras_model", "pairs_keras_model")
+    assert_trained_as_alone(cases["same_keras_model"])
+    assert_evaluated_as_alone(cases["pairs_keras_model"])
+
+
+@pytest.mark.parametrize("style", ["native", "classic"])
 def test_one_update_after_the_other_is_training_in_one_process(style: str, cases: Cases) -> None:
-    found = cases[f"same_{style}"]
+    assert_trained_as_alone(cases[f"same_{style}"])
+
+
+def assert_trained_as_alone(found: Mapping[str, Any]) -> None:
     assert found["difference"] and max(found["difference"].values()) <= 1e-5, found["difference"]
     served, alone = found["metrics"]
     assert served == pytest.approx(alone, rel=1e-6)
@@ -164,9 +178,11 @@ def test_an_evaluation_that_loses_a_worker_counts_each_example_once(cases: Cases
 LOST = "worker:1 was lost. What it was asked for is asked of another one, or of it again."
 
 
-@pytest.mark.parametrize("style", ["classic", "keras_model"])
-def test_every_strategy_of_evaluation_beside_servers_gives_the_numbers_of_one_device(style: str, cases: Cases) -> None:
-    found = cases["pairs"][style]
+def test_every_strategy_of_evaluation_beside_servers_gives_the_numbers_of_one_device(cases: Cases) -> None:
+    assert_evaluated_as_alone(cases["pairs_classic"])
+
+
+def assert_evaluated_as_alone(found: Mapping[str, Any]) -> None:
     assert found["step"] == 100 and found["expected"]["loss"] < 1  # it began at 14
     assert set(found["metrics"]) == {"same", "default", "one_device", "mirrored", "central_storage"}
     for kind, metrics in found["metrics"].items():

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.tiers import slow_but
+
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "data" / "runs_of_8664505"
 
@@ -44,7 +46,7 @@ CPU = write_runs.cpu()
 """Expected are the bits of this kind of CPU where they are recorded."""
 
 
-@pytest.fixture(params=write_runs.RUNS)
+@pytest.fixture
 def old_run(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path, dict[str, np.ndarray]]:
     """(its name, a folder with a copy of it as `run` and its user code, what it came to)."""
     shutil.copytree(RUNS / request.param, tmp_path / "run")
@@ -62,6 +64,7 @@ def assert_as_recorded(found: Mapping[str, Any], expected: Mapping[str, Any]) ->
             np.testing.assert_allclose(value, expected[key], rtol=1e-5, atol=1e-6, err_msg=key)
 
 
+@pytest.mark.parametrize("old_run", slow_but(write_runs.RUNS, "mirrored", "classic"), indirect=True)
 def test_it_goes_on_to_the_bits_of_one_that_was_never_stopped(
     old_run: tuple[str, Path, dict[str, np.ndarray]],
 ) -> None:
@@ -71,6 +74,7 @@ def test_it_goes_on_to_the_bits_of_one_that_was_never_stopped(
     assert_as_recorded(values, {key: value for key, value in expected.items() if not key.startswith("metrics/")})
 
 
+@pytest.mark.parametrize("old_run", slow_but(write_runs.RUNS, "default_counted"), indirect=True)
 def test_it_is_evaluated_with_the_config_that_it_left(old_run: tuple[str, Path, dict[str, np.ndarray]]) -> None:
     _, folder, expected = old_run
     metrics = run(folder, "command=evaluate")["metrics"]

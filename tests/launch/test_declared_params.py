@@ -86,6 +86,7 @@ def test_what_is_open_stays_open_and_what_nobody_reads_is_named_once(project: Pa
     assert other.returncode == 0, other.stderr
 
 
+@pytest.mark.slow
 def test_a_sweep_over_a_param_that_nobody_reads_says_so_in_its_table(project: Path) -> None:
     result = run(project, "-m", *RUN[:5], "+model.params.lrr=0.5,0.1", "train.max_steps=1")
     assert result.returncode == 0, result.stderr

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from runner.config import job_id
+from tests.support.tiers import slow_but
 
 ROOT = Path(__file__).parents[2]
 APP = """
@@ -29,6 +30,7 @@ import os, sys, time, signal
 from pathlib import Path
 import yaml
 from runner.tracking.journal import Journal, journal_path
+from tests.support.tiers import slow_but
 config = yaml.safe_load(Path(sys.argv[1]).read_text())
 model_dir, params = Path(config["model_dir"]), config["model"]["params"]
 rate = params["learning_rate"]
@@ -94,7 +96,11 @@ def test_the_jobs_are_ranked_at_the_end(sweep: Callable[..., Outcome]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "mode", "best"), [("eval/accuracy", None, "0.3"), ("eval/accuracy", "min", "0.1"), (None, "max", "0.1")]
+    ("metric", "mode", "best"),
+    slow_but(
+        [("eval/accuracy", None, "0.3"), ("eval/accuracy", "min", "0.1"), (None, "max", "0.1")],
+        ("eval/accuracy", "min", "0.1"),
+    ),
 )
 def test_the_config_says_what_is_best(metric: str | None, mode: str | None, best: str, sweep: Any) -> None:
     chosen = [*([f"sweep.metric={metric}"] if metric else []), *([f"sweep.mode={mode}"] if mode else [])]

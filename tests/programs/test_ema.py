@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from runner import Estimator, EvalSpec, RunConfig, TrainSpec, train_and_evaluate
 from tests.support.models import STYLES, eval_input, strategies, train_input
+from tests.support.tiers import slow_but
 
 STRATEGIES = strategies()
 AVERAGE = "/ExponentialMovingAverage"
@@ -42,7 +44,7 @@ def test_averages_are_those_of_the_weights_of_each_step(style: str, tmp_path: Pa
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", slow_but(STYLES, "classic"))
 def test_averages_are_equal_on_every_strategy_and_change_nothing_else(style: str, tmp_path: Path) -> None:
     expected = values_of(estimator(style, tmp_path / "default").train(train_input(6, 19, "float64"), steps=12))
     without = values_of(
@@ -61,7 +63,7 @@ def test_averages_are_equal_on_every_strategy_and_change_nothing_else(style: str
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strategy", ["default", "mirrored", "central_storage"])
+@pytest.mark.parametrize("strategy", slow_but(["default", "mirrored", "central_storage"], "mirrored"))
 def test_a_resumed_run_has_the_averages_of_the_undisturbed_one(strategy: str, tmp_path: Path) -> None:
     expected = values_of(estimator("native", tmp_path / "whole", strategy).train(train_input(16), steps=8))
     for _ in range(2):
@@ -88,8 +90,13 @@ def plain(trainer: Estimator, averages: bool, tmp_path: Path) -> Estimator:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", ["same", "eval_distribute", "another process"])
-@pytest.mark.parametrize("strategy", ["default", "mirrored"])
+@pytest.mark.parametrize(
+    ("strategy", "how"),
+    slow_but(
+        itertools.product(["default", "mirrored"], ["same", "eval_distribute", "another process"]),
+        ("mirrored", "same"), ("default", "eval_distribute"), ("default", "another process"),
+    ),
+)  # fmt: skip
 def test_evaluation_and_prediction_use_the_averages(
     strategy: str, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

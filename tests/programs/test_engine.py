@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import hashlib
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, Hook, Input, ModeKeys, RunConfig
 from tests.support.models import STYLES, classic, eval_input, native, strategies, train_input
+from tests.support.tiers import slow_but
 
 v1 = tf.compat.v1
 STRATEGIES = strategies()
@@ -324,8 +326,13 @@ def test_every_example_is_trained_on_once_per_epoch(strategy: str, tmp_path: Pat
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strategy", ["default", "mirrored"])
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    ("style", "strategy"),
+    slow_but(
+        itertools.product(STYLES, ["default", "mirrored"]),
+        ("native", "mirrored"), ("classic", "mirrored"), ("keras_model", "default"),
+    ),
+)  # fmt: skip
 def test_stopping_and_resuming_changes_no_bit(style: str, strategy: str, tmp_path: Path) -> None:
     model_fn = with_normalization(style)
     through = Estimator(model_fn, tmp_path / "through", config(strategy)).train(train_input(8), max_steps=40)
@@ -338,7 +345,7 @@ def test_stopping_and_resuming_changes_no_bit(style: str, strategy: str, tmp_pat
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", slow_but(STYLES, "native", "classic"))
 def test_a_checkpoint_moves_between_strategies(style: str, tmp_path: Path) -> None:
     for step, strategy in enumerate([*STRATEGIES, "default"], start=1):
         trainer = Estimator(STYLES[style], tmp_path, config(strategy)).train(train_input(8), steps=1)
@@ -364,7 +371,7 @@ def test_a_plain_saver_reads_the_checkpoint_of_mirrored(style: str, tmp_path: Pa
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strategy", ["default", "mirrored"])
+@pytest.mark.parametrize("strategy", slow_but(["default", "mirrored"], "mirrored"))
 def test_fifty_evaluations_and_predictions_trace_nothing_and_leak_nothing(strategy: str, tmp_path: Path) -> None:
     """tf.estimator built each anew and lost up to 500 MB by it (tensorflow issues 13895, 31021, 32052)."""
     trainer = Estimator(native, tmp_path, config(strategy)).train(train_input(8), steps=3)

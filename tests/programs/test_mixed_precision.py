@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from pathlib import Path
@@ -15,6 +16,7 @@ import tensorflow as tf
 from runner import Estimator, EstimatorSpec, RunConfig
 from tests.support.line import line, points
 from tests.support.models import STYLES, data, eval_input, native, strategies, train_input
+from tests.support.tiers import slow_but
 
 STRATEGIES = strategies()
 ALL = ("default", "mirrored", "central_storage")
@@ -45,8 +47,13 @@ def values_of(trainer: Estimator) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strategy", ALL)
-@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    ("precision", "strategy"),
+    slow_but(
+        itertools.product(["mixed_bfloat16", "mixed_float16"], ALL),
+        ("mixed_bfloat16", "default"), ("mixed_float16", "mirrored"),
+    ),
+)  # fmt: skip
 def test_layers_compute_in_half_and_all_the_rest_is_in_float32(precision: str, strategy: str, tmp_path: Path) -> None:
     before = keras.config.dtype_policy()
     seen = Recorded()
@@ -161,7 +168,7 @@ def test_the_scale_doubles_after_two_thousand_updates_in_a_row(tmp_path: Path) -
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strategy", ALL)
+@pytest.mark.parametrize("strategy", slow_but(ALL, "mirrored"))
 def test_a_resumed_run_has_the_scale_and_the_bits_of_the_undisturbed_one(strategy: str, tmp_path: Path) -> None:
     def trained(folder: str, steps: int) -> dict[str, np.ndarray]:
         config = RunConfig(precision="mixed_float16", train_distribute=STRATEGIES[strategy], gradient_accumulation=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from runner.hooks.hook import Hook
 from runner.tracking.journal import Journal
 from tests.support.line import LINES, mirrored, points, read_events
 from tests.support.measured import KINDS, journaled, measured, summarised_values, train_measured, wide_points
+from tests.support.tiers import slow_but
 
 v1 = tf.compat.v1
 
@@ -136,7 +138,7 @@ def test_metrics_of_training_do_not_depend_on_the_strategy_or_the_length_of_loop
         assert looped[step]["train/loss"] == values["train/loss"]
 
 
-@pytest.mark.parametrize("strategy", SIZE)
+@pytest.mark.parametrize("strategy", slow_but(SIZE, "default"))
 def test_an_evaluation_in_between_leaves_the_metrics_of_training_alone(strategy: str, tmp_path: Path) -> None:
     expected = run(tmp_path / "alone", strategy=strategy)
     journal = Journal(tmp_path / "events.jsonl")
@@ -193,8 +195,10 @@ def test_a_metric_with_a_name_of_the_runner_is_left_out_and_named(
 # --- steps with summaries within loops --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("style", LINES)
-@pytest.mark.parametrize("strategy", ["default", "mirrored"])
+@pytest.mark.parametrize(
+    ("strategy", "style"),
+    slow_but(itertools.product(["default", "mirrored"], LINES), ("default", "classic"), ("mirrored", "native")),
+)
 def test_loops_go_on_through_steps_with_summaries(style: str, strategy: str, tmp_path: Path) -> None:
     class Lengths(Hook):
         def after_step(self, run: Any, result: Any) -> None:

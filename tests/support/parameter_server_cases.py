@@ -1,7 +1,8 @@
 """A coordinator with its servers and workers, and what it is asked to do; started by test_parameter_server.py.
 
-Usage: python -m tests.support.parameter_server_cases <folder>. It writes there, for each case, what came out: a JSON
-file. One cluster serves all cases: the coordinator connects once in the life of its process.
+Usage: python -m tests.support.parameter_server_cases <folder> [<case> ...]. It writes there, for each case (if none is
+named, for all that are not slow), what came out: a JSON file. One cluster serves all cases: the coordinator connects
+once in the life of its process.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ def main(folder: Path) -> None:
 
         around = parameter_server_models.Surroundings(servers, folder)
         cases = {**parameter_server_evaluations.CASES, **parameter_server_models.CASES}  # the last ends the cluster
-        only = os.environ.get("CASES", "").split()  # for those who look for a mistake in one
-        for name in only or cases:
-            _run(name, cases[name], around, folder)
+        others = parameter_server_models.SLOW_CASES
+        for name in sys.argv[2:] or cases:
+            _run(name, {**cases, **others}[name], around, folder)
     finally:
         servers.stop()
         sys.stdout.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -386,17 +387,17 @@ def server_lost(around: Surroundings) -> Any:
 NUM_WORKERS = 2
 
 
-def pairs(around: Surroundings) -> Any:
+def pairs(style: str) -> Any:
     """Trained with servers; evaluated with each strategy, and by a process that knows of no cluster."""
-    local = "/job:chief/replica:0/task:0/device:CPU:0"
-    one = {
-        "default": "default",
-        "one_device": tf.distribute.OneDeviceStrategy(local),
-        "mirrored": tf.distribute.MirroredStrategy([local]),
-        "central_storage": tf.distribute.experimental.CentralStorageStrategy([local], local),
-    }
-    found: dict[str, Any] = {}
-    for style in ("classic", "keras_model"):
+
+    def case(around: Surroundings) -> Any:
+        local = "/job:chief/replica:0/task:0/device:CPU:0"
+        one = {
+            "default": "default",
+            "one_device": tf.distribute.OneDeviceStrategy(local),
+            "mirrored": tf.distribute.MirroredStrategy([local]),
+            "central_storage": tf.distribute.experimental.CentralStorageStrategy([local], local),
+        }
         name = f"pairs-{style}"
         estimator = around.estimator(STYLES[style], name).train(train_input(8), steps=100)
         expected = alone(around, STYLES[style], name).evaluate(eval_input())
@@ -404,11 +405,12 @@ def pairs(around: Surroundings) -> Any:
             kind: around.estimator(STYLES[style], name, eval_distribute=strategy).evaluate(eval_input())
             for kind, strategy in {"same": None, **one}.items()
         }
-        found[style] = {"step": step_of(estimator), "expected": expected, "metrics": metrics}
-    return found
+        return {"step": step_of(estimator), "expected": expected, "metrics": metrics}
+
+    return case
 
 
-CASES = {
+CASES: dict[str, Callable[[Surroundings], Any]] = {
     **{f"same_{style}": same_as_alone(style) for style in STYLES},
     "epochs": epochs,
     "own_parts": own_parts,
@@ -416,7 +418,9 @@ CASES = {
     "options": options,
     "divided": divided,
     "large": large,
-    "pairs": pairs,
+    "pairs_classic": pairs("classic"),
     "worker_lost": worker_lost,
     "server_lost": server_lost,
 }
+SLOW_CASES = {"same_keras_model": CASES.pop("same_keras_model"), "pairs_keras_model": pairs("keras_model")}
+"""For `make test-slow`, in a cluster of their own."""

@@ -19,6 +19,7 @@ from tests.config.test_config import parsed
 from tests.programs.test_optimizer_step import assert_equal, trained
 from tests.support.line import line, points
 from tests.support.models import native, strategies, train_input
+from tests.support.tiers import slow_but
 
 v1 = tf.compat.v1
 STRATEGIES = strategies()
@@ -56,16 +57,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
-def test_numbers_are_those_of_a_step_that_is_not_compiled(options: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", slow_but(OPTIONS, "nothing", "clipped parts with averages"))
+def test_numbers_are_those_of_a_step_that_is_not_compiled(options: str, tmp_path: Path) -> None:
     """An embedding with sparse gradients, uneven batches, replicas without an example."""
-    expected = trained(tmp_path / "expected", **options)
-    for strategy in STRATEGIES if not options else ("default", "mirrored"):
-        assert_equal(trained(tmp_path / strategy, strategy, jit=True, **options), expected, strategy)
+    chosen = OPTIONS[options]
+    expected = trained(tmp_path / "expected", **chosen)
+    for strategy in ("default", "mirrored") if chosen else STRATEGIES:
+        assert_equal(trained(tmp_path / strategy, strategy, jit=True, **chosen), expected, strategy)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strategy", ["default", "mirrored"])
+@pytest.mark.parametrize("strategy", slow_but(["default", "mirrored"], "default"))
 def test_a_loss_scale_is_that_of_a_step_that_is_not_compiled(strategy: str, tmp_path: Path) -> None:
     found, expected = (
         values_of(run(native, tmp_path / str(jit), strategy, jit=jit, precision="mixed_float16"))
@@ -121,7 +123,7 @@ def with_everything(features: Any, training: bool) -> Any:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strategy", ["default", "mirrored"])
+@pytest.mark.parametrize("strategy", slow_but(["default", "mirrored"], "default"))
 def test_what_else_a_step_does_is_done_with_the_values_of_the_compiled_step(strategy: str, tmp_path: Path) -> None:
     found: dict[bool, Any] = {}
     for jit in (True, False):

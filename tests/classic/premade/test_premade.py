@@ -18,6 +18,7 @@ from runner.classic.estimator import add_metrics
 from runner.classic.premade import logits
 from tests.support import premade_cases
 from tests.support.models import strategies
+from tests.support.tiers import slow_but
 
 v1, fc = tf.compat.v1, tf.feature_column
 REFERENCE = json.loads((Path(__file__).parents[2] / "data" / "premade_reference.json").read_text())
@@ -99,7 +100,7 @@ def test_wide_and_deep_does_not_depend_on_the_replicas(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["DNNClassifier", "LinearRegressor"])
+@pytest.mark.parametrize("kind", slow_but(["DNNClassifier", "LinearRegressor"], "DNNClassifier"))
 def test_sums_over_a_batch_do_not_depend_on_the_replicas(kind: str, tmp_path: Path) -> None:
     """Those of tf.compat.v1.estimator sum. 2.15 summed over replicas, too, but only reported the first one's loss."""
     x = [fc.numeric_column("x", shape=(2,)), fc.numeric_column("age", normalizer_fn=lambda years: years / 60.0)]
