@@ -300,7 +300,7 @@ def divided(around: Surroundings) -> Any:
 
 
 def cut_by_v1(around: Surroundings) -> Any:
-    """A v1 partitioner in model_fn, whose parts v1 optimizers keep slots of, with a strategy that divides and without."""
+    """A v1 partitioner in model_fn, with a v1 optimizer that keeps slots of its parts; the strategy divides, or not."""
     model_fn = embedding(lambda: v1.train.AdamOptimizer(0.01), "cut")
     source = lambda: embedding_input().repeat()  # noqa: E731
     found: dict[str, Any] = {}
