@@ -58,6 +58,7 @@ class Estimator(engine.Estimator):
         super().__init__(as_classic(model_fn), model_dir, config, params, **others)
         if isinstance(config, RunConfig):
             config.say_without_effect()
+            config.say_who_evaluates()
 
     evaluate = eagerly()(engine.Estimator.evaluate)
     experimental_export_all_saved_models = eagerly()(engine.Estimator.experimental_export_all_saved_models)
@@ -78,11 +79,13 @@ class Estimator(engine.Estimator):
         self, input_fn: Any, hooks: Sequence[Any] | None = None, *args: Any, **kwargs: Any
     ) -> TrainingRun | None:
         """Like that of the runner. Raises: ValueError: this process does not train."""
-        task_type = self.config.task_type
-        if task_type in ("evaluator", "ps"):
+        cluster = self.config.cluster
+        is_asked = cluster.is_server and self.config.train_distribute is None  # by the coordinator
+        if cluster.is_evaluator or is_asked:
+            beside = " beside parameter servers" if cluster.task_type == "worker" else ""
             raise ValueError(
-                f"Estimator.train: TF_CONFIG says that this process is the {task_type}, which does not train. "
-                "train_and_evaluate does what each process has to do."
+                f"Estimator.train: TF_CONFIG says that this process is the {cluster.task_type}{beside}, which does not "
+                "train. train_and_evaluate does what each process has to do."
             )
         if isinstance(self.config, RunConfig):
             self.config.check_strategy()

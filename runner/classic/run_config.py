@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from runner import run_config
 from runner.distribute.cluster import Cluster
+from runner.distribute.strategy import is_parameter_server
 from runner.distribute.tf_config import read_tf_config
 
 _log = logging.getLogger(__name__)
@@ -31,8 +32,9 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Any, str]] = {
 """Argument that is taken and does nothing -> (its default, why)."""
 
 _SERVERS = (
-    "Use tf.distribute.MultiWorkerMirroredStrategy as train_distribute, or start each process as "
-    "`python -m runner strategy=parameter_server` with the same TF_CONFIG."
+    "Use tf.distribute.MultiWorkerMirroredStrategy as train_distribute, or, with parameter servers, "
+    "tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver()), or start each "
+    "process as `python -m runner strategy=parameter_server` with the same TF_CONFIG."
 )
 
 _ALLOWED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -100,8 +102,8 @@ class RunConfig(run_config.RunConfig):
             object.__setattr__(self, name, value)
         train_distribute, eval_distribute = _strategies(train_distribute, eval_distribute, experimental_distribute)
         place = _place(tf_config, has_strategy=train_distribute is not None)
-        if place.is_evaluator:  # it has no part in what the others train with
-            train_distribute = None
+        if place.is_evaluator or (place.is_server and is_parameter_server(train_distribute)):
+            train_distribute = None  # it has no part in what the others train with, or only does what it is asked for
         engine.setdefault("cluster", place)
         engine.setdefault("has_evaluator", "evaluator" in place.tasks and not place.is_evaluator)
         super().__init__(
@@ -203,6 +205,15 @@ class RunConfig(run_config.RunConfig):
             if getattr(self, name) != default:
                 _log.warning("RunConfig(%s=...) has no effect: %s.", name, why)
 
+    def say_who_evaluates(self) -> None:
+        """Logs that the chief may evaluate, too, where this is an evaluator that TF_CONFIG does not list."""
+        if self.cluster.is_evaluator and self.cluster.tasks and "evaluator" not in self.cluster.tasks:
+            _log.warning(
+                "TF_CONFIG: cluster does not name this evaluator. Where that of the chief does not either, it does not "
+                "know of it and evaluates, too. To leave it to the evaluator, name it there in every task: "
+                '"evaluator": ["host:port"].'
+            )
+
 
 def _known(engine: Mapping[str, Any]) -> Mapping[str, Any]:
     fields = {field.name for field in dataclasses.fields(run_config.RunConfig)}
@@ -260,15 +271,34 @@ def _strategies(train: Any, evaluation: Any, both: Any) -> tuple[Any, Any]:
 def _place(tf_config: str, *, has_strategy: bool) -> Cluster:
     """The place of this process that TF_CONFIG names. Raises: ValueError: there can be none."""
     place = read_tf_config(tf_config)
+    if place.is_evaluator:  # it needs nobody but the checkpoints
+        return place
+    if "ps" in place.tasks:
+        return _with_coordinator(place)
     if place.tasks and not has_strategy and "chief" not in place.tasks:
         named = ", ".join(f"{len(addresses)} {kind}" for kind, addresses in place.tasks.items())
         raise ValueError(
             f"TF_CONFIG: cluster has {named} and no chief. Name the process that writes the checkpoints as "
             '"chief": ["host:port"], or give RunConfig a train_distribute.'
         )
-    if not place.tasks and not place.is_evaluator and (place.task_type != "worker" or place.task_index):
+    if not place.tasks and (place.task_type != "worker" or place.task_index):
         raise ValueError(
             f"TF_CONFIG: task is {place.task_type} {place.task_index}, and there is no cluster. Add the addresses of "
             "all, or leave the task out."
         )
     return place
+
+
+def _with_coordinator(place: Cluster) -> Cluster:
+    """The place in a cluster with parameter servers, where worker 0 is the chief if there is none.
+
+    Raises: ValueError: no worker is left beside it.
+    """
+    found = place.with_chief()
+    if "chief" in place.tasks or "worker" in found.tasks:
+        return found
+    named = ", ".join(f"{len(addresses)} {kind}" for kind, addresses in place.tasks.items())
+    raise ValueError(
+        f"TF_CONFIG: cluster has {named}: parameter servers need a chief, which coordinates (worker 0 does where there "
+        'is none), and a worker beside it. Add "chief": ["host:port"] or another worker.'
+    )

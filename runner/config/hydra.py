@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -74,10 +75,20 @@ def prepare(note_sweep: Callable[[str], None] = lambda directory: None) -> None:
         OmegaConf.register_new_resolver(name, resolver, use_cache=is_cached, replace=True)
 
 
+@dataclasses.dataclass(frozen=True)
+class RefusedJob:
+    """What a job in the process of another launcher returns where its config is wrong, which it has said."""
+
+    folder: Path
+    name: str
+    reason: str
+
+
 class Composition:
     """A context in which Hydra composes: methods of Hydra are replaced for its length, and then put back.
 
     Attributes:
+      refused: folder -> the job in another process whose config was refused there.
       declared: what the chosen files alone made of the config that was composed last, before the command line changed
         a value of it; None: nothing was composed here.
 
@@ -89,6 +100,7 @@ class Composition:
 
     def __init__(self) -> None:
         self.declared: dict[str, Any] | None = None
+        self.refused: dict[Path, RefusedJob] = {}
         self._warnings: set[str] = set()
 
     def __enter__(self) -> Composition:
@@ -125,7 +137,16 @@ class Composition:
         # Hydra's notes of a job and of a sweep hold the config: they are never readable by others, not for a moment.
         self._save_config, self._save = utils._save_config, OmegaConf.save
         utils._save_config = _save_privately  # type: ignore[assignment]
-        OmegaConf.save = staticmethod(lambda config, f, resolve=False: _write_privately(Path(f), config, resolve))  # type: ignore
+        self._launcher = launcher_of = Plugins.instantiate_launcher
+
+        def private_launcher(plugins: Plugins, *arguments: Any, **named: Any) -> Any:
+            _keep_private(named["config"] if "config" in named else arguments[-1])
+            return launcher_of(plugins, *arguments, **named)
+
+        Plugins.instantiate_launcher = private_launcher  # type: ignore
+        # Of a job in another process that failed, Hydra prints the overrides, with the secrets in them.
+        self._return_value: Any = utils.JobReturn.return_value
+        utils.JobReturn.return_value = property(self._result_of, self._return_value.fset)  # type: ignore
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -134,6 +155,17 @@ class Composition:
         ConfigLoaderImpl._load_single_config = self._load  # type: ignore
         ConfigLoaderImpl._apply_overrides_to_config = staticmethod(self._apply)  # type: ignore
         utils._save_config, OmegaConf.save = self._save_config, staticmethod(self._save)  # type: ignore
+        Plugins.instantiate_launcher = self._launcher  # type: ignore[method-assign]
+        utils.JobReturn.return_value = self._return_value  # type: ignore[method-assign]
+
+    def _result_of(self, job: utils.JobReturn) -> Any:
+        """Return what a job returned. Raises: Exception: the error that it ended with."""
+        if job.status == utils.JobStatus.FAILED:
+            raise job._return_value
+        if isinstance(job._return_value, RefusedJob):
+            self.refused[job._return_value.folder] = job._return_value
+            return None
+        return job._return_value
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -150,6 +182,17 @@ def _save_privately(config: DictConfig, filename: str, output_dir: Path) -> None
     output_dir.parent.mkdir(parents=True, exist_ok=True)
     output_dir.mkdir(mode=0o700, exist_ok=True)
     _write_privately(output_dir / filename, config)
+
+
+def _keep_private(config: DictConfig) -> None:
+    """Make the folder in which submitit pickles jobs, with their config, one for its owner alone, before it does."""
+    given = OmegaConf.select(config, "hydra.launcher.submitit_folder")
+    if given:
+        folder = Path(str(given).partition("%")[0])  # %j: the number of a job
+        is_ours = not folder.exists() or folder.name == ".submitit"  # in the folder of the sweep, by default
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if is_ours:
+            folder.chmod(0o700)
 
 
 def _write_privately(path: Path, config: Any, resolve: bool = False) -> None:

@@ -38,6 +38,17 @@ class Cluster:
         cluster = {name: list(addresses) for name, addresses in self.tasks.items()}
         return json.dumps({"cluster": cluster, "task": {"type": self.task_type, "index": self.task_index}})
 
+    def with_chief(self) -> Cluster:
+        """The same processes with a chief: worker 0 where none is named, and the workers after it count from 0."""
+        workers = self.tasks.get("worker", ())
+        if "chief" in self.tasks or not workers:
+            return self
+        tasks = {**self.tasks, "chief": workers[:1], "worker": workers[1:]}
+        tasks = {kind: tasks[kind] for kind in ("chief", *self.tasks) if tasks[kind]}
+        if self.task_type != "worker":
+            return Cluster(self.task_type, self.task_index, tasks)
+        return Cluster("worker", self.task_index - 1, tasks) if self.task_index else Cluster("chief", 0, tasks)
+
     @property
     def role(self) -> str:
         """What the task's journal is named by: its type; a single process is the chief of its run."""

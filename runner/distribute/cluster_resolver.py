@@ -76,7 +76,7 @@ def _from_tf_config(env: Mapping[str, str], settings: ClusterConfig, strategy: s
     given = read_tf_config(env["TF_CONFIG"])
     tasks = {task_type: addresses for task_type, addresses in given.tasks.items() if task_type != "evaluator"}
     why = f"TF_CONFIG says that this is {given.task_type} {given.task_index} of {_counted(tasks)}."
-    if strategy == "multi_worker" and "chief" not in tasks and "worker" in tasks:
+    if strategy in CLUSTER_STRATEGIES and "chief" not in tasks and "worker" in tasks:
         why += " There is no chief in it: worker 0 is the chief, and the workers after it count from 0."
     has_evaluator = settings.evaluator or given.task_type == "evaluator" or "evaluator" in given.tasks
     place = Cluster(given.task_type, given.task_index, tasks)
@@ -169,7 +169,7 @@ def _fitting(place: Cluster, strategy: str, source: str) -> Cluster:
     Raises:
       ConfigError: the strategy cannot use these processes.
     """
-    tasks, task_type, index = dict(place.tasks), place.task_type, place.task_index
+    tasks, task_type = dict(place.tasks), place.task_type
     if strategy not in CLUSTER_STRATEGIES:
         trainers = len(tasks.get("chief", ())) + len(tasks.get("worker", ()))
         if trainers > 1 or "ps" in tasks:
@@ -182,13 +182,15 @@ def _fitting(place: Cluster, strategy: str, source: str) -> Cluster:
     if task_type == "evaluator" and not tasks:  # it needs nobody but the checkpoints
         return place
     if strategy == "parameter_server":
-        missing = [role for role in ("chief", "worker", "ps") if role not in tasks]
+        fitted = place.with_chief()
+        missing = [role for role in ("chief", "worker", "ps") if role not in fitted.tasks]
         if missing:
+            coordinates = "which coordinates; worker 0 does where none is named"
             raise ConfigError(
-                f"{source} names {_counted(tasks) or 'no task'}: strategy=parameter_server needs a chief (which "
-                f"coordinates), workers and ps. Missing: {', '.join(missing)}."
+                f"{source} names {_counted(tasks) or 'no task'}: strategy=parameter_server needs a chief "
+                f"({coordinates}), workers and ps. Missing: {', '.join(missing)}."
             )
-        return place
+        return fitted
     if "ps" in tasks:
         # Ignored, they would run the same command, hold their machines and never be asked for anything.
         raise ConfigError(
@@ -199,11 +201,7 @@ def _fitting(place: Cluster, strategy: str, source: str) -> Cluster:
         raise ConfigError(
             f"{source} names no cluster, and strategy=multi_worker trains with one. Add a chief or worker."
         )
-    if "chief" not in tasks:
-        tasks = {"chief": tasks["worker"][:1], "worker": tasks["worker"][1:]}
-        if task_type == "worker":
-            task_type, index = ("chief", 0) if index == 0 else ("worker", index - 1)
-    return Cluster(task_type, index, {role: listed for role, listed in tasks.items() if listed})
+    return place.with_chief()
 
 
 def _counted(tasks: Mapping[str, Sequence[str]]) -> str:

@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psutil
 import tensorflow as tf
@@ -28,6 +28,48 @@ def serve(server: tf.distribute.Server) -> None:
     assert server is not None  # it lives as long as somebody holds it
     while True:
         time.sleep(3600)
+
+
+def serve_the_coordinator(
+    server: tf.distribute.Server, cluster: Cluster, timeout_secs: float, is_over: Callable[[], bool]
+) -> None:
+    """Returns when the process of the chief of `cluster`, which coordinates, has ended. Without a supervisor nobody
+    else tells: its address, at which TensorFlow serves as long as it lives, no longer answers.
+
+    Args:
+      is_over: whether it has ended, where it has not answered yet.
+
+    Raises:
+      TimeoutError: it has not come within `timeout_secs`.
+    """
+    assert server is not None  # it lives as long as somebody holds it
+    (address,) = cluster.tasks["chief"]
+    started, answered = time.monotonic(), None
+    while answered is None or time.monotonic() - answered < GONE_SECS:
+        if _answers(address):
+            answered = time.monotonic()
+        elif answered is None and is_over():
+            return
+        elif answered is None and time.monotonic() - started > timeout_secs:
+            raise TimeoutError(
+                f"The coordinator of the parameter servers, {address}, has not come within {timeout_secs:.0f} s."
+            )
+        time.sleep(LOOK_SECS)
+
+
+GONE_SECS = 5.0
+"""A coordinator that has not answered for so long has ended."""
+
+LOOK_SECS = 0.5
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=GONE_SECS).close()
+    except OSError:
+        return False
+    return True
 
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from runner.checkpoint import layout, manifest, reader, retention
@@ -14,6 +14,7 @@ from runner.checkpoint.integrity import DamagedCheckpointsError
 from runner.distribute.errors import tells_of_a_lost_peer
 from runner.estimator.early_stopping import EarlyStopping, MetricHistory
 from runner.estimator.estimator import Estimator
+from runner.estimator.specs import TrainingResult
 from runner.estimator.train_loop import TrainingRun
 from runner.hooks.hook import Hook, Interrupted, Run
 from runner.tracking.training_status import TrainingStatus, read_ending, remove_ending, write_ending
@@ -43,28 +44,7 @@ class RemoteEvaluation(Hook):
         self.stopped_early: str | None = None
         self._estimator, self._rule = estimator, rule
         self._is_chief = estimator.config.is_chief
-        self._is_interrupted = False
         self._looked = -float("inf")
-
-    @contextlib.contextmanager
-    def told(self) -> Iterator[None]:
-        """Tell the evaluator how the body ended; before it, that training goes on.
-
-        A process that lost a peer tells nothing: its supervisor starts all of them again, or says that it will not.
-        """
-        if not self._is_chief:
-            yield
-            return
-        remove_ending(self._estimator.model_dir)
-        try:
-            yield
-        except BaseException as error:
-            if tells_of_a_lost_peer(error, self._estimator.config.cluster):
-                raise
-            with contextlib.suppress(OSError):  # the disk is full, perhaps: the first error is the one to raise
-                self._tell("interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed")
-            raise
-        self._tell("interrupted" if self._is_interrupted else "stopped_early" if self.stopped_early else "finished")
 
     def have_ended(self, max_steps: int | None) -> bool:
         """Report whether the run was stopped early before. All workers ask together."""
@@ -83,10 +63,6 @@ class RemoteEvaluation(Hook):
 
     def after_save(self, run: TrainingRun) -> None:
         """Do nothing: the evaluator finds the checkpoint."""
-
-    def end(self, run: Run) -> None:
-        assert isinstance(run, TrainingRun)
-        self._is_interrupted = run.interrupted
 
     def evaluate_last(self, step: int) -> bool:
         """Do nothing: the evaluator does that when it is told of the end."""
@@ -107,11 +83,37 @@ class RemoteEvaluation(Hook):
         self._estimator.announce("stopped_early", f"stopped early: {self.stopped_early}", step=step)
         return True
 
-    def _tell(self, status: str) -> None:
-        model_dir = self._estimator.model_dir
-        latest = layout.read_state(model_dir).latest
-        step = layout.step_of(latest or "") or 0
-        write_ending(model_dir, status, step, self._estimator.config.generation)
+
+def tell_ending(estimator: Estimator, train: Callable[[], TrainingResult]) -> TrainingResult:
+    """Return what `train` does, and note in model_dir how it ended, for those who wait for that: an evaluator, servers.
+
+    Only the chief notes. A process that lost a peer notes nothing: its supervisor starts all of them again, or says
+    that it will not.
+    """
+    config = estimator.config
+    if not config.is_chief:
+        return train()
+    if not config.generation and (config.cluster.tasks or config.has_evaluator):
+        os.makedirs(estimator.model_dir, exist_ok=True)  # what fails before the first checkpoint can be told, too
+    remove_ending(estimator.model_dir)
+    try:
+        result = train()
+    except BaseException as error:
+        if not tells_of_a_lost_peer(error, config.cluster):
+            with contextlib.suppress(OSError):  # the disk is full, perhaps: the first error is the one to raise
+                _write_ending(
+                    estimator, "interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed"
+                )
+        raise
+    _write_ending(
+        estimator, "interrupted" if result.interrupted else "stopped_early" if result.stopped_early else "finished"
+    )
+    return result
+
+
+def _write_ending(estimator: Estimator, status: str) -> None:
+    latest = layout.read_state(estimator.model_dir).latest
+    write_ending(estimator.model_dir, status, layout.step_of(latest or "") or 0, estimator.config.generation)
 
 
 class Abandoned(Interrupted):

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from runner.checkpoint import reader, retention
 from runner.config.metric_names import evaluation_prefix
+from runner.distribute import grpc_server
 from runner.estimator.early_stopping import EarlyStopping, MetricHistory
 from runner.estimator.estimator import Estimator
-from runner.estimator.evaluator import CheckpointFollower, RemoteEvaluation, TrainingWatch
+from runner.estimator.evaluator import CheckpointFollower, RemoteEvaluation, TrainingWatch, tell_ending
 from runner.estimator.run_exports import RunExports
 from runner.estimator.specs import EvalSpec, TrainingResult, TrainSpec
 from runner.estimator.train_loop import TrainingRun
 from runner.export.exporters import checked_exporters
 from runner.hooks.hook import Hook, Interrupted, Run
 from runner.tracking import tensorboard
-from runner.tracking.training_status import TrainingStatus
+from runner.tracking.training_status import TrainingStatus, read_ending
+
+_log = logging.getLogger(__name__)
 
 
 def train_and_evaluate(
@@ -40,13 +44,21 @@ def train_and_evaluate(
     """
     if estimator.config.cluster.is_evaluator:
         return follow(estimator, train_spec, eval_spec)
+    if estimator.config.cluster.is_server and estimator.config.train_distribute is None:
+        return _serve(estimator)
     eval_specs = _checked(train_spec, eval_spec)
+    evaluations: RunEvaluations | RemoteEvaluation
     if estimator.config.has_evaluator:
-        remote = RemoteEvaluation(estimator, train_spec.early_stopping)
-        with remote.told():
-            return _train(estimator, train_spec, remote)
-    retention.release(estimator.model_dir)  # of an evaluator that an earlier start had
-    return _train(estimator, train_spec, RunEvaluations(estimator, eval_specs, train_spec.early_stopping))
+        evaluations = RemoteEvaluation(estimator, train_spec.early_stopping)
+    else:
+        retention.release(estimator.model_dir)  # of an evaluator that an earlier start had
+        evaluations = RunEvaluations(estimator, eval_specs, train_spec.early_stopping)
+    train = functools.partial(_train, estimator, train_spec, evaluations)
+    # Without a supervisor, who counts starts, nobody knows who waits for the end: an evaluator in a script is often
+    # named in its own TF_CONFIG alone.
+    if estimator.config.has_evaluator or not estimator.config.generation:
+        return tell_ending(estimator, train)
+    return train()
 
 
 def follow(
@@ -85,6 +97,38 @@ def follow(
         checkpoint=evaluations.last_path,
         stopped_early=evaluations.reason_to_stop() if ending.status == "stopped_early" else None,
         exports=evaluations.exported_paths,
+    )
+
+
+START_TIMEOUT_SECS = 600.0
+"""A server waits so long for the process that coordinates: pods of a cluster come at different times."""
+
+
+def _serve(estimator: Estimator) -> TrainingResult:
+    """Do the part of a parameter server, and of a worker beside one: what the coordinator asks for, until it ends.
+
+    Raises:
+      TimeoutError: the coordinator does not come.
+      RuntimeError: it has ended before training had.
+    """
+    cluster, model_dir = estimator.config.cluster, estimator.model_dir
+    (address,) = cluster.tasks["chief"]
+    before = read_ending(model_dir)  # of an earlier run
+    with grpc_server.kept_local(cluster):
+        server = grpc_server.start_server(cluster)
+    _log.info("%s serves the coordinator %s until that ends.", cluster.name, address)
+    grpc_server.serve_the_coordinator(
+        server, cluster, START_TIMEOUT_SECS, lambda: read_ending(model_dir) not in (before, TrainingStatus())
+    )
+    ending = read_ending(model_dir)
+    if not ending.is_complete:
+        said = {"running": "nothing says that training has ended", "interrupted": "training was interrupted"}
+        status = said.get(ending.status, "training failed")
+        raise RuntimeError(
+            f"The coordinator of the parameter servers, {address}, has ended, and {status} in {model_dir}."
+        )
+    return TrainingResult(
+        {}, ending.global_step, examples=0, steps_per_sec=0.0, checkpoint=estimator.latest_checkpoint()
     )
 
 

@@ -11,7 +11,6 @@ import functools
 import os
 import re
 import secrets
-import shutil
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -27,19 +26,17 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from runner.config import changed_keys, model_source, parsing, saved_config, schema, strategy_validation, user_code
-from runner.config.hydra import Composition, check_declared_params, conf_path, prepare, worded
+from runner.config.hydra import Composition, RefusedJob, check_declared_params, conf_path, prepare, worded
 from runner.config.schema import Config, ConfigError
 from runner.config.user_code import UserCodeError
 from runner.distribute import cluster_resolver
 from runner.launch.stop_requests import StopRequests
 from runner.system.redaction import extend_secrets, mask_text, secrets_of, secrets_of_overrides
-from runner.system.standard_streams import keep_saying, say
+from runner.system.standard_streams import FULL_ERROR, keep_saying, say
 from runner.tracking.exit_codes import FAILED, FINISHED, USER_ERROR
 
 if TYPE_CHECKING:
     from runner.launch.multirun import Multirun
-
-FULL_ERROR = "HYDRA_FULL_ERROR"
 
 MULTIRUN = ("-m", "--multirun")
 
@@ -130,11 +127,13 @@ class CommandLine:
             failed = False
         finally:
             if self._sweep_dir:
+                for job in self._composition.refused.values() if self._composition else ():
+                    self._multirun.refuse(job.folder, job.name, job.reason)
                 self._multirun.end(Path(self._sweep_dir).absolute(), failed=failed)
                 self.code = max(self.code, self._multirun.code)
         return self.code
 
-    def run_job(self, composed: DictConfig) -> float | None:
+    def run_job(self, composed: DictConfig) -> float | RefusedJob | None:
         """Check the composed config of a job and run it under a supervisor; a sweeper gets its metric to optimise."""
         self._called = True
         if self._error is not None:  # a sweep whose supervisor failed
@@ -149,7 +148,7 @@ class CommandLine:
                 self._error = error  # Hydra would print the overrides, with the secrets in them
                 return None
 
-    def _run_job(self, composed: DictConfig) -> float | None:
+    def _run_job(self, composed: DictConfig) -> float | RefusedJob | None:
         hydra_config = HydraConfig.get()
         directory = Path(hydra_config.runtime.output_dir)
         is_sweep = hydra_config.mode == RunMode.MULTIRUN
@@ -191,7 +190,10 @@ class CommandLine:
             reason = self.say(error)
             self.code = USER_ERROR
             if is_sweep:
-                self._multirun.refuse(directory, self._name_of_job(hydra_config, overrides), reason)
+                name = self._name_of_job(hydra_config, overrides)
+                if self.is_copy:
+                    return RefusedJob(directory, name, reason)
+                self._multirun.refuse(directory, name, reason)
         return None
 
     @functools.cached_property
@@ -327,5 +329,6 @@ def _say(error: Exception, env: Mapping[str, str]) -> str:
 
 def _remove_if_unused(directory: Path, cwd: Path) -> None:
     """Take away the output directory that Hydra made for a run that never started in `cwd`."""
-    if directory.is_dir() and directory != cwd and {entry.name for entry in directory.iterdir()} <= {".hydra"}:
-        shutil.rmtree(directory)
+    if directory != cwd:
+        with contextlib.suppress(OSError):  # there is something in it, or another task of the cluster was faster
+            directory.rmdir()

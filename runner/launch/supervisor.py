@@ -36,7 +36,7 @@ from runner.launch.worker_supervisor import WorkerSupervisor, differences
 from runner.system import console
 from runner.system.files import MODEL_SUMMARY_FILE, FolderLostError, HeldFolder, StorageError
 from runner.system.redaction import mask_text, masked, masked_override, secrets_of
-from runner.system.standard_streams import say
+from runner.system.standard_streams import FULL_ERROR, say
 from runner.tracking import exit_codes
 from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, STILL_RUNNING, Outcome
 from runner.tracking.journal import Journals
@@ -206,7 +206,7 @@ class Supervisor:
 
     def say_lost(self, error: OSError) -> None:
         """Say that the folder cannot be written: a full disk, or a folder that was deleted under its run."""
-        if self.env.get("HYDRA_FULL_ERROR") == "1":
+        if self.env.get(FULL_ERROR) == "1":
             traceback.print_exception(error)
         say(f"runner: {self._lost(error)}")
 
@@ -315,11 +315,16 @@ class Supervisor:
         from runner.task import main
 
         os.environ.update(model_source.environment(self.config.model, {}))
+        # The command line sets it for Hydra; where the person did not, a mistake of theirs is one message.
+        set_for_hydra = None if FULL_ERROR in self.env else os.environ.pop(FULL_ERROR, None)
         try:
             code = main.main([str(tasks.file)], inline=True)
         except KeyboardInterrupt:  # the second Ctrl-C
             self.stops.came.append(signal.SIGINT)
             code = FAILED
+        finally:
+            if set_for_hydra is not None:
+                os.environ[FULL_ERROR] = set_for_hydra
         return GangResult(code, Task(ALONE, (), {}))
 
     def _run_recorded(self, tasks: Tasks, journals: Journals) -> Outcome:

@@ -8,6 +8,9 @@ import os
 import sys
 from typing import IO, Any
 
+FULL_ERROR = "HYDRA_FULL_ERROR"
+"""The environment variable with which all errors are said with their traceback."""
+
 _GONE = (errno.EPIPE, errno.EIO)
 """The reader of the pipe has ended, the terminal was closed: nobody will read it any more."""
 

@@ -16,6 +16,7 @@ from runner.config.schema import ConfigError
 from runner.config.user_code import UserCodeError
 from runner.system.files import StorageError, is_disk_full
 from runner.system.redaction import mask_text
+from runner.system.standard_streams import FULL_ERROR
 from runner.tracking.exit_codes import USER_ERRORS
 from runner.tracking.journal import Journal, NullJournal
 
@@ -34,7 +35,7 @@ def report_error(error: Exception, journal: Journal | NullJournal, env: Mapping[
     said = mask_text(re.sub(r"\x1b\[[0-9;]*m", "", said), secrets)  # Keras makes parts of its messages bold
     trace = mask_text("".join(traceback.format_exception(error)), secrets)
     is_clear = isinstance(error, (*USER_ERRORS, StorageError)) or is_disk_full(error)
-    if is_clear and env.get("HYDRA_FULL_ERROR") != "1":
+    if is_clear and env.get(FULL_ERROR) != "1":
         lines = [f"runner: {said}", *(mask_text(note, secrets) for note in getattr(error, "__notes__", ()))]
     else:
         lines = [trace.rstrip("\n")]  # it ends with the message

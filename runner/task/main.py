@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -71,7 +71,13 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
         progress_mode = "plain" if cluster.is_evaluator and progress_mode != "off" else "off"
     writes = config.command not in UNRECORDED_COMMANDS
     name = f"{cluster.role}-{cluster.task_index}"
-    with only_task_in(Path(str(config.model_dir)), name) if writes else nullcontext():
+    with ExitStack() as held:
+        try:
+            if writes:
+                held.enter_context(only_task_in(Path(str(config.model_dir)), name))
+        except ConfigError as error:  # the journal is that of the other one
+            report_error(error, NullJournal(), {}, set())
+            return USER_ERROR
         stop = ForwardedStop(heartbeat) if cluster.is_server else StopRequest()
         stop.note_work = watchdog.note_work
         if cluster.is_server:  # the coordinator saves with its help

@@ -7,8 +7,9 @@ when one moves.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -81,6 +82,33 @@ def state_without_a_graph(optimizer: Any) -> None:
 _SHAPES = "tensorflow.python.framework.tensor_shape"
 _by_identity = EnteredOnce(lambda: mock.patch("tensorflow.Tensor._USE_EQUALITY", False))
 _with_dimensions = EnteredOnce(lambda: mock.patch(f"{_SHAPES}._TENSORSHAPE_V2_OVERRIDE", False))
+
+
+def connect_the_coordinator_alone(strategy: Any, fitted: Callable[[Any], Any], keeping: Callable[[Any], Any]) -> None:
+    """Has `strategy`, the class ParameterServerStrategy, be made in every task of a cluster, as other strategies are.
+
+    TensorFlow's takes each process that makes one for the coordinator: a worker then listens at the chief's address,
+    or waits for itself.
+    Private: `_connect_to_cluster`, called by the constructor. When it moves: the constructor of any other task is to
+    say that the strategy is made by the chief alone.
+
+    Args:
+      fitted: makes of a cluster resolver the one for the strategy.
+      keeping: makes of that a context manager for the connection.
+    """
+    made = strategy.__init__
+
+    @functools.wraps(made)
+    def make(self: Any, cluster_resolver: Any, variable_partitioner: Any = None) -> None:
+        resolver = fitted(cluster_resolver)
+        if resolver.task_type in ("worker", "ps", "evaluator"):
+            self._connect_to_cluster = lambda coordinator_name: None
+            made(self, resolver, variable_partitioner)
+        else:
+            with keeping(resolver):
+                made(self, resolver, variable_partitioner)
+
+    strategy.__init__ = make
 
 
 @contextlib.contextmanager

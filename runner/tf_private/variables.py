@@ -123,6 +123,13 @@ def slices_of(variables: Mapping[str, tf.Variable]) -> dict[str, VariablePart]:
     return {name: _part(info) for name, info in infos.items() if info is not None}
 
 
+def same_slice(variable: tf.Variable, as_of: tf.Variable) -> None:
+    """Has `variable` be the part that `as_of`, whose place it takes, was made as. Private: as `slices_of`."""
+    info = getattr(as_of, "_save_slice_info", None)
+    if info is not None:
+        variable._set_save_slice_info(info)
+
+
 def _part(info: Any) -> VariablePart:
     sizes = zip(info.full_shape, info.var_shape, strict=True)
     axis = next((axis for axis, (whole, part) in enumerate(sizes) if whole != part), 0)

@@ -223,7 +223,10 @@ class ParameterServers:
         parameter_server.traced_before_scheduled(strategy)
 
     def parts(self, spec: VariableSpec) -> Sequence[Rows]:
-        """Return the rows by the strategy's partitioner, along the first dimension; only weights are partitioned."""
+        """Return the rows by the strategy's partitioner, along the first dimension; only weights are partitioned, and
+        not what a v1 partitioner of the model has cut, whose parts have such names: it knows them one by one."""
+        if _V1_PART.search(spec.name):
+            return ()
         if self._partitioner is None or not spec.trainable or not spec.shape.rank or not spec.shape.is_fully_defined():
             return ()
         rows = int(spec.shape[0])
@@ -254,6 +257,9 @@ class ParameterServers:
         flat = _flat(spec.name)
         found = [name for name, (shape, _) in self._homes.items() if shape == spec.shape and _flat(name) in flat]
         return self._homes[max(found, key=len)][1] if found and not spec.trainable else None
+
+
+_V1_PART = re.compile(r"/part_\d+$")
 
 
 def _flat(name: str) -> str:

@@ -23,7 +23,15 @@ from runner.distribute.strategy import is_parameter_server
 from runner.tf_private import graphs, random_ops
 from runner.tf_private.keras3 import KerasTrace
 from runner.tf_private.parameter_server import ShardedVariable
-from runner.tf_private.variables import VariablePart, constrain, initial_of, named, slices_of, uninitialized_variable
+from runner.tf_private.variables import (
+    VariablePart,
+    constrain,
+    initial_of,
+    named,
+    same_slice,
+    slices_of,
+    uninitialized_variable,
+)
 from runner.tracing.partitioned_variable import ParameterServers, Unpartitioned, folded, part_name, part_specs, specs_of
 from runner.tracing.random_state import seeded
 from runner.tracing.variable_request import (
@@ -258,7 +266,10 @@ class VariableStore:
                 discovered.assign(self._initial_value(spec))
             return
         if isinstance(self.placement, ParameterServers):
-            variable = self._variables[spec.name] = self._discovered[spec.name] = self.placement.variable(spec)
+            # v1 optimizers ask a part that a v1 partitioner made for its `op`, and which part it is.
+            variable = named(self.placement.variable(spec), lambda: self._initial_value(spec))
+            same_slice(variable, self._discovered[spec.name])
+            self._variables[spec.name] = self._discovered[spec.name] = variable
             with tf.init_scope(), tf.device(variable.device):  # it is computed there, and nowhere else
                 variable.assign(self._initial_value(spec), read_value=False)
             return
@@ -280,6 +291,7 @@ class VariableStore:
                 aggregation=spec.aggregation,
             )
         if self.has_one_copy:
+            same_slice(copies[0], self._discovered[spec.name])
             self._discovered[spec.name] = copies[0]
 
     def _initial_value(self, spec: VariableSpec) -> Any:

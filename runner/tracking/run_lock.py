@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 from filelock import FileLock, Timeout
 
 from runner.config.schema import ConfigError
@@ -50,7 +52,7 @@ def only_task_in(directory: Path, name: str = "chief-0") -> Iterator[None]:
       name: of the task; each of a cluster holds the folder for itself.
 
     Raises:
-      RuntimeError: it is still there after TASK_TIMEOUT_SECS.
+      ConfigError: it is still there after TASK_TIMEOUT_SECS.
     """
     lock = FileLock(directory / TASK_LOCK_FILE.format(name))
     try:
@@ -60,9 +62,22 @@ def only_task_in(directory: Path, name: str = "chief-0") -> Iterator[None]:
         try:
             held = lock.acquire(timeout=TASK_TIMEOUT_SECS)
         except Timeout:
-            raise RuntimeError(f"the task of an earlier start is still running in {directory}: end it first.") from None
+            raise ConfigError(
+                f"model_dir={directory} is in use: task {name} of an earlier start has not given it up within "
+                f"{TASK_TIMEOUT_SECS:.0f} s. {_holder(lock)}End that process, or choose another model_dir."
+            ) from None
     with held:
         yield
+
+
+def _holder(lock: FileLock) -> str:
+    """Say which process of this host has the file of a lock open; '' where none that may be asked has."""
+    path = os.path.realpath(lock.lock_file)
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.pid != os.getpid() and any(one.path == path for one in process.open_files()):
+                return f"It is process {process.pid}. "
+    return ""
 
 
 def wait_for_tasks(directory: Path, name: str = "*") -> None:
@@ -72,7 +87,7 @@ def wait_for_tasks(directory: Path, name: str = "*") -> None:
       name: of the task; `*`: all of them.
 
     Raises:
-      RuntimeError: one is still there after TASK_TIMEOUT_SECS.
+      ConfigError: one is still there after TASK_TIMEOUT_SECS.
     """
     before, after = TASK_LOCK_FILE.split("{}")
     for file in directory.glob(TASK_LOCK_FILE.format(name)):

@@ -103,6 +103,21 @@ def test_a_strategy_makes_worker_0_the_chief_where_there_is_none() -> None:
     assert first.tf_random_seed == second.tf_random_seed  # drawn for each, they would begin differently
 
 
+GUIDE = {"worker": ["host1:1", "host2:2", "host3:3"], "ps": ["host4:4", "host5:5"]}
+"""The cluster of TensorFlow's guide on distributed training."""
+
+
+def test_worker_0_coordinates_parameter_servers_where_there_is_no_chief() -> None:
+    first, second, server = (config(task(*place, GUIDE)) for place in (("worker", 0), ("worker", 1), ("ps", 1)))
+    assert [(one.task_type, one.task_id, one.is_chief) for one in (first, second, server)] == [
+        ("chief", 0, True), ("worker", 0, False), ("ps", 1, False),
+    ]  # fmt: skip
+    assert first.cluster_spec.as_dict() == {"chief": ["host1:1"], "worker": ["host2:2", "host3:3"], "ps": GUIDE["ps"]}
+    assert first.cluster_spec == second.cluster_spec == server.cluster_spec
+    assert first.tf_random_seed == server.tf_random_seed
+    assert config(task("evaluator", 0, GUIDE)).task_type == "evaluator"
+
+
 def test_addresses_of_sessions_and_the_service_are_passed_on() -> None:
     tree = {**task("worker", 0), "service": {"key": 1}, "session_master": "a", "eval_session_master": "b"}
     found = config(tree)
@@ -113,6 +128,7 @@ def test_addresses_of_sessions_and_the_service_are_passed_on() -> None:
     ("tree", "message"),
     [
         (task("worker", 0, {"worker": ["a:1"]}), "cluster has 1 worker and no chief"),
+        (task("worker", 0, {"worker": ["a:1"], "ps": ["b:2"]}), 'and a worker beside it. Add "chief": ..host:port'),
         (task("chief", 0, {"chief": ["a:1", "b:2"]}), "there is one chief"),
         ({"cluster": CLUSTER}, "not which task of it this process is"),
         ({"cluster": CLUSTER, "task": {"type": "worker"}}, "task.index=null must be a whole number"),

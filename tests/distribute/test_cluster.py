@@ -154,14 +154,24 @@ def test_a_wrong_tf_config_is_refused_with_the_part_that_is_wrong(given: Any, sa
     assert "\n" not in message
 
 
+def test_worker_0_coordinates_parameter_servers_where_tf_config_names_no_chief() -> None:
+    """The cluster of TensorFlow's guide on distributed training."""
+    tasks = {"chief": [A], "worker": [B], "ps": [C]}
+    for given, place in ((("worker", 0), ("chief", 0)), (("worker", 1), ("worker", 0)), (("ps", 0), ("ps", 0))):
+        seen = found(tf_config({"worker": [A, B], "ps": [C]}, task(*given)), "parameter_server")
+        assert (seen.cluster.task_type, seen.cluster.task_index) == place
+        assert {kind: list(listed) for kind, listed in seen.cluster.tasks.items()} == tasks
+        assert "There is no chief in it: worker 0 is the chief" in seen.why
+
+
 def test_a_strategy_that_cannot_use_the_tasks_of_tf_config_says_why() -> None:
     with_ps = {**CHIEF_AND_TWO, "ps": [D]}
     assert refused(tf_config(with_ps, task("chief"))) == (
         "TF_CONFIG names 1 chief, 2 worker, 1 ps: strategy=multi_worker has no parameter servers, its variables live "
         "in the workers. Take ps out, or use strategy=parameter_server."
     )
-    message = refused(tf_config({"worker": [A, B], "ps": [C]}, task("worker")), "parameter_server")
-    assert "needs a chief (which coordinates), workers and ps. Missing: chief." in message
+    message = refused(tf_config({"worker": [A], "ps": [C]}, task("worker")), "parameter_server")
+    assert "a chief (which coordinates; worker 0 does where none is named), workers and ps. Missing: worker." in message
     assert "Missing: ps." in refused(tf_config(CHIEF_AND_TWO, task("worker")), "parameter_server")
     message = refused(tf_config(CHIEF_AND_TWO, task("worker")), "mirrored")
     assert "several processes (1 chief, 2 worker), and strategy=mirrored trains in one. Use strategy=multi_w" in message

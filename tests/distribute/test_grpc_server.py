@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import socket
+import threading
+from typing import Any
 
 import psutil
 import pytest
 
+from runner.distribute import grpc_server
 from runner.distribute.cluster import Cluster
-from runner.distribute.grpc_server import kept_local
+from runner.distribute.grpc_server import kept_local, serve_the_coordinator
 
 
 @pytest.fixture
@@ -51,3 +54,31 @@ def test_a_server_that_others_are_to_reach_is_left_alone(tasks: dict[str, list[s
         server = listening()
     with server:
         assert device_of(server) == b""
+
+
+def of_coordinator(port: int) -> Cluster:
+    return Cluster("ps", 0, {"chief": [f"127.0.0.1:{port}"], "worker": ["127.0.0.1:1"], "ps": ["127.0.0.1:2"]})
+
+
+def test_a_server_of_a_script_ends_with_its_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_server, "GONE_SECS", 0.2)
+    monkeypatch.setattr(grpc_server, "LOOK_SECS", 0.05)
+    coordinator, server = listening(), threading.Event()
+    port = coordinator.getsockname()[1]
+    serving: Any = threading.Thread(target=serve_the_coordinator, args=(server, of_coordinator(port), 60, lambda: True))
+    with coordinator:
+        serving.start()
+        serving.join(0.5)
+        assert serving.is_alive(), "what an earlier run left does not count while the coordinator answers"
+    serving.join(20)
+    assert not serving.is_alive()
+
+
+def test_a_server_of_a_script_does_not_wait_for_a_coordinator_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_server, "LOOK_SECS", 0.05)
+    with listening() as server:
+        port = server.getsockname()[1]
+    nobody: Any = object()
+    with pytest.raises(TimeoutError, match=f"coordinator of the parameter servers, 127.0.0.1:{port}, has not come"):
+        serve_the_coordinator(nobody, of_coordinator(port), 0.1, lambda: False)
+    serve_the_coordinator(nobody, of_coordinator(port), 60, lambda: True)  # it failed before it connected

@@ -163,25 +163,23 @@ def test_the_task_does_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("body", "code", "message", "where"),
+    ("body", "code", "message", "where", "inline"),
     [
-        ("raise ValueError('width must be even')", 2, "runner: ValueError: width must be even", "in model_fn: raise"),
-        pytest.param(
-            "return features['imgae']", 2, "KeyError: 'imgae'", "in model_fn: return features['imgae']",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param("return None", 2, "model_fns.mine.model_fn", None, marks=pytest.mark.slow),
-        ("raise RuntimeError('out of luck')", 1, "RuntimeError: out of luck", "in model_fn: raise"),
+        ("raise ValueError('width must be even')", 2, "runner: ValueError: width must be even", "in model_fn: raise", 0),
+        ("return features['imgae']", 2, "KeyError: 'imgae'", "in model_fn: return features['imgae']", 1),
+        pytest.param("return None", 2, "model_fns.mine.model_fn", None, 0, marks=pytest.mark.slow),
+        ("raise RuntimeError('out of luck')", 1, "RuntimeError: out of luck", "in model_fn: raise", 0),
     ],
-    ids=["ValueError", "KeyError", "returns None", "RuntimeError"],
+    ids=["ValueError", "KeyError, inline", "returns None", "RuntimeError"],
 )  # fmt: skip
 def test_an_error_in_model_fn_is_named_with_its_line(
-    body: str, code: int, message: str, where: str | None, tmp_path: Path
+    body: str, code: int, message: str, where: str | None, inline: int, tmp_path: Path
 ) -> None:
     mine = tmp_path / "model_fns" / "mine.py"
     mine.parent.mkdir()
     mine.write_text(f"def model_fn(features, labels, mode):\n    {body}\n")
-    result = run("model=custom", "model.fn=model_fns.mine", "tracking=none", "model_dir=run", cwd=tmp_path)
+    custom = ("model=custom", "model.fn=model_fns.mine", "tracking=none", "model_dir=run")
+    result = run(*custom, f"run.inline={bool(inline)}", cwd=tmp_path)
     assert result.returncode == code, result.stderr
     assert message in result.stderr
     assert ("Traceback" in result.stderr) == (code == 1)

@@ -128,6 +128,15 @@ def test_the_checkpoint_of_a_divided_variable_is_one_of_a_whole_one(cases: Cases
     assert found["on"] == 20  # a single process trained on from it
 
 
+@pytest.mark.parametrize("divides", ["False", "True"])
+def test_a_variable_that_a_v1_partitioner_cut_trains_with_a_v1_optimizer(divides: str, cases: Cases) -> None:
+    """`AdamOptimizer.minimize` asked the parts for their `op`, and failed. The strategy may divide them once more."""
+    found = cases["cut_by_v1"][divides]
+    assert {"table", "table/Adam", "table/Adam_1"} <= set(found["difference"])
+    assert max(found["difference"].values()) <= 2e-5, found["difference"]
+    assert found["shapes"]["table"] == found["shapes"]["table/Adam"] == [50, 3]
+
+
 def test_an_embedding_may_be_larger_than_the_memory_of_the_coordinator(cases: Cases) -> None:
     """Made, trained, saved, verified, restored and evaluated where an array of its size cannot be allocated."""
     found = cases["large"]

@@ -175,6 +175,25 @@ def test_evaluator_ends_when_the_input_does(companion: Companion, tmp_path: Path
     assert evaluated(tmp_path)[-2:] == [2, 4]
 
 
+def test_evaluator_that_the_chief_does_not_know_of_ends_with_training(companion: Companion, tmp_path: Path) -> None:
+    companion.begin(tmp_path)
+    result = chief(tmp_path, 6, has_evaluator=False)
+    assert result.metrics[""]["global_step"] == 6, "it evaluates, too"
+    answer = companion.end()
+    assert (answer["step"], answer["metrics"]) == (6, result.metrics[""])
+    assert read_ending(tmp_path).status == "finished"
+
+
+def test_evaluator_ends_with_training_that_fails_before_its_first_checkpoint(
+    companion: Companion, tmp_path: Path
+) -> None:
+    companion.begin(tmp_path / "new")
+    with pytest.raises(ZeroDivisionError):
+        chief(tmp_path / "new", 6, input_fn=lambda: 1 // 0)
+    assert companion.end()["metrics"] == {}
+    assert read_ending(tmp_path / "new").status == "failed"
+
+
 def test_early_stop_of_the_evaluator_ends_training(companion: Companion, tmp_path: Path) -> None:
     companion.begin(tmp_path, patience=2)
     result = chief(tmp_path, 10_000, Patient(tmp_path), patience=2)

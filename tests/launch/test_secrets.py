@@ -65,3 +65,59 @@ def test_notes_of_a_run_and_of_a_sweep_are_private_from_the_first_moment(tmp_pat
     (note,) = tmp_path.glob("outputs/sweeps/*/multirun.yaml")
     assert note.stat().st_mode & 0o777 == 0o600
     assert "hunter22" not in swept.stdout + swept.stderr
+
+
+LAUNCHER = """
+import pathlib, pickle
+from dataclasses import dataclass
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import run_job
+from hydra.plugins.launcher import Launcher
+
+@dataclass
+class Settings:
+    _target_: str = "hydra_plugins.elsewhere.Elsewhere"
+    submitit_folder: str = "${hydra.sweep.dir}/.submitit/%j"
+
+ConfigStore.instance().store(group="hydra/launcher", name="elsewhere", node=Settings)
+
+class Elsewhere(Launcher):  # as submitit and joblib do it, but in this process
+    def __init__(self, submitit_folder):
+        self.folder = pathlib.Path(submitit_folder.replace("%j", "7"))
+    def setup(self, *, hydra_context, task_function, config):
+        self.context, self.function, self.config = hydra_context, task_function, config
+    def launch(self, job_overrides, initial_job_idx):
+        self.folder.mkdir(parents=True, exist_ok=True)
+        pathlib.Path("mode").write_text(oct(self.folder.parent.stat().st_mode & 0o777))
+        results = []
+        for number, overrides in enumerate(job_overrides):
+            config = self.context.config_loader.load_sweep_config(self.config, list(overrides))
+            config.hydra.job.num, config.hydra.job.id = number, str(number)
+            HydraConfig.instance().set_config(config)
+            results.append(run_job(
+                hydra_context=self.context, config=config, task_function=pickle.loads(pickle.dumps(self.function)),
+                job_dir_key="hydra.sweep.dir", job_subdir_key="hydra.sweep.subdir"))
+        return results
+"""
+
+
+def test_jobs_of_another_launcher_show_no_secret_and_are_pickled_in_a_private_folder(tmp_path: Path) -> None:
+    """Hydra printed the overrides of a job that failed; submitit's pickles could be read by everybody."""
+    plugin = tmp_path / "hydra_plugins" / "elsewhere.py"
+    plugin.parent.mkdir()
+    plugin.write_text(LAUNCHER)
+    result = run(BROKEN, tmp_path, "-m", "hydra/launcher=elsewhere", "train.max_steps=1,2", "tracking=none")
+    assert result.returncode == 1
+    assert "RuntimeError: cannot log in with ***" in result.stderr
+    assert "hunter22" not in result.stdout + result.stderr
+    assert "cust4711" not in result.stdout + result.stderr
+    assert (tmp_path / "mode").read_text() == "0o700"
+    folder = next(tmp_path.glob("outputs/sweeps/*/.submitit"))
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+    plain = "import sys; from runner.launch import app; sys.exit(app.run_command_line())"
+    refused = run(plain, tmp_path, "-m", "hydra/launcher=elsewhere", "train.max_steps=-1,-2", "tracking=none")
+    assert refused.returncode == 2, "it was 0"
+    said = [f"runner: train.max_steps={steps} must be at least 1." for steps in (-1, -2)]
+    assert [line for line in refused.stderr.splitlines() if line.startswith("runner:")] == said

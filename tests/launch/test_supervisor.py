@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,9 +19,10 @@ import psutil
 import pytest
 from filelock import FileLock
 
+from runner.config import schema
 from runner.config.schema import Config, ConfigError, InputBlock, InputConfig, ModelConfig, TrackingConfig
-from runner.launch import supervisor, task_group
-from runner.tracking import provenance
+from runner.launch import app, supervisor, task_group
+from runner.tracking import provenance, run_lock
 from runner.tracking.run_record import RunRecord
 from tests.support.processes import wait_until
 
@@ -133,6 +136,77 @@ def test_two_runs_may_not_share_a_model_dir(run: Callable[..., int], tmp_path: P
         run(RESULT)
 
 
+def test_tasks_that_are_refused_at_once_do_not_race_for_the_folder_that_hydra_made(tmp_path: Path) -> None:
+    """Five of one cluster, each of which takes the folder away that nobody will use: one met what another had removed,
+    and ended with a traceback."""
+    folder, errors = tmp_path / "run", list[Exception]()
+
+    def refuse() -> None:
+        for _ in range(500):
+            with contextlib.suppress(FileExistsError):  # Path.mkdir itself, where the folder is gone once more
+                folder.mkdir(exist_ok=True)
+            try:
+                app._remove_if_unused(folder, tmp_path)
+            except Exception as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=refuse) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    folder.mkdir(exist_ok=True)
+    (folder / "mine").touch()
+    app._remove_if_unused(folder, tmp_path)
+    assert (folder / "mine").exists()
+
+
+HOLDER = """
+import sys, time
+from filelock import FileLock
+with FileLock(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+TASK_THAT_WAITS = """
+import sys
+from runner.task import main
+from runner.tracking import run_lock
+run_lock.TASK_TIMEOUT_SECS = 0.1
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+def test_a_task_that_does_not_give_up_the_folder_is_one_message(
+    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a RuntimeError with its traceback, exit code 1: in the command, and in a task of a cluster."""
+    monkeypatch.setattr(run_lock, "TASK_TIMEOUT_SECS", 0.1)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "model.ckpt-1.index").touch()
+    lock = folder / run_lock.TASK_LOCK_FILE.format("chief-0")
+    command = [sys.executable, "-c", HOLDER, str(lock)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+            message = (
+                f"model_dir={folder} is in use: task chief-0 of an earlier start has not given it up within 0 s. "
+                f"It is process {holder.pid}. End that process, or choose another model_dir."
+            )
+            with pytest.raises(ConfigError, match=re.escape(message)):
+                run(RESULT)
+            file = tmp_path / "config.yaml"
+            schema.save(config_of(folder), file)
+            task = subprocess.run(
+                [sys.executable, "-c", TASK_THAT_WAITS, str(file)], cwd=ROOT, capture_output=True, text=True, timeout=60
+            )
+        finally:
+            holder.kill()
+    assert task.returncode == 2 and task.stderr.splitlines()[1:] == [f"runner: {message}"]
+
+
 def test_what_the_task_leaves_running_is_ended_with_it(run: Callable[..., int], tmp_path: Path) -> None:
     run("import subprocess; p = subprocess.Popen(['sleep', '60']); Path('pid').write_text(str(p.pid))")
     pid = int((tmp_path / "pid").read_text())
@@ -181,7 +255,7 @@ SUPERVISE = """
 import os, sys
 from pathlib import Path
 sys.path[:0] = [{root!r}, {tests!r}]
-from runner.launch import supervisor, task_group
+from runner.launch import app, supervisor, task_group
 from test_supervisor import config_of
 from runner.config.schema import TrackingConfig
 task_group.task_argv = lambda file: [sys.executable, {script!r}, str(file)]

@@ -241,13 +241,14 @@ def embedding(optimizer: Any, lookup: str) -> Any:
         if lookup == "keras":
             rows = keras.layers.Embedding(*EMBEDDING, name="table")(features)
         else:
-            table = v1.get_variable("table", EMBEDDING)
+            cut = v1.fixed_size_partitioner(2) if lookup == "cut" else None
+            table = v1.get_variable("table", EMBEDDING, partitioner=cut)
             rows = v1.nn.embedding_lookup(table, features)  # says "mod" where nobody says anything
         predictions = tf.reduce_sum(rows, [1, 2])
         if mode == ModeKeys.PREDICT:
             return EstimatorSpec(mode, predictions=predictions)
         loss = tf.square(predictions - labels)
-        if lookup == "classic":
+        if lookup in ("classic", "cut"):
             loss = tf.reduce_mean(loss)
             train_op = optimizer().minimize(loss, v1.train.get_or_create_global_step())
             return EstimatorSpec(mode, loss=loss, train_op=train_op)
@@ -296,6 +297,27 @@ def divided(around: Surroundings) -> Any:
             ).get_variable_to_shape_map()
             reader.train(source, max_steps=20)
             found["on"] = step_of(reader)
+    return found
+
+
+def cut_by_v1(around: Surroundings) -> Any:
+    """A v1 partitioner in model_fn, with a v1 optimizer that keeps slots of its parts; the strategy divides, or not."""
+    model_fn = embedding(lambda: v1.train.AdamOptimizer(0.01), "cut")
+    source = lambda: embedding_input().repeat()  # noqa: E731
+    found: dict[str, Any] = {}
+    for divides in (False, True):
+        name = f"cut-{divides}"
+        expected = alone(around, model_fn, f"{name}-alone", steps_per_loop=1).train(source, steps=2)
+        copy_checkpoint(expected.latest_checkpoint(), around.folder / name)
+        partitioner = around.strategy.extended._variable_partitioner if divides else None
+        with mock.patch.object(around.strategy.extended, "_variable_partitioner", partitioner):
+            parts = around.estimator(model_fn, name, steps_per_loop=1)
+            parts.train(source, max_steps=8)
+            parts = around.estimator(model_fn, name, steps_per_loop=1)
+            parts.train(source, max_steps=15)  # restored
+        expected.train(source, max_steps=15)
+        shapes = tf.train.load_checkpoint(str(around.folder / name)).get_variable_to_shape_map()
+        found[str(divides)] = {"difference": difference(parts, expected), "shapes": shapes}
     return found
 
 
@@ -417,6 +439,7 @@ CASES: dict[str, Callable[[Surroundings], Any]] = {
     "counters": counters,
     "options": options,
     "divided": divided,
+    "cut_by_v1": cut_by_v1,
     "large": large,
     "pairs_classic": pairs("classic"),
     "worker_lost": worker_lost,

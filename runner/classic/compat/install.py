@@ -15,6 +15,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from runner.classic.compat import module_paths, names
+from runner.distribute.cluster import Cluster
 from runner.tf_private import legacy_keras, tf_estimator
 
 _log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ def install() -> None:
 
 
 def _put_on_tensorflow(tf: Any) -> None:
+    tf_estimator.connect_the_coordinator_alone(tf.distribute.ParameterServerStrategy, _with_coordinator, _kept_local)
     _put_on_v2(tf)
     _put_on_v2(tf.compat.v2)
     _put_on_v1(tf.compat.v1)
@@ -108,6 +110,36 @@ def _put_strategies(old: Any, new: Any) -> None:
     old.MirroredStrategy, old.OneDeviceStrategy = new.MirroredStrategy, new.OneDeviceStrategy
     old.experimental.CentralStorageStrategy = new.experimental.CentralStorageStrategy
     old.experimental.MultiWorkerMirroredStrategy = new.experimental.MultiWorkerMirroredStrategy
+
+
+def _place(resolver: Any) -> Cluster:
+    """The place of this process that a cluster resolver names, without the evaluator, who is asked for nothing."""
+    tasks = {kind: listed for kind, listed in resolver.cluster_spec().as_dict().items() if kind != "evaluator"}
+    return Cluster(resolver.task_type, int(resolver.task_id or 0), tasks)
+
+
+def _with_coordinator(resolver: Any) -> Any:
+    """A resolver of the same cluster in which worker 0 coordinates where there is no chief.
+
+    One that names no task is the caller's own business: a process outside of the cluster coordinates it.
+    """
+    from tensorflow import distribute, train
+
+    if not resolver.task_type:
+        return resolver
+    place = _place(resolver).with_chief()
+    return distribute.cluster_resolver.SimpleClusterResolver(
+        train.ClusterSpec({kind: list(listed) for kind, listed in place.tasks.items()}),
+        task_type=place.task_type,
+        task_id=place.task_index,
+        rpc_layer=resolver.rpc_layer or "grpc",
+    )
+
+
+def _kept_local(resolver: Any) -> contextlib.AbstractContextManager[None]:
+    from runner.distribute.grpc_server import kept_local
+
+    return kept_local(_place(resolver))
 
 
 def cross_shard_optimizer(opt: Any, *args: Any, **kwargs: Any) -> Any:
