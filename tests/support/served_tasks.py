@@ -2,8 +2,8 @@
 
 The server is the one of `python -m runner`, the tasks are real. `--starts` end at once, with a mistake in their config:
 the memory of the server is printed after each quarter of them. `--kills` train, two at a time, and are killed at a
-moment of their lives that is drawn, by SIGKILL, SIGTERM or SIGABRT; now and then all that is left is looked for. Prints a
-line of JSON: what went wrong is in it.
+moment of their lives that is drawn, by SIGKILL, SIGTERM or SIGABRT; nothing that they started is left then. Prints one
+line of JSON, which says what went wrong.
 """
 
 from __future__ import annotations
