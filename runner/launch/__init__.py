@@ -2,7 +2,8 @@
 
 `app` is `python -m runner`: Hydra composes, and a run or a sweep (`multirun`, `sweep`) starts. `supervisor` owns a run:
 its lock, its record, its status and exit code; `start_files` is what it writes before the first step and takes away
-where that never comes. `task_group` starts its tasks, a `gang` that lives and dies together;
+where that never comes. `task_group` starts its tasks, a `gang` that lives and dies together; `task_starter` forks them
+from a server that has imported TensorFlow, where that pays;
 `restarts` starts it again, `rendezvous` brings the supervisors of several hosts to one start, `worker_supervisor` is
 the one of a host that is not the chief's. `stop_requests` hands Ctrl-C and SIGTERM on.
 """

@@ -49,6 +49,11 @@ class Task:
         return self.place.task_type == "evaluator" or (self.place.is_server and self.place.task_type == "worker")
 
 
+def start_cold(task: Task) -> Process:
+    """Start `task` as its command says."""
+    return start_process(task.argv, task.env, task.prefix)
+
+
 @dataclass(frozen=True)
 class GangResult:
     """How a gang ended.
@@ -81,6 +86,7 @@ class Gang:
     Attributes:
       start_timeout_secs: how long the tasks of a cluster may take to find each other.
       freeze_secs: silence after which a task is killed, `run.freeze_secs`; None: SILENCE_SECS where there are others.
+      start: starts a task.
       say: tells a person.
       has_joined: whether a task has found the others.
       may_replace: asked when a task is lost that the others can do without for a while; it may wait.
@@ -91,6 +97,7 @@ class Gang:
 
     start_timeout_secs: float = float("inf")
     freeze_secs: float | None = None
+    start: Callable[[Task], Process] = start_cold
     say: Callable[[str], None] = print
     has_joined: Callable[[Task], bool] = lambda task: True
     may_replace: Callable[[GangResult], bool] = lambda ending: False
@@ -108,7 +115,7 @@ class Gang:
         """
         self._begin(tasks)
         for task in tasks:
-            self._running[task] = _start(task)
+            self._running[task] = self.start(task)
         if stops:
             self.ask_to_stop()
         serves_only = all(task.place.is_server for task in tasks)
@@ -210,7 +217,7 @@ class Gang:
         reason = reason or ("lost its connection to a peer" if code == PEER_LOST else describe_exit(code))
         ending = GangResult(code, task, f"{task.place.name if self._has_others else 'the task'} {reason}")
         if ending.is_loss and task.is_replaceable and self._ending is None and self.may_replace(ending):
-            self._running[task] = _start(task)
+            self._running[task] = self.start(task)
             return
         if self._ending is None:
             self._follow(ending)
@@ -264,7 +271,3 @@ class Gang:
             reason = f"did not find the others within cluster.start_timeout_secs={self.start_timeout_secs:g}"
             self._ending = GangResult(FAILED, missing[0], f"{names} {reason}")
             self._limit(0, self._running)
-
-
-def _start(task: Task) -> Process:
-    return start_process(task.argv, task.env, task.prefix)

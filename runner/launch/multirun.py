@@ -14,6 +14,7 @@ from runner.config import parsing
 from runner.config.schema import Config, ConfigError
 from runner.launch import supervisor
 from runner.launch.sweep import Sweep
+from runner.launch.task_starter import ColdStarter, build_starter
 from runner.system.redaction import masked_override
 from runner.system.standard_streams import say
 from runner.tracking.exit_codes import CODES, FAILED, FINISHED, INTERRUPTED, USER_ERROR
@@ -59,6 +60,7 @@ class Multirun:
         self.code = FINISHED
         self._command = command
         self._sweep: Sweep | None = None
+        self._starter: ColdStarter | None = None
         self._refused: list[tuple[Path, str, str]] = []
         self._pool: ThreadPoolExecutor | None = None
         self._pending: list[Future[float | None]] = []
@@ -80,6 +82,8 @@ class Multirun:
                 "Others have a setting of their own (hydra.launcher.n_jobs)."
             )
         sweep = self._open(directory, job.config)
+        if not self._command.is_copy:  # else this process has one job
+            self._starter = self._starter or build_starter(job.config, 1, is_sweep=True)
         if parallel == 1:
             return self._take_turn(sweep, job, "")
         self._pool = self._pool or ThreadPoolExecutor(parallel, "job")
@@ -99,6 +103,8 @@ class Multirun:
         """
         if self._pool is not None:
             self._pool.shutdown()
+        if self._starter is not None:
+            self._starter.close()
         failed = failed or any(job.exception() for job in self._pending)
         sweep = self._sweep or self._open_of_others(directory)
         if sweep is not None:
@@ -133,7 +139,7 @@ class Multirun:
             say(f"job {job.number + 1}: {job.name} is finished already")
             return sweep.result_of(job.folder, job.name).value
         say(f"job {job.number + 1}: {job.name}")
-        member = supervisor.Member(job.name, sweep.parent_run_id, prefix)
+        member = supervisor.Member(job.name, sweep.parent_run_id, prefix, self._starter)
         stops = None if command.is_copy else command.stops
         try:
             code = supervisor.run(job.config, command.env, job.argv, stops=stops, member=member, notes=job.notes)

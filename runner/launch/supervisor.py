@@ -32,6 +32,7 @@ from runner.launch.rendezvous import LeaderRendezvous, Rendezvous
 from runner.launch.restarts import Restarts
 from runner.launch.stop_requests import StopRequests
 from runner.launch.task_group import Tasks, error_of, note_ending, say_errors
+from runner.launch.task_starter import ColdStarter
 from runner.launch.worker_supervisor import WorkerSupervisor, differences
 from runner.system import console
 from runner.system.files import MODEL_SUMMARY_FILE, FolderLostError, HeldFolder, StorageError
@@ -60,11 +61,13 @@ class Member:
       name: what varied; the run's name in MLflow.
       parent_run_id: the sweep's run in MLflow; None when there is none.
       prefix: of each line that is said; '' where one job runs at a time.
+      starter: starts the tasks of all jobs; None: each run has one of its own.
     """
 
     name: str = ""
     parent_run_id: str | None = None
     prefix: str = ""
+    starter: ColdStarter | None = None
 
 
 def run(
@@ -304,7 +307,8 @@ class Supervisor:
         if self.place is not None:
             timeout_secs, has_evaluator = settings.start_timeout_secs, settings.evaluator
             rendezvous = LeaderRendezvous(self.model_dir, self.place, timeout_secs, has_evaluator=has_evaluator)
-        return Tasks(config, file, self.env, self.stops, restarts, record, prefix, self.place, rendezvous)
+        starter = self.member.starter
+        return Tasks(config, file, self.env, self.stops, restarts, record, prefix, self.place, rendezvous, starter)
 
     # --- the tasks ----------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from runner.launch.gang import Gang, GangResult, Task
 from runner.launch.rendezvous import Rendezvous
 from runner.launch.restarts import Restarts, latest_step
 from runner.launch.stop_requests import StopRequests
+from runner.launch.task_starter import TASK_COMMAND, ColdStarter, build_starter
 from runner.system.standard_streams import say
 from runner.task.error_report import QUIET_ERRORS
 from runner.tracking.exit_codes import FAILED, INTERRUPTED, Outcome
@@ -35,6 +37,7 @@ class Tasks:
       prefix: of all that they say.
       place: the task of this process, in a cluster that something else started; None: all tasks are started here.
       rendezvous: the supervisors of its other tasks; a plain one where there are none.
+      starter: starts the tasks of all jobs of a sweep; None: this run has one of its own.
     """
 
     config: Config
@@ -46,13 +49,20 @@ class Tasks:
     prefix: str = ""
     place: Cluster | None = None
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
+    starter: ColdStarter | None = None
 
     def run(self) -> GangResult:
         """Run them to their end: gather all supervisors, start, watch, and start again what was lost."""
+        tasks = self._tasks()
+        with self._started_by(len(tasks)) as starter:
+            return self._run(tasks, starter)
+
+    def _run(self, tasks: list[Task], starter: ColdStarter) -> GangResult:
         journals = Journals(self.restarts.model_dir)
         gang = Gang(
             start_timeout_secs=self.config.cluster.start_timeout_secs,
             freeze_secs=self.config.run.freeze_secs,
+            start=starter.start,
             say=lambda text: say(f"{self.prefix}runner: {text}"),
             has_joined=lambda task: task.place.name in journals.events("joined"),
             may_replace=lambda ending: self.restarts.allow(ending, alone=True),
@@ -61,10 +71,11 @@ class Tasks:
         trains = self.config.command in TRAINING_RUNS
         with self.stops.watch(gang, "the task saves a checkpoint" if trains else "nothing is saved"):
             while True:
-                tasks = self._tasks()
+                starter.prepare(tasks)  # while the others come
                 failed = self.rendezvous.gather(self.record.generation, self.stops.came)
                 if failed is not None:
                     return failed
+                starter.wait(self.stops.came)
                 if self.stops.came:  # asked to stop before there was anything to stop
                     return GangResult(FAILED, tasks[0])
                 if trains:
@@ -79,6 +90,16 @@ class Tasks:
                     return ending
                 self.record.generation += 1
                 self.record.save(self.restarts.model_dir)
+                tasks = self._tasks()
+
+    @contextmanager
+    def _started_by(self, num_tasks: int) -> Iterator[ColdStarter]:
+        """Give what starts the tasks of this run."""
+        if self.starter is not None and self.config.run.preload == "auto":
+            yield self.starter
+            return
+        with closing(build_starter(self.config, num_tasks)) as starter:
+            yield starter
 
     def _tasks(self) -> list[Task]:
         # At each start other ports: the old ones may be in use for a while.
@@ -94,8 +115,7 @@ class Tasks:
 
 def task_argv(file: Path) -> list[str]:
     """Return the command of the task that does what the config in `file` says."""
-    # -P: a `runner.py` in the user's directory must not take our place; the task adds the directory itself, later.
-    return [sys.executable, "-P", "-m", "runner.task", str(file)]
+    return [sys.executable, *TASK_COMMAND, str(file)]
 
 
 def task_env(env: Mapping[str, str], place: Cluster = ALONE, generation: int = 1) -> dict[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from runner.launch.gang import Gang, GangResult, Task
 from runner.launch.rendezvous import FollowerRendezvous
 from runner.launch.restarts import Restarts
 from runner.launch.stop_requests import StopRequests
+from runner.launch.task_starter import ColdStarter, build_starter
 from runner.system.console import relative
 from runner.system.redaction import masked
 from runner.system.standard_streams import say
@@ -49,10 +51,11 @@ class WorkerSupervisor:
         model_dir = Path(str(self.config.model_dir))
         rendezvous = FollowerRendezvous(model_dir, self.place, self.config.cluster.start_timeout_secs)
         say(f"This is {self.place.name}. The run is the chief's; what comes of it is in {relative(model_dir)}.")
-        with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
+        scratches = tempfile.TemporaryDirectory(prefix="runner-")
+        with scratches as scratch, closing(build_starter(self.config, 1)) as starter:
             file = Path(scratch) / "config.yaml"
             try:
-                code = self._follow(rendezvous, model_dir, file)
+                code = self._follow(rendezvous, model_dir, file, starter)
             except TimeoutError as error:
                 say(f"runner: {error}")
                 return FAILED
@@ -60,7 +63,7 @@ class WorkerSupervisor:
             say(f"{self.place.name}: the run has finished; see summary.json in {relative(model_dir)}.")
         return code
 
-    def _follow(self, rendezvous: FollowerRendezvous, model_dir: Path, file: Path) -> int:
+    def _follow(self, rendezvous: FollowerRendezvous, model_dir: Path, file: Path, starter: ColdStarter) -> int:
         """Start the task whenever the chief says so, and tell the chief how it ended. The exit code.
 
         Args:
@@ -78,19 +81,19 @@ class WorkerSupervisor:
 
         gang = Gang(
             freeze_secs=self.config.run.freeze_secs,
+            start=starter.start,
             may_replace=lambda ending: restarts.allow(ending, alone=True),
             look_around=look_around,
         )
+        argv = task_group.task_argv(file)
+        starter.prepare([Task(self.place, argv, task_group.task_env(self.env, self.place))])  # while the chief gathers
         with self.stops.watch(gang, "all tasks save a checkpoint"):
             while rendezvous.wait_for_go(self.stops.came, forever=has_finished):
                 self._check_config(rendezvous, model_dir)
                 schema.save(self.config, file)
                 journals.mark()
-                task = Task(
-                    self.place,
-                    task_group.task_argv(file),
-                    task_group.task_env(self.env, self.place, rendezvous.generation),
-                )
+                starter.wait(self.stops.came)
+                task = Task(self.place, argv, task_group.task_env(self.env, self.place, rendezvous.generation))
                 ending = gang.run([task], self.stops.came)
                 has_finished = ending.code == FINISHED
                 if has_finished:

@@ -1,9 +1,9 @@
 """The operating system and the screen: what the runner needs of both, and what knows nothing of TensorFlow or of runs.
 
 `files` writes text and JSON so that a reader never sees half of it. `child_process` starts a process that ends with its
-parent; `heartbeat` tells a parent that its child is alive. `standard_streams` keeps stdout and stderr from raising,
-`redaction` masks secrets in all that is written, `console` prints the progress line, tables and numbers. `gc_pause`
-keeps the garbage collector out of long imports.
+parent, and `task_server` has a server fork one; `heartbeat` tells a parent that its child is alive. `standard_streams`
+keeps stdout and stderr from raising, `redaction` masks secrets in all that is written, `console` prints the progress
+line, tables and numbers. `gc_pause` keeps the garbage collector out of long imports.
 
 Every other room may import this one; it imports none.
 """

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, NamedTuple, Protocol
 
 from runner.system.heartbeat import HEARTBEAT, HeartbeatMonitor
 
@@ -27,29 +27,56 @@ LIFELINE = "RUNNER_LIFELINE_FD"
 """The environment variable that tells a child which file descriptor ends when its parent does."""
 
 
+class Child(Protocol):
+    """What a `Process` asks of what was started: a Popen does."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code (negative: the signal that ended it). Raises: subprocess.TimeoutExpired."""
+        ...
+
+
+class Descriptors(NamedTuple):
+    """The file descriptors that a child gets; its stdin is empty. They stay the caller's to close."""
+
+    lifeline: int
+    heartbeat: int
+    stdout: int = 1
+    stderr: int = 2
+
+
+class Spawn(Protocol):
+    """Starts `argv`, in a session of its own, with exactly the environment `env`, LIFELINE and HEARTBEAT added."""
+
+    def __call__(self, argv: Sequence[str], env: Mapping[str, str], descriptors: Descriptors) -> Child: ...
+
+
 @dataclass(eq=False)
 class Process:
     """A running child. Its group is `pid`: it leads its own session.
 
     Attributes:
+      child: what was started.
       lifeline: our end of the pipe that ends when we do; -1 once it is closed.
       monitor: its signs of life.
       pumps: the threads that copy what it says.
     """
 
-    popen: subprocess.Popen[bytes]
+    child: Child
     lifeline: int
     monitor: HeartbeatMonitor
     pumps: Sequence[threading.Thread] = ()
 
     @property
     def pid(self) -> int:
-        return self.popen.pid
+        return self.child.pid
 
     def wait(self, timeout_secs: float | None = None) -> int | None:
         """The exit code (negative: the signal that ended it); None when it still runs after `timeout_secs`."""
         try:
-            return self.popen.wait(timeout_secs)
+            return self.child.wait(timeout_secs)
         except subprocess.TimeoutExpired:
             return None
 
@@ -74,7 +101,7 @@ class Process:
 
     def close(self) -> int:
         """Waits for the end and lets the lifeline go. The child's exit code."""
-        code = self.popen.wait()
+        code = self.child.wait()
         for pump in self.pumps:
             pump.join()
         if self.lifeline >= 0:
@@ -84,35 +111,43 @@ class Process:
         return code
 
 
-def start_process(argv: Sequence[str], env: Mapping[str, str], prefix: str = "") -> Process:
+def _spawn(argv: Sequence[str], env: Mapping[str, str], descriptors: Descriptors) -> Child:
+    """Start a process that begins with `argv`, as `Spawn` says."""
+    lifeline, heartbeat, stdout, stderr = descriptors
+    return subprocess.Popen(
+        list(argv), env={**env, LIFELINE: str(lifeline), HEARTBEAT: str(heartbeat)},
+        stdin=subprocess.DEVNULL, stdout=None if stdout == 1 else stdout, stderr=None if stderr == 2 else stderr,
+        start_new_session=True, pass_fds=(lifeline, heartbeat),
+    )  # fmt: skip
+
+
+def start_process(argv: Sequence[str], env: Mapping[str, str], prefix: str = "", spawn: Spawn = _spawn) -> Process:
     """Starts `argv` with exactly the environment `env`.
 
     Args:
       prefix: put before each line that it says, where several processes talk at a time; '': its output goes where ours
         goes, a terminal stays one.
+      spawn: starts it; a `TaskServer` forks it.
     """
-    lifeline, write_end = os.pipe()
-    heard, heartbeat = os.pipe()
-    output = subprocess.PIPE if prefix else None
-    try:
-        popen = subprocess.Popen(
-            list(argv), env={**env, LIFELINE: str(lifeline), HEARTBEAT: str(heartbeat)},
-            stdin=subprocess.DEVNULL,
-            stdout=output, stderr=output, start_new_session=True, pass_fds=(lifeline, heartbeat),
-        )  # fmt: skip
-    except BaseException:
-        os.close(write_end)
-        os.close(heard)
-        raise
-    finally:
-        os.close(lifeline)
-        os.close(heartbeat)
-    pumps = [
-        _start_pump(ours, theirs, prefix)
-        for ours, theirs in ((popen.stdout, sys.stdout), (popen.stderr, sys.stderr))
-        if ours is not None
-    ]
-    return Process(popen, write_end, HeartbeatMonitor(heard), pumps)
+    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+        lifeline, write_end = os.pipe()
+        theirs.callback(os.close, lifeline)
+        ours.callback(os.close, write_end)
+        heard, heartbeat = os.pipe()
+        theirs.callback(os.close, heartbeat)
+        ours.callback(os.close, heard)
+        outputs: list[tuple[int, IO[str]]] = []
+        said = []
+        for target in (sys.stdout, sys.stderr) if prefix else ():
+            source, end = os.pipe()
+            theirs.callback(os.close, end)
+            ours.callback(os.close, source)
+            outputs.append((source, target))
+            said.append(end)
+        child = spawn(argv, env, Descriptors(lifeline, heartbeat, *said))
+        ours.pop_all()
+    pumps = [_start_pump(os.fdopen(source, "rb"), target, prefix) for source, target in outputs]
+    return Process(child, write_end, HeartbeatMonitor(heard), pumps)
 
 
 GRACE_SECS = 60.0
@@ -138,7 +173,7 @@ class Watchdog:
         if lifeline < 0:
             return
         task, ended = os.getpid(), _open_pidfd()
-        # Forked before TensorFlow is imported: this process has one thread and is small.
+        # Forked before TensorFlow is used, and mostly before it is imported: this process has one thread.
         watchdog = os.fork()
         if watchdog == 0:
             try:

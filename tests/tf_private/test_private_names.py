@@ -13,7 +13,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from runner.tf_private import cluster, graphs, keras3, parameter_server, variables
+from runner.tf_private import cluster, eager_context, graphs, keras3, parameter_server, variables
 from runner.tf_private import v1 as tf1
 from runner.tf_private.replaced import replaced
 from runner.tracing.graph_operations import needed
@@ -21,6 +21,7 @@ from runner.tracing.graph_operations import needed
 v1 = tf.compat.v1
 
 PRIVATE_NAMES = [
+    "tensorflow.python.eager.context:_context",
     "tensorflow.python.distribute.mirrored_strategy:MirroredExtended._get_cross_device_ops",
     "tensorflow.core.function.polymorphism.function_type:from_structured_signature",
     "tensorflow.python.distribute.distribute_lib:_DefaultDistributionExtended._num_replicas_in_sync",
@@ -87,6 +88,18 @@ def test_private_name_is_there(name: str) -> None:
             f"{name} has moved: see what the file of runner/tf_private that names it says about it"
         )
         target = getattr(target, part)
+
+
+def test_a_process_that_has_used_tensorflow_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorflow.python.eager import context
+
+    tf.constant(1)
+    assert not eager_context.is_untouched()
+    fresh = context.Context()
+    monkeypatch.setattr(context, "_context", fresh)
+    assert eager_context.is_untouched()
+    monkeypatch.delattr(fresh, "_initialized")  # it has moved: nobody can know, and nothing is forked
+    assert not eager_context.is_untouched()
 
 
 def test_graphs_keep_their_attributes() -> None:

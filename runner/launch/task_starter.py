@@ -1,0 +1,129 @@
+"""How a task is started: as a process of its own, or forked from a task server that has imported TensorFlow."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+
+from runner.config.schema import UNRECORDED_COMMANDS, Config
+from runner.launch.gang import Task, start_cold
+from runner.system.child_process import Process, start_process
+from runner.system.standard_streams import say
+from runner.system.task_server import TaskServer, TaskServerError, missing_support
+
+TASK_COMMAND = ("-P", "-m", "runner.task")
+"""What Python is started with for a task, before its config file."""
+# -P: a `runner.py` in the user's directory must not take our place; the task adds the directory itself, later.
+
+SERVER_COMMAND = ("-P", "-m", "runner.task.server")
+
+READ_AFTER_IMPORT = ("TF_CONFIG", "RUNNER_", "MLFLOW_")
+"""Beginnings of the names of environment variables that no import reads. All others are the same in a task and in the
+server that it is forked from."""
+
+
+class ColdStarter:
+    """Starts each task in a process that imports TensorFlow itself."""
+
+    def prepare(self, tasks: Sequence[Task]) -> None:
+        """Get ready, in the background, to start `tasks`."""
+
+    def wait(self, stops: Sequence[int]) -> None:
+        """Wait until that is done, or until somebody asks for a stop."""
+
+    def start(self, task: Task) -> Process:
+        return start_cold(task)
+
+    def close(self) -> None:
+        """Let go of what was prepared. No task runs any more."""
+
+
+class ForkingStarter(ColdStarter):
+    """Starts tasks from a server, which is started with the first of them; several threads may use it.
+
+    A task that the server is not fit for starts cold: one with another environment than the server was started with, in
+    anything that an import may read. When the server fails, all that follow do, which is said once.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._server: TaskServer | None = None
+        self._env: Mapping[str, str] = {}
+        self._is_off = False
+
+    def prepare(self, tasks: Sequence[Task]) -> None:
+        with self._lock:
+            fit = next((task for task in tasks if _may_be_forked(task)), None)
+            if self._server is not None or self._is_off or fit is None:
+                return
+            missing = missing_support()
+            if missing:
+                self._turn_off(missing)
+                return
+            self._env = read_at_import(fit.env)
+            try:
+                self._server = TaskServer([sys.executable, *SERVER_COMMAND], self._env)
+            except OSError as error:
+                self._turn_off(str(error))
+
+    def wait(self, stops: Sequence[int]) -> None:
+        server = self._server
+        if server is not None:
+            try:
+                server.wait_until_ready(stops)
+            except TaskServerError as error:
+                self._fail(server, error)
+
+    def start(self, task: Task) -> Process:
+        server = self._server
+        if server is not None and server.is_ready and self._fits(task):
+            try:
+                arguments = task.argv[1 + len(TASK_COMMAND) :]
+                return start_process(arguments, task.env, task.prefix, server.spawn)
+            except TaskServerError as error:
+                self._fail(server, error)
+        return start_cold(task)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._server is not None:
+                self._server.close()
+            self._server, self._is_off = None, True
+
+    def _fits(self, task: Task) -> bool:
+        return _may_be_forked(task) and read_at_import(task.env) == self._env
+
+    def _fail(self, server: TaskServer, error: TaskServerError) -> None:
+        with self._lock:
+            if self._server is server:
+                self._server = None
+                server.close(0)  # alive, it still tells how its children end
+                self._turn_off(str(error))
+
+    def _turn_off(self, reason: str) -> None:
+        self._is_off = True
+        say(f"runner: tasks start without a task server (run.preload): {reason}. Each imports TensorFlow itself.")
+
+
+def build_starter(config: Config, num_tasks: int, *, is_sweep: bool = False) -> ColdStarter:
+    """Return what starts the tasks of a run: a server where more than one start may come, else each for itself.
+
+    Args:
+      num_tasks: so many start together.
+      is_sweep: other runs use it, too.
+    """
+    may_restart = config.max_restarts > 0 and config.command not in UNRECORDED_COMMANDS
+    pays = is_sweep or num_tasks > 1 or may_restart
+    return ForkingStarter() if pays and config.run.preload == "auto" and not config.run.inline else ColdStarter()
+
+
+def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the part of `env` that an import may read."""
+    return {name: value for name, value in env.items() if not name.startswith(READ_AFTER_IMPORT)}
+
+
+def _may_be_forked(task: Task) -> bool:
+    """Report whether `task` is one of ours, and nobody wants to read what TensorFlow says as it is imported."""
+    is_ours = tuple(task.argv[: 1 + len(TASK_COMMAND)]) == (sys.executable, *TASK_COMMAND)
+    return is_ours and task.env.get("TF_CPP_MIN_LOG_LEVEL", "0") >= "2"

@@ -1,0 +1,274 @@
+"""Both ends of the socket between a process that starts tasks and the server that forks them.
+
+A request is one message: JSON behind its length, and the descriptors that the child gets (SCM_RIGHTS). The server
+answers with the child's process id and a pidfd. How a child ended it writes to a pipe of that child; so does the child
+before it ends, for the case that the server is gone by then.
+
+Python's `multiprocessing.forkserver` is not this: its children share the server's output and environment, what they do
+is pickled, and an exit code is lost with the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from runner.system.child_process import LIFELINE, Descriptors, describe_exit
+from runner.system.heartbeat import HEARTBEAT
+
+START_SECS = 300.0
+"""How long a server may take to import what it preloads."""
+
+REPLY_SECS = 30.0
+"""How long it may take to fork."""
+
+REAP_SECS = 5.0
+"""How long it may take to tell how a child ended, which it does at once."""
+
+GLANCE_SECS = 0.05
+
+_LENGTH = struct.Struct("!I")
+_EXIT, _INTENT = b"exit", b"ends"
+
+
+class TaskServerError(RuntimeError):
+    """The server cannot fork a child: it refuses, or it is gone."""
+
+
+class ChildRequest(NamedTuple):
+    """A child as the server gets it.
+
+    Attributes:
+      argv: the arguments of its command line.
+      env: its whole environment, but for the numbers of its descriptors.
+      directory: its working directory, open.
+      status: the write end of its status pipe.
+    """
+
+    argv: list[str]
+    env: dict[str, str]
+    descriptors: Descriptors
+    directory: int
+    status: int
+
+    @property
+    def open_files(self) -> tuple[int, ...]:
+        return (*self.descriptors, self.directory, self.status)
+
+
+class TaskServer:
+    """The server, as the process that started it sees it.
+
+    Attributes:
+      is_ready: it has imported what it preloads.
+
+    Args:
+      argv: its command, which gets the number of its end of the socket as a last argument.
+      env: its whole environment.
+    """
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._lock = threading.Lock()  # jobs of a sweep run in threads
+        self.is_ready = False
+        with theirs:
+            # Of the run's output it holds nothing: who reads a pipe to its end must not wait for the server.
+            self._process = subprocess.Popen(
+                [*argv, str(theirs.fileno())], env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL, start_new_session=True, pass_fds=(theirs.fileno(),),
+            )  # fmt: skip
+        self._until = time.monotonic() + START_SECS
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_until_ready(self, stops: Sequence[int] = ()) -> bool:
+        """Wait for its imports. Report whether it is ready: not if `stops` is not empty.
+
+        Raises:
+          TaskServerError: it is not fit to fork from, has ended, or does not come.
+        """
+        while not stops:
+            with self._lock:
+                if self.is_ready:
+                    return True
+                if select.select([self._socket], [], [], GLANCE_SECS)[0]:
+                    self._receive()
+                    self.is_ready = True
+                elif time.monotonic() > self._until:
+                    raise TaskServerError(f"it was not ready after {START_SECS:.0f} s")
+        return False
+
+    def spawn(self, argv: Sequence[str], env: Mapping[str, str], descriptors: Descriptors) -> ForkedChild:
+        """Fork a child, as `child_process.Spawn` says; `argv` are the arguments of its command line.
+
+        Raises:
+          TaskServerError: there is no such child.
+        """
+        status, theirs = os.pipe()
+        directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with self._lock:
+                request = ChildRequest(list(argv), dict(env), descriptors, directory, theirs)
+                try:
+                    send(self._socket, {"argv": request.argv, "env": request.env}, request.open_files)
+                except OSError as error:
+                    raise TaskServerError(self._describe_end()) from error
+                if not select.select([self._socket], [], [], REPLY_SECS)[0]:
+                    raise TaskServerError(f"it did not fork within {REPLY_SECS:.0f} s")
+                answer, (pidfd,) = self._receive(1)
+            return ForkedChild(answer["pid"], pidfd, status, self._process)
+        except BaseException:
+            os.close(status)
+            raise
+        finally:
+            os.close(theirs)
+            os.close(directory)
+
+    def close(self, secs: float = REAP_SECS) -> None:
+        """Let the server end, which it does once its children have; wait for that up to `secs`."""
+        self._socket.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(secs)
+
+    def _receive(self, num_files: int = 0) -> tuple[dict[str, Any], list[int]]:
+        """Return what the server says. Raises: TaskServerError: it refuses, or is gone."""
+        try:
+            message = receive(self._socket)
+        except OSError:
+            message = None
+        if message is None:
+            raise TaskServerError(self._describe_end())
+        said, files = message
+        if "error" in said or len(files) != num_files:
+            raise TaskServerError(said.get("error", "it answered without a process"))
+        return said, files
+
+    def _describe_end(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return f"it {describe_exit(self._process.wait(REAP_SECS))}"
+        return "it closed its connection"
+
+
+class ForkedChild:
+    """A child of a task server, asked what a Popen is asked.
+
+    Args:
+      pidfd: tells when it has ended, whoever its parent is by then.
+      status: the read end of the pipe on which is told how.
+    """
+
+    def __init__(self, pid: int, pidfd: int, status: int, server: subprocess.Popen[bytes]) -> None:
+        self.pid = pid
+        self._pidfd, self._status, self._server = pidfd, status, server
+        os.set_blocking(status, False)
+        self._heard = b""
+        self._code: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code (negative: the signal that ended it).
+
+        Where the server ended before the child did, nobody can ask the system any more. The code is then what the child
+        said last, and else that of SIGKILL: it was lost.
+
+        Raises:
+          subprocess.TimeoutExpired: it still runs after `timeout` seconds.
+        """
+        if self._code is None:
+            if not select.select([self._pidfd], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            self._code = self._read_code()
+            os.close(self._pidfd)
+            os.close(self._status)
+        return self._code
+
+    def _read_code(self) -> int:
+        """Return how a child ended that has."""
+        until = time.monotonic() + REAP_SECS
+        while (code := self._told(_EXIT)) is None:
+            if self._server.poll() is not None or time.monotonic() > until:
+                break
+            select.select([self._status], [], [], GLANCE_SECS)
+        if code is None:  # once more, of a server that has ended in between
+            code = self._told(_EXIT)
+        if code is None:
+            code = self._told(_INTENT)
+        return -signal.SIGKILL if code is None else code
+
+    def _told(self, word: bytes) -> int | None:
+        with contextlib.suppress(BlockingIOError):
+            while text := os.read(self._status, 4096):
+                self._heard += text
+        codes = [int(line.split()[1]) for line in self._heard.splitlines() if line.startswith(word)]
+        return codes[-1] if codes else None
+
+
+# --- what both ends use -----------------------------------------------------------------------------------------------
+
+
+def send(connection: socket.socket, message: Mapping[str, Any], files: Sequence[int] = ()) -> None:
+    """Send `message`, and with its first byte the descriptors."""
+    text = json.dumps(message).encode()
+    socket.send_fds(connection, [_LENGTH.pack(len(text))], files)
+    connection.sendall(text)
+
+
+def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Return the next message and its descriptors, which no program that is started inherits; None: the end."""
+    most = len(ChildRequest._fields) + len(Descriptors._fields)
+    length, files, *_ = socket.recv_fds(connection, _LENGTH.size, most, socket.MSG_CMSG_CLOEXEC)
+    while length and len(length) < _LENGTH.size:
+        length += connection.recv(_LENGTH.size - len(length))
+    if not length:
+        return None
+    text = bytearray()
+    while len(text) < _LENGTH.unpack(length)[0]:
+        part = connection.recv(1 << 16)
+        if not part:
+            return None
+        text += part
+    return json.loads(text), files
+
+
+def tell_exit(status: int, code: int) -> None:
+    """Tell how a child ended; the server does."""
+    _tell(status, _EXIT, code)
+
+
+def tell_intent(status: int, code: int) -> None:
+    """Tell how a child is about to end; the child does."""
+    _tell(status, _INTENT, code)
+
+
+def _tell(status: int, word: bytes, code: int) -> None:
+    with contextlib.suppress(OSError):  # nobody waits for it any more
+        os.write(status, b"%s %d\n" % (word, code))
+
+
+def missing_support() -> str:
+    """Return why this system cannot have a task server, in words; '': it can."""
+    if not sys.platform.startswith("linux"):
+        return f"{sys.platform} is not Linux"
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return "this system has no pidfd (Linux 5.3)"
+    return ""
+
+
+def environment_of_child(request: ChildRequest) -> dict[str, str]:
+    """Return the environment of a child, as a process that is started has it."""
+    lifeline, heartbeat, *_ = request.descriptors
+    return {**request.env, LIFELINE: str(lifeline), HEARTBEAT: str(heartbeat)}

@@ -1,0 +1,219 @@
+"""`python -m runner.task.server <socket>`: forks tasks from a process that has imported TensorFlow and not used it.
+
+A task spends 4 of its first 5 seconds on imports. Here they are done once: TensorFlow, Keras and what every task
+imports before it reads its config. No function of a user is imported, none of TensorFlow is called.
+
+A process is fit to be forked when no other thread of it can hold a lock at that moment. After these imports there are
+threads of OpenBLAS (NumPy's and SciPy's), which it ends before each fork and starts again when it needs them, and one
+of jemalloc (pyarrow's), which takes its locks before each fork and does without the thread in the child. That these are
+still all is tried, not trusted: a first child is forked for nothing, and the server refuses if another thread is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+from runner.system import gc_pause, task_server
+from runner.system.child_process import Descriptors
+from runner.system.standard_streams import keep_saying
+from runner.system.task_server import ChildRequest
+from runner.task.main import end, main, quiet_import
+
+THREADS_THAT_KNOW_FORKS = ("jemalloc_bg_thd",)
+"""Names of threads, as the system has them, that may be there while a child is forked."""
+
+ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/vfio")
+"""Devices that a child cannot use once its parent has opened them."""
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def preload() -> None:
+    """Import what each task imports before its config counts."""
+    with quiet_import(os.environ), gc_pause.not_searched():
+        import runner.task.__main__
+        import runner.task.commands  # noqa: F401
+
+
+def describe_unfit() -> str:
+    """Return why a child of this process might hang or fail, in words; '': it is fit to be forked."""
+    from runner.tf_private import eager_context
+
+    if not eager_context.is_untouched():
+        return "importing TensorFlow has used it"
+    if threading.active_count() > 1:
+        names = sorted(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())
+        return f"the imports started Python threads: {', '.join(names)}"
+    child = _fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    others = sorted(_thread_names() - set(THREADS_THAT_KNOW_FORKS))
+    if others:
+        return f"the imports started threads that do not end for a fork: {', '.join(others)}"
+    opened = sorted(path for path in _open_paths() if path.startswith(ACCELERATORS))
+    return f"the imports opened {', '.join(opened)}" if opened else ""
+
+
+class Server:
+    """Forks a child a request, and tells how each ended."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._children: dict[int, tuple[int, int]] = {}  # pidfd -> (process id, status pipe)
+        # It ends with the process that it serves, and not before the children: a system that shuts down, or a batch
+        # queue, sends SIGTERM to all processes, and exit codes are wanted then, too.
+        self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS}
+
+    def serve(self) -> ChildRequest | None:
+        """Serve until the other end is closed and no child is left: None. In a child: return what it is to be."""
+        events = select.poll()
+        events.register(self._connection, select.POLLIN)
+        is_open = True
+        while is_open or self._children:
+            for ready, _ in events.poll():
+                if ready in self._children:
+                    events.unregister(ready)
+                    self._reap(ready)
+                    continue
+                try:
+                    message = task_server.receive(self._connection)
+                except OSError:
+                    message = None
+                if message is None:
+                    events.unregister(self._connection)
+                    is_open = False
+                    continue
+                said, (*numbers, directory, status) = message
+                request = ChildRequest(said["argv"], said["env"], Descriptors(*numbers), directory, status)
+                pidfd = self._fork(request)
+                if pidfd is None:
+                    return request
+                if pidfd >= 0:
+                    events.register(pidfd, select.POLLIN)
+        return None
+
+    def _fork(self, request: ChildRequest) -> int | None:
+        """Fork a child and answer the request. Return its pidfd; -1: the system refuses one more. None: in the child.
+
+        The child is answered for when it leads its own session: it can be killed by its group from then on.
+        """
+        ready, said = os.pipe()
+        try:
+            child = _fork()
+        except OSError as error:
+            task_server.send(self._connection, {"error": f"fork failed: {error.strerror}"})
+            for descriptor in (ready, said, *request.open_files):
+                os.close(descriptor)
+            return -1
+        if not child:
+            os.setsid()
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+            self._connection.close()
+            for pidfd, (_, status) in self._children.items():
+                os.close(pidfd)
+                os.close(status)
+            os.close(ready)
+            os.close(said)
+            return None
+        os.close(said)
+        os.read(ready, 1)  # it ends when the child has closed it, or has ended
+        os.close(ready)
+        pidfd = os.pidfd_open(child)
+        self._children[pidfd] = (child, request.status)
+        for descriptor in (*request.descriptors, request.directory):  # a pipe ends when the child ends
+            os.close(descriptor)
+        with contextlib.suppress(OSError):  # nobody is there any more, and the child's lifeline has ended
+            task_server.send(self._connection, {"pid": child}, [pidfd])
+        return pidfd
+
+    def _reap(self, pidfd: int) -> None:
+        child, status = self._children.pop(pidfd)
+        task_server.tell_exit(status, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        os.close(pidfd)
+        os.close(status)
+
+
+def become(request: ChildRequest) -> None:
+    """Make this process, a child that was just forked, one that was started as `request` says."""
+    import multiprocessing
+
+    import numpy as np
+
+    for standard, descriptor in ((1, request.descriptors.stdout), (2, request.descriptors.stderr)):
+        os.dup2(descriptor, standard)
+        os.close(descriptor)
+    # The objects stay, and with them the log handlers that write to them. As Python begins: lines on a terminal.
+    sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())  # type: ignore[union-attr]
+    os.fchdir(request.directory)
+    os.close(request.directory)
+    os.environ.clear()
+    os.environ.update(task_server.environment_of_child(request))
+    sys.argv[:] = [str(sys.modules["runner.task.__main__"].__file__), *request.argv]
+    sys.modules["__main__"] = sys.modules["runner.task.__main__"]  # what multiprocessing starts anew imports it
+    # All that was drawn at import would be the same in each child.
+    random.seed()
+    np.random.seed()
+    multiprocessing.current_process().authkey = os.urandom(32)
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # Python 3.12 warns of any other thread; of which there are here, `describe_unfit` has found out.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _thread_names() -> set[str]:
+    """Return the names of all threads but this."""
+    names = set()
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has just ended
+            if thread.name != str(os.getpid()):
+                names.add((thread / "comm").read_text().strip())
+    return names
+
+
+def _open_paths() -> set[str]:
+    paths = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            paths.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return paths
+
+
+def start(connection: socket.socket) -> ChildRequest | None:
+    """Import, say that all is ready, and serve. In a child: return what it is to be."""
+    server = Server(connection)
+    try:
+        preload()
+        unfit = describe_unfit()
+    except Exception as error:
+        unfit = f"{type(error).__name__}: {error}"
+    answer: dict[str, Any] = {"error": unfit} if unfit else {"ready": True}
+    with contextlib.suppress(OSError):  # the other end was closed meanwhile, which `serve` sees, too
+        task_server.send(connection, answer)
+    return None if unfit else server.serve()
+
+
+if __name__ == "__main__":
+    keep_saying()
+    request = start(socket.socket(fileno=int(sys.argv[1])))
+    if request is not None:
+        # Out of the server's frames: nothing of them is left to run when the task ends.
+        become(request)
+        code = main()
+        task_server.tell_intent(request.status, code)
+        end(code)
+    os._exit(0)  # nothing was used that would have to be ended

@@ -1,0 +1,108 @@
+"""Which tasks are forked from a server, and what happens where none can be."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.config.schema import ClusterConfig, Config, RunSettings, StrategyConfig
+from runner.distribute.cluster import ALONE
+from runner.launch import task_group, task_starter
+from runner.launch.gang import Task
+from runner.launch.task_starter import ColdStarter, ForkingStarter, build_starter
+from tests.support.processes import is_gone, wait_until
+
+ROOT = Path(__file__).parents[2]
+ENV = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+@pytest.fixture
+def starter(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkingStarter]:
+    """Its server executes the argument of a task as Python; a task that starts cold finds no such config: 2."""
+    monkeypatch.setattr(task_starter, "SERVER_COMMAND", ("-m", "tests.support.forking"))
+    starter = ForkingStarter()
+    yield starter
+    starter.close()
+
+
+def task(code: str = "code = 40", **env: str) -> Task:
+    return Task(ALONE, [sys.executable, *task_starter.TASK_COMMAND, code], {**ENV, **env})
+
+
+def start(starter: ColdStarter, task: Task) -> int:
+    starter.prepare([task])
+    starter.wait([])
+    return starter.start(task).close()
+
+
+def test_a_task_is_forked_unless_its_environment_differs_in_what_an_import_may_read(starter: ForkingStarter) -> None:
+    assert start(starter, task()) == 40
+    assert start(starter, task(TF_CONFIG='{"cluster": {}}', RUNNER_GENERATION="7", MLFLOW_RUN_ID="1")) == 40
+    for name in ("TF_USE_LEGACY_KERAS", "XLA_FLAGS", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "ANYTHING"):
+        assert start(starter, task(**{name: "1"})) == 2
+    assert start(starter, task(TF_CPP_MIN_LOG_LEVEL="0")) == 2  # somebody wants to read what is said at import
+    assert start(starter, task()) == 40
+
+
+def test_another_command_than_that_of_a_task_is_started_as_it_is(starter: ForkingStarter) -> None:
+    other = Task(ALONE, [sys.executable, "-c", "raise SystemExit(6)"], ENV)
+    assert start(starter, other) == 6
+
+
+def test_tasks_start_cold_after_the_server_was_killed_which_is_said_once(
+    starter: ForkingStarter, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert start(starter, task()) == 40
+    server: Any = starter._server
+    os.kill(server.pid, signal.SIGKILL)
+    wait_until(lambda: is_gone(server.pid))
+    assert [start(starter, task()) for _ in range(2)] == [2, 2]
+    said = [line for line in capfd.readouterr().err.splitlines() if "task server" in line]
+    reason = "it was killed by SIGKILL (by the system for lack of memory, or by hand)"
+    assert said == [
+        f"runner: tasks start without a task server (run.preload): {reason}. Each imports TensorFlow itself."
+    ]
+
+
+def test_where_the_system_has_no_pidfd_tasks_start_cold_which_is_said_once(
+    starter: ForkingStarter, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    assert [start(starter, task()) for _ in range(2)] == [2, 2]
+    assert capfd.readouterr().err.count("this system has no pidfd") == 1
+
+
+def test_a_stop_while_the_server_starts_does_not_wait_for_it(starter: ForkingStarter, monkeypatch: Any) -> None:
+    monkeypatch.setattr(task_starter, "SERVER_COMMAND", ("-c", "import time; time.sleep(3)"))
+    starter.prepare([task()])
+    starter.wait([signal.SIGTERM])
+    assert starter.start(task()).close() == 2  # cold: the caller stops it at once
+
+
+def config(strategy: str = "default", **run: Any) -> Config:
+    cluster = ClusterConfig(max_restarts=run.pop("max_restarts", None))
+    return Config(strategy=StrategyConfig(strategy), run=RunSettings(**run), cluster=cluster)
+
+
+def test_a_server_is_there_where_more_than_one_start_may_come() -> None:
+    def forks(config: Config, num_tasks: int = 1, **others: bool) -> bool:
+        return isinstance(build_starter(config, num_tasks, **others), ForkingStarter)
+
+    assert not forks(config())  # a plain run starts as it always did
+    assert forks(config(), is_sweep=True)
+    assert forks(config("multi_worker"), 2)
+    assert forks(config("multi_worker", max_restarts=0), 2)
+    assert not forks(config("multi_worker", max_restarts=0))  # the only task of this host
+    assert forks(config(max_restarts=1)) and forks(config(freeze_secs=60))
+    for off in (config("multi_worker", preload=False), config("multi_worker", inline=True)):
+        assert not forks(off, 2, is_sweep=True)
+
+
+def test_the_command_of_a_task_is_the_one_that_is_forked() -> None:
+    assert task_group.task_argv(Path("f")) == [sys.executable, "-P", "-m", "runner.task", "f"]

@@ -1,0 +1,214 @@
+"""The task server: its children are what processes that are started would be, and how each ended is known.
+
+The server is real but for its imports, of which it has none (tests/support/forking.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from runner.system import task_server
+from runner.system.child_process import Process, start_process
+from runner.system.task_server import TaskServer, TaskServerError
+from tests.support.processes import is_gone, wait_until
+
+pytestmark = pytest.mark.processes
+
+ROOT = str(Path(__file__).parents[2])
+ENV = {**os.environ, "PYTHONPATH": ROOT}
+COMMAND = [sys.executable, "-m", "tests.support.forking"]
+FOREVER = "import time; time.sleep(60)"
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[TaskServer]:
+    server = TaskServer(COMMAND, ENV)
+    assert server.wait_until_ready()
+    yield server
+    server.close()
+    assert not psutil.pid_exists(server.pid)  # it has ended, and is no zombie
+
+
+@pytest.fixture
+def server() -> Iterator[TaskServer]:
+    """A server for a test that kills it."""
+    server = TaskServer(COMMAND, ENV)
+    assert server.wait_until_ready()
+    yield server
+    server.close()
+
+
+def fork(server: TaskServer, code: str, env: dict[str, str] = ENV, prefix: str = "") -> Process:
+    return start_process([code], env, prefix, server.spawn)
+
+
+def told(server: TaskServer, folder: Path, code: str, env: dict[str, str] = ENV) -> Any:
+    """What a child found, which assigns it to `found`."""
+    process = fork(server, f"{code}\nimport json; open({str(folder / 'found')!r}, 'w').write(json.dumps(found))", env)
+    assert process.close() == 0
+    return json.loads((folder / "found").read_text())
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [("code = 3", 3), ("pass", 0), ("raise SystemExit(5)", 5), ("raise ValueError('as meant by the test')", 1),
+     ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL), ("import os; os.abort()", -signal.SIGABRT),
+     ("import os; os._exit(7)", 7)],
+)  # fmt: skip
+def test_the_exit_code_of_a_child_is_known(shared: TaskServer, code: str, expected: int) -> None:
+    process = fork(shared, code)
+    assert process.wait(20) == expected
+    assert process.wait(0) == expected and process.close() == expected
+
+
+def test_waiting_has_a_limit_and_a_stop_ends_a_child_with_what_it_started(shared: TaskServer, tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+    code = (
+        "import signal, subprocess, pathlib, os, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"helper = subprocess.Popen(['sleep', '60']); path = {str(path)!r}\n"
+        "pathlib.Path(path + '.tmp').write_text(str(helper.pid)); os.rename(path + '.tmp', path)\n"
+        "time.sleep(60)"
+    )
+    process = fork(shared, code)
+    assert process.wait(0.05) is None
+    assert os.getsid(process.pid) == process.pid
+    wait_until(path.exists)
+    assert process.stop(0.2) == -signal.SIGKILL
+    wait_until(lambda: is_gone(int(path.read_text())))
+
+
+def test_a_child_can_be_killed_as_soon_as_it_is_there(shared: TaskServer) -> None:
+    for _ in range(10):
+        process = fork(shared, FOREVER)
+        process.kill()
+        assert process.close() == -signal.SIGKILL
+
+
+def test_a_child_has_exactly_its_environment_directory_arguments_and_signals(
+    shared: TaskServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = (
+        "import os, signal, subprocess, sys\n"
+        "handlers = [signal.getsignal(n) in (signal.SIG_DFL, signal.default_int_handler) for n in (15, 2, 1)]\n"
+        # As C code sees it, and a program that it starts.
+        "said = os.fsdecode(subprocess.check_output(['env', '-0'])).split('\\0')\n"
+        "seen = dict(line.split('=', 1) for line in said if line)\n"
+        "found = [dict(os.environ), seen, os.getcwd(), sys.argv[0], handlers, sys.stdin.read()]"
+    )  # fmt: skip
+    env = {"PATH": os.environ["PATH"], "TF_CONFIG": "{}", "WITH_é": "ü\udcff"}
+    environ, seen, directory, script, handlers, stdin = told(shared, tmp_path, code, env)
+    lifeline, heartbeat = environ.pop("RUNNER_LIFELINE_FD"), environ.pop("RUNNER_HEARTBEAT_FD")
+    assert environ == env and int(lifeline) != int(heartbeat)
+    assert seen == {**env, "RUNNER_LIFELINE_FD": lifeline, "RUNNER_HEARTBEAT_FD": heartbeat}
+    assert directory == str(tmp_path)
+    assert script.endswith("runner/task/__main__.py")
+    assert handlers == [True] * 3 and stdin == ""
+
+
+def test_children_draw_different_random_numbers(shared: TaskServer, tmp_path: Path) -> None:
+    code = "import random; import numpy as np; found = [random.random(), float(np.random.rand())]"
+    first, second = told(shared, tmp_path, code), told(shared, tmp_path, code)
+    assert first[0] != second[0] and first[1] != second[1]
+
+
+def test_neither_the_server_nor_another_child_holds_the_files_of_a_child(shared: TaskServer, tmp_path: Path) -> None:
+    files = "import os; found = sorted(map(int, os.listdir('/proc/self/fd')))[:-1]"  # the last one lists them
+    serving, alone = psutil.Process(shared.pid), told(shared, tmp_path, files)
+    time.sleep(0.2)  # it lets go of a child just after it has told how that ended
+    held = serving.num_fds()
+    others = [fork(shared, FOREVER, prefix="[other] ") for _ in range(3)]
+    try:
+        assert told(shared, tmp_path, files) == alone
+        wait_until(lambda: serving.num_fds() == held + 2 * len(others), 5)  # a pidfd and a status pipe each
+    finally:
+        for other in others:
+            assert other.stop(0) != 0  # joins the pumps: their pipes have ended
+    wait_until(lambda: serving.num_fds() == held, 5)
+
+
+def test_what_a_child_says_has_its_prefix(shared: TaskServer, capfd: pytest.CaptureFixture[str]) -> None:
+    process = fork(shared, "import os; print('one'); os.system('echo two >&2')", prefix="[child] ")
+    assert process.close() == 0
+    said = capfd.readouterr()
+    assert (said.out, said.err) == ("[child] one\n", "[child] two\n")
+
+
+def test_children_outlive_a_server_that_is_killed_and_their_ends_are_known(server: TaskServer, tmp_path: Path) -> None:
+    ends, killed = tmp_path / "end", tmp_path / "never"
+    wait = "import os, time\nwhile not os.path.exists({!r}): time.sleep(0.01)\ncode = 3"
+    saves, is_lost = (fork(server, wait.format(str(path))) for path in (ends, killed))
+    os.kill(server.pid, signal.SIGKILL)
+    wait_until(lambda: is_gone(server.pid))
+    with pytest.raises(TaskServerError, match="it was killed by SIGKILL"):
+        fork(server, "pass")
+    assert saves.wait(0.1) is None and is_lost.wait(0) is None
+    ends.touch()
+    is_lost.kill()
+    assert saves.wait(20) == 3 and saves.close() == 3
+    assert is_lost.close() == -signal.SIGKILL  # lost, as one that the system has killed
+
+
+def test_a_server_outlives_its_children_when_all_get_sigterm(shared: TaskServer, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    code = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: sys.exit(3))\n"
+        f"open({str(ready)!r}, 'w').close(); time.sleep(60)"
+    )
+    child = fork(shared, code)
+    wait_until(ready.exists)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(shared.pid, number)
+    child.ask_to_stop()
+    assert child.close() == 3
+    assert fork(shared, "import signal; code = 4 + (signal.getsignal(15) != signal.SIG_DFL)").close() == 4
+
+
+def test_a_server_ends_with_the_process_that_started_it_and_after_its_children(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    child = (
+        "from runner.system.child_process import end_with_parent; import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *a: (time.sleep(0.5), os._exit(3)))\n"
+        f"end_with_parent(os.environ)\nopen({str(tmp_path / 'on')!r}, 'w').close(); time.sleep(60)"
+    )
+    parent = (
+        "import os, pathlib, sys, time\nfrom runner.system.child_process import start_process\n"
+        "from runner.system.task_server import TaskServer\n"
+        f"server = TaskServer({COMMAND!r}, os.environ); server.wait_until_ready()\n"
+        f"process = start_process([{child!r}], os.environ, '', server.spawn)\n"
+        f"while not os.path.exists({str(tmp_path / 'on')!r}): time.sleep(0.01)\n"
+        f"pathlib.Path({str(pids)!r} + '.tmp').write_text(f'{{server.pid}} {{process.pid}}')\n"
+        f"os.rename({str(pids)!r} + '.tmp', {str(pids)!r}); time.sleep(60)"
+    )
+    started = psutil.Popen([sys.executable, "-c", parent], env=ENV)
+    wait_until(pids.exists)
+    left = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
+    started.kill()
+    started.wait()
+    wait_until(lambda: not left[1].is_running() or left[1].status() == psutil.STATUS_ZOMBIE, 20)
+    wait_until(lambda: is_gone(left[0].pid), 20)
+
+
+def test_a_server_that_cannot_start_says_why() -> None:
+    server = TaskServer([sys.executable, "-c", "import sys; sys.exit(4)"], ENV)
+    with pytest.raises(TaskServerError, match="it exited with 4"):
+        server.wait_until_ready()
+    server.close()
+    assert task_server.missing_support() == ""
+
+
+def test_waiting_for_a_server_ends_when_somebody_asks_for_a_stop() -> None:
+    server = TaskServer([sys.executable, "-c", FOREVER], ENV)
+    assert not server.wait_until_ready([signal.SIGTERM])
+    os.kill(server.pid, signal.SIGKILL)
+    server.close()
