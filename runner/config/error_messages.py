@@ -55,7 +55,8 @@ def unknown_key(key: str, value: Any = None) -> ConfigError:
     if not hint and not parent:
         hint = f" A parameter of the model is model.params.{name}."
     where = f"Keys of {parent}" if parent else "Groups and keys"
-    return ConfigError(f"{shown}: there is no key {key!r}.{hint} {where}: {', '.join(siblings)}.")
+    known = f" {where}: {', '.join(siblings)}." if siblings else ""  # of Hydra's own keys we know none
+    return ConfigError(f"{shown}: there is no key {key!r}.{hint}{known}")
 
 
 def wrong_type(key: str, value: Any) -> ConfigError:

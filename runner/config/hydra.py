@@ -7,6 +7,7 @@ import dataclasses
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 from yaml import MarkedYAMLError
@@ -42,11 +44,39 @@ _PLUGINS = {
 }
 """Launchers that work as they are, once they are installed."""
 
+OPTUNA = "runner.launch.optuna_sweeper.OptunaSweeper"
+
 
 def register_schema() -> None:
     """Make the schema known to Hydra: `conf/runner.yaml` starts from it."""
-    node = parsing.schema_node()
-    ConfigStore.instance().store(group="schema", name="config", node=node, package="_global_", provider="runner")
+    store = ConfigStore.instance().store
+    store(group="schema", name="config", node=parsing.schema_node(), package="_global_", provider="runner")
+    store(group="hydra/sweeper", name="optuna", node=OptunaSettings, package="hydra.sweeper", provider="runner")
+
+
+@dataclass
+class OptunaSettings:
+    """`hydra/sweeper=optuna`. Hydra would have a plugin in the package `hydra_plugins`, which every Hydra app imports.
+
+    Attributes:
+      n_trials: how many jobs, those of earlier starts included.
+      sampler, sampler_params: what suggests values: tpe, random, qmc, gp, cmaes, or a class by its dotted name.
+      pruner, pruner_params: what stops a job by its evaluations: median, percentile, hyperband, successive_halving,
+        threshold, or a class by its dotted name; None: nothing does.
+      seed: of the sampler; None: run.seed.
+      storage: the URL of Optuna's storage; None: a file in the sweep's folder.
+      params: key -> the values to choose from, as on the command line.
+    """
+
+    _target_: str = OPTUNA
+    n_trials: int = 20
+    sampler: str = "tpe"
+    sampler_params: dict[str, Any] = field(default_factory=dict)
+    pruner: str | None = None
+    pruner_params: dict[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    storage: str | None = None
+    params: dict[str, str] = field(default_factory=dict)
 
 
 def prepare(note_sweep: Callable[[str], None] = lambda directory: None) -> None:
@@ -92,16 +122,27 @@ class Composition:
       declared: what the chosen files alone made of the config that was composed last, before the command line changed
         a value of it; None: nothing was composed here.
 
+    Args:
+      build_optuna: makes what `hydra/sweeper=optuna` stands for.
+
     Raises:
       RuntimeError: it is entered a second time before it was left, and would put back its own methods.
     """
 
     _is_under_way = False
 
-    def __init__(self) -> None:
+    def __init__(self, build_optuna: Callable[[], Sweeper] | None = None) -> None:
         self.declared: dict[str, Any] | None = None
         self.refused: dict[Path, RefusedJob] = {}
         self._warnings: set[str] = set()
+        self._build_optuna = build_optuna
+        self._sweeper: Any = None
+
+    @property
+    def num_jobs(self) -> int | None:
+        """How many jobs Hydra's own sweeper has; None: another one runs them, or none has begun."""
+        batches = getattr(self._sweeper, "overrides", None)
+        return None if batches is None else sum(map(len, batches))
 
     def __enter__(self) -> Composition:
         if Composition._is_under_way:
@@ -134,6 +175,26 @@ class Composition:
             apply(overrides, cfg)
 
         ConfigLoaderImpl._apply_overrides_to_config = staticmethod(apply_noted)  # type: ignore
+        self._instantiate_sweeper = instantiate = Plugins.instantiate_sweeper
+
+        def instantiate_ours(plugins: Plugins, **settings: Any) -> Sweeper:
+            """Build our own sweeper, which is no plugin, or a plugin."""
+            target = str(settings["config"].hydra.sweeper._target_)
+            if target == OPTUNA and self._build_optuna is not None:
+                self._sweeper = self._build_optuna()
+                self._sweeper.setup(**settings)
+            elif "optuna" in target:
+                raise ConfigError(
+                    f"hydra.sweeper._target_={target} is of hydra-optuna-sweeper, which needs optuna<3 and minimises "
+                    "whatever sweep.metric is. Ours is hydra/sweeper=optuna: pip uninstall hydra-optuna-sweeper, "
+                    "pip install 'tf-runner[optuna]'."
+                )
+            else:
+                self._sweeper = instantiate(plugins, **settings)
+            sweeper: Sweeper = self._sweeper
+            return sweeper
+
+        Plugins.instantiate_sweeper = instantiate_ours  # type: ignore
         # Hydra's notes of a job and of a sweep hold the config: they are never readable by others, not for a moment.
         self._save_config, self._save = utils._save_config, OmegaConf.save
         utils._save_config = _save_privately  # type: ignore[assignment]
@@ -153,6 +214,7 @@ class Composition:
         Composition._is_under_way = False
         del ConfigStore.__deepcopy__  # type: ignore[attr-defined]
         ConfigLoaderImpl._load_single_config = self._load  # type: ignore
+        Plugins.instantiate_sweeper = self._instantiate_sweeper  # type: ignore
         ConfigLoaderImpl._apply_overrides_to_config = staticmethod(self._apply)  # type: ignore
         utils._save_config, OmegaConf.save = self._save_config, staticmethod(self._save)  # type: ignore
         Plugins.instantiate_launcher = self._launcher  # type: ignore[method-assign]
@@ -231,6 +293,8 @@ def job_dir(*, _root_: DictConfig) -> str:
             value = _root_[name]
             is_node = OmegaConf.is_config(value)
             tree[name] = OmegaConf.to_container(value, resolve=True) if is_node else value
+    if tree.get("command") == "dry_run":  # of a sweep: it tells of the jobs that training has
+        tree["command"] = "train_and_evaluate"
     reads_a_run = tree.get("command") not in schema.TRAINING_COMMANDS
     return job_id(changed_keys.with_removed(tree), reads_a_run=reads_a_run)
 
@@ -345,6 +409,10 @@ def worded(error: Exception, argv: Sequence[str]) -> str:
             # Of a key that is given twice, the value that the error is about: Hydra sets one after the other.
             blamed = [value for value in typed if f"'{_unquoted(value)}'" in str(cause)]
             return str(word(key, next(iter(blamed or typed), None)))
+    if str(error).startswith("BasicSweeper does not support sweep type"):
+        return (
+            "interval(...) in a sweep: Hydra's own sweeper tries listed values. Add hydra/sweeper=optuna, or list them."
+        )
     if str(error).startswith("Ambiguous value for argument '"):
         override = str(error).partition("'")[2].partition("'")[0]
         return f"{override} gives several values. Add --multirun to try each; a list is written [1,2]."

@@ -14,8 +14,12 @@ _SHOWN_ONLY = ("run.progress", "run.inline", "run.freeze_secs", "run.preload", "
 
 
 def sweep_id(overrides: Iterable[str]) -> str:
-    """The name of a sweep: a hash of its sorted overrides. How many jobs run at a time does not count."""
-    return _hash(sorted(text for text in overrides if not is_shown_only(text.lstrip("+~").partition("=")[0])))
+    """The name of a sweep: a hash of its sorted overrides. How many jobs run at a time does not count.
+
+    With `command=dry_run` it is the name of the sweep that is told of.
+    """
+    kept = (text for text in overrides if text != "command=dry_run")
+    return _hash(sorted(text for text in kept if not is_shown_only(text.lstrip("+~").partition("=")[0])))
 
 
 def job_id(tree: Mapping[str, Any], *, reads_a_run: bool = False) -> str:

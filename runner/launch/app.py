@@ -31,11 +31,14 @@ from runner.config.schema import Config, ConfigError
 from runner.config.user_code import UserCodeError
 from runner.distribute import cluster_resolver
 from runner.launch.stop_requests import StopRequests
+from runner.system import console
 from runner.system.redaction import extend_secrets, mask_text, secrets_of, secrets_of_overrides
 from runner.system.standard_streams import FULL_ERROR, keep_saying, say
 from runner.tracking.exit_codes import FAILED, FINISHED, USER_ERROR
 
 if TYPE_CHECKING:
+    from hydra.plugins.sweeper import Sweeper
+
     from runner.launch.multirun import Multirun
 
 MULTIRUN = ("-m", "--multirun")
@@ -93,6 +96,7 @@ class CommandLine:
       stops: where the signals of the command arrive.
       start: names this start of a sweep.
       is_copy: this is the process of one job of another launcher.
+      only_lists: the jobs of a sweep are told of, and none is run.
       code: the worst exit code so far.
     """
 
@@ -101,7 +105,7 @@ class CommandLine:
         self.start = secrets.token_hex(8)
         self.is_copy = False
         self.code = FINISHED
-        self._called = False
+        self._called = self.only_lists = False
         self._sweep_dir = ""
         self._composition: Composition | None = None
         self._error: Exception | None = None
@@ -126,11 +130,13 @@ class CommandLine:
             self._compose()
             failed = False
         finally:
-            if self._sweep_dir:
+            if self.only_lists:
+                _remove_if_unused(Path(self._sweep_dir), Path.cwd(), "multirun.yaml")
+            elif self._sweep_dir:
                 for job in self._composition.refused.values() if self._composition else ():
-                    self._multirun.refuse(job.folder, job.name, job.reason)
-                self._multirun.end(Path(self._sweep_dir).absolute(), failed=failed)
-                self.code = max(self.code, self._multirun.code)
+                    self.multirun.refuse(job.folder, job.name, job.reason)
+                self.multirun.end(Path(self._sweep_dir).absolute(), failed=failed)
+                self.code = max(self.code, self.multirun.code)
         return self.code
 
     def run_job(self, composed: DictConfig) -> float | RefusedJob | None:
@@ -162,6 +168,7 @@ class CommandLine:
         }
         if is_sweep:  # also where it was given as hydra.sweep.dir
             self._sweep_dir = str(hydra_config.sweep.dir)
+            self.only_lists = composed.get("command") == "dry_run"
         try:
             if hydra_config.job.chdir:
                 raise ConfigError(
@@ -174,7 +181,12 @@ class CommandLine:
 
                 name = self._name_of_job(hydra_config, overrides)
                 job = SweepJob(hydra_config.job.num, name, config, ["runner", *overrides], notes)
-                return self._multirun.run(job, Path(hydra_config.sweep.dir).absolute(), hydra_config.runtime.choices)
+                if self._composition and self.multirun.total is None:
+                    self.multirun.total = self._composition.num_jobs
+                return self.multirun.run(job, Path(hydra_config.sweep.dir).absolute(), hydra_config.runtime.choices)
+            if is_sweep and config.command == "dry_run":
+                self._list_job(hydra_config, overrides, directory)
+                return None
             if config.command in schema.ENVIRONMENT_COMMANDS:
                 from runner.launch import cluster_info
 
@@ -193,14 +205,30 @@ class CommandLine:
                 name = self._name_of_job(hydra_config, overrides)
                 if self.is_copy:
                     return RefusedJob(directory, name, reason)
-                self._multirun.refuse(directory, name, reason)
+                self.multirun.refuse(directory, name, reason)
         return None
 
     @functools.cached_property
-    def _multirun(self) -> Multirun:
+    def multirun(self) -> Multirun:
+        """The jobs of this command, which is a sweep."""
         from runner.launch.multirun import Multirun
 
         return Multirun(self)
+
+    @property
+    def is_over(self) -> bool:
+        """No further job is to be started."""
+        return bool(self.stops.came) or self._error is not None
+
+    def _list_job(self, hydra_config: Any, overrides: Sequence[str], directory: Path) -> None:
+        """Say that a sweep would run this job, and how it ended if it did."""
+        from runner.tracking.run_record import RunRecord
+
+        status = RunRecord.read(directory).training or "not started"
+        total = f"/{self._composition.num_jobs}" if self._composition else ""
+        name = self._name_of_job(hydra_config, [text for text in overrides if text != "command=dry_run"])
+        print(f"job {hydra_config.job.num + 1}{total}: {name} ({status}, {console.relative(directory)})", flush=True)
+        _remove_if_unused(directory, Path(hydra_config.runtime.cwd))
 
     def _name_of_job(self, hydra_config: Any, overrides: Sequence[str]) -> str:
         from runner.launch.multirun import name_of_job
@@ -211,17 +239,22 @@ class CommandLine:
         """Say what is wrong with a job, in words that are returned."""
         return _say(error, self.env)
 
+    def _build_sweeper(self) -> Sweeper:
+        from runner.launch.optuna_sweeper import OptunaSweeper
+
+        return OptunaSweeper(self)
+
     def _compose(self) -> None:
         """Let Hydra compose the config of each job, make its directory and call `run_job`."""
         prepare(lambda directory: setattr(self, "_sweep_dir", directory))
         try:
-            with Composition() as composition:
+            with Composition(self._build_sweeper) as composition:
                 self._composition = composition
                 hydra.main(version_base="1.3", config_path=conf_path(), config_name="runner")(self.run_job)()
             if self._error is not None:
                 raise self._error
         except (OSError, AssertionError, ValueError, TypeError) as error:
-            if self._called or isinstance(error, HydraException):
+            if self._called or isinstance(error, HydraException | ConfigError):
                 raise
             if isinstance(error, OSError):
                 reason = f"cannot make the output directory: {error}. Choose another model_dir."
@@ -327,8 +360,15 @@ def _say(error: Exception, env: Mapping[str, str]) -> str:
     return words
 
 
-def _remove_if_unused(directory: Path, cwd: Path) -> None:
-    """Take away the output directory that Hydra made for a run that never started in `cwd`."""
+def _remove_if_unused(directory: Path, cwd: Path, *notes: str) -> None:
+    """Take away the directory that Hydra made for a run, or a sweep, that never started in `cwd`.
+
+    Args:
+      notes: the files that Hydra may have written into it.
+    """
     if directory != cwd:
         with contextlib.suppress(OSError):  # there is something in it, or another task of the cluster was faster
+            if {entry.name for entry in directory.iterdir()} <= {*notes}:
+                for note in notes:
+                    (directory / note).unlink(missing_ok=True)
             directory.rmdir()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,14 +13,19 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from runner.config import parsing
+from runner.config.metric_names import is_of_evaluation
 from runner.config.schema import Config, ConfigError
 from runner.launch import supervisor
+from runner.launch.stop_requests import Stoppable, StopRequests
 from runner.launch.sweep import Sweep
 from runner.launch.task_starter import ColdStarter, build_starter
+from runner.system import console
 from runner.system.redaction import masked_override
 from runner.system.standard_streams import say
 from runner.tracking.exit_codes import CODES, FAILED, FINISHED, INTERRUPTED, USER_ERROR
+from runner.tracking.journal import journals_in, read_journal
 from runner.tracking.run_record import RunRecord
+from runner.tracking.tracker import Point, points_of
 
 if TYPE_CHECKING:
     from runner.launch.app import CommandLine
@@ -54,16 +61,22 @@ class Multirun:
 
     Attributes:
       code: the worst exit code of the jobs so far.
+      total: how many jobs the sweep has; None where that is not known.
+      judges: number of a job -> what hears of its evaluations while it runs, and says whether it is to be stopped.
+      pending: name of a job's folder -> what completes when it has ended, where jobs run beside each other.
     """
 
     def __init__(self, command: CommandLine) -> None:
         self.code = FINISHED
+        self.total: int | None = None
+        self.judges: dict[int, Callable[[Point], bool]] = {}
+        self.pending: dict[str, Future[None]] = {}
         self._command = command
         self._sweep: Sweep | None = None
         self._starter: ColdStarter | None = None
         self._refused: list[tuple[Path, str, str]] = []
         self._pool: ThreadPoolExecutor | None = None
-        self._pending: list[Future[float | None]] = []
+        self._begun: list[Future[None]] = []
 
     def run(self, job: SweepJob, directory: Path, choices: Mapping[str, str]) -> float | None:
         """Runs `job` of the sweep in `directory`, or lets it run beside others.
@@ -75,19 +88,24 @@ class Multirun:
         Raises:
           ConfigError: the sweep is running already; `sweep.parallel` with another launcher or sweeper than Hydra's own.
         """
-        parallel = job.config.sweep.parallel
-        if parallel > 1 and {choices.get("hydra/launcher"), choices.get("hydra/sweeper")} != {"basic"}:
+        parallel, launcher, sweeper = job.config.sweep.parallel, *map(choices.get, ("hydra/launcher", "hydra/sweeper"))
+        if sweeper == "optuna" and launcher != "basic":  # which hands so many to the launcher at once
+            parallel = 1
+        if parallel > 1 and not (launcher == "basic" and sweeper in ("basic", "optuna")):
             raise ConfigError(
-                f"sweep.parallel={parallel} is for Hydra's basic launcher and sweeper. "
+                f"sweep.parallel={parallel} is for Hydra's basic launcher, and the sweepers basic and optuna. "
                 "Others have a setting of their own (hydra.launcher.n_jobs)."
             )
-        sweep = self._open(directory, job.config)
+        sweep = self.open(directory, job.config)
         if not self._command.is_copy:  # else this process has one job
             self._starter = self._starter or build_starter(job.config, 1, is_sweep=True)
         if parallel == 1:
-            return self._take_turn(sweep, job, "")
+            self._take_turn(sweep, job, "")
+            return next((one.value for one in sweep.results if one.folder == job.folder.name), None)
         self._pool = self._pool or ThreadPoolExecutor(parallel, "job")
-        self._pending.append(self._pool.submit(self._take_turn, sweep, job, f"[{job.name}] "))
+        begun = self._pool.submit(self._take_turn, sweep, job, f"[{job.name}] ")
+        self._begun.append(begun)
+        self.pending[job.folder.name] = begun
         return None
 
     def refuse(self, folder: Path, name: str, reason: str) -> None:
@@ -105,18 +123,23 @@ class Multirun:
             self._pool.shutdown()
         if self._starter is not None:
             self._starter.close()
-        failed = failed or any(job.exception() for job in self._pending)
+        failed = failed or any(job.exception() for job in self._begun)
         sweep = self._sweep or self._open_of_others(directory)
         if sweep is not None:
             for refused in self._refused:
-                sweep.result_of(*refused)
-            sweep.end(interrupted=bool(self._command.stops.came), failed=failed)
+                sweep.add(sweep.result_of(*refused))
+            sweep.end(interrupted=bool(self._command.stops.came), failed=failed, total=self.total)
         if self._command.stops.came:
             self._note(INTERRUPTED)
-        for job in self._pending:
+        for job in self._begun:
             job.result()
 
-    def _open(self, directory: Path, config: Config) -> Sweep:
+    def open(self, directory: Path, config: Config) -> Sweep:
+        """The sweep in `directory`.
+
+        Raises:
+          ConfigError: it is running already.
+        """
         if self._sweep is None:
             self._sweep = Sweep(directory, config, self._command)
         return self._sweep
@@ -126,31 +149,87 @@ class Multirun:
         configs = [] if self._refused else sorted(directory.glob("*/config.yaml"))
         if not configs:
             return None
-        sweep = self._open(directory, parsing.load(configs[0]))
+        sweep = self.open(directory, parsing.load(configs[0]))
         for result in sweep.results:
             self._note(CODES.get(result.status, FAILED))
         return sweep
 
-    def _take_turn(self, sweep: Sweep, job: SweepJob, prefix: str) -> float | None:
-        command = self._command
+    def _take_turn(self, sweep: Sweep, job: SweepJob, prefix: str) -> None:
+        command, judge = self._command, self.judges.pop(job.number, None)
         if command.stops.came:
-            return None
+            return
+        name = f"job {job.number + 1}{f'/{self.total}' if self.total else ''}: {job.name}"
         if RunRecord.read(job.folder).training == "finished":
-            say(f"job {job.number + 1}: {job.name} is finished already")
-            return sweep.result_of(job.folder, job.name).value
-        say(f"job {job.number + 1}: {job.name}")
+            say(f"{name} is finished already")
+            sweep.add(sweep.result_of(job.folder, job.name))
+            return
+        say(name)
         member = supervisor.Member(job.name, sweep.parent_run_id, prefix, self._starter)
-        stops = None if command.is_copy else command.stops
+        stops = None if command.is_copy else command.stops if judge is None else JudgedJob(command.stops, job, judge)
         try:
             code = supervisor.run(job.config, command.env, job.argv, stops=stops, member=member, notes=job.notes)
-            self._note(code)
+            result = sweep.result_of(job.folder, job.name)
         except ConfigError as error:
-            self._note(USER_ERROR)
-            return sweep.result_of(job.folder, job.name, command.say(error)).value
-        return sweep.result_of(job.folder, job.name).value
+            code = USER_ERROR
+            result = sweep.result_of(job.folder, job.name, command.say(error))
+        if isinstance(stops, JudgedJob) and stops.pruned_by and result.status == "interrupted" and not stops.came:
+            point = stops.pruned_by
+            say(f"{prefix}pruned: {point.name} was {console.format_number(point.value)} at step {point.step}")
+            result.status, code = "pruned", FINISHED
+        self._note(code)
+        sweep.add(result)
 
     def _note(self, code: int) -> None:
         self.code = max(self.code, code)
+
+
+class JudgedJob(StopRequests):
+    """What asks one job of a sweep to stop: the signals of the command, and a judge of its evaluations.
+
+    Attributes:
+      pruned_by: the value for which it was stopped; None: it was not.
+    """
+
+    PERIOD_SECS = 0.5
+
+    def __init__(self, command: StopRequests, job: SweepJob, judge: Callable[[Point], bool]) -> None:
+        super().__init__()
+        self.came = command.came
+        self.pruned_by: Point | None = None
+        self._command, self._judge = command, judge
+        self._folder, self._metric = job.folder, job.config.sweep.metric
+        self._offsets: dict[Path, int] = {}
+
+    @contextmanager
+    def watch(self, process: Stoppable, answer: str) -> Iterator[None]:
+        """Hand on the command's requests to `process`, and stop it when its judge says so."""
+        is_over = threading.Event()
+        judging = threading.Thread(target=self._judge_until, args=(is_over, process), daemon=True, name="judge")
+        with self._command.watch(process, answer):
+            judging.start()
+            try:
+                yield
+            finally:
+                is_over.set()
+                judging.join()
+
+    def _judge_until(self, is_over: threading.Event, process: Stoppable) -> None:
+        while not is_over.wait(self.PERIOD_SECS):
+            for point in self._new_points():
+                if self._judge(point):
+                    self.pruned_by = point
+                    process.ask_to_stop()
+                    return
+
+    def _new_points(self) -> Iterator[Point]:
+        """Yield what the evaluations came to since the last call."""
+        for path in journals_in(self._folder):
+            lines, self._offsets[path] = read_journal(path, self._offsets.get(path, 0))
+            for point in (point for line in lines for point in points_of(line)):
+                if self._metric is None and is_of_evaluation(point.name) and point.name.endswith("/loss"):
+                    self._metric = point.name
+                if point.name == self._metric:
+                    yield point
 
 
 def name_of_job(argv: Sequence[str], overrides: Sequence[str], swept: Iterable[str] = ()) -> str:

@@ -27,6 +27,7 @@ from runner.tracking.mlflow_tracker import build_tracker
 from runner.tracking.provenance import tags_of_this_process
 from runner.tracking.run_lock import alone_in
 from runner.tracking.summary import SUMMARY_FILE, read_summary
+from runner.tracking.sweep_picture import JOBS_FILE, draw_jobs
 from runner.tracking.tracker import Point, Tracker, describe
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class JobResult:
 
     Attributes:
       name: what varied: `learning_rate=0.1, strategy=mirrored`.
-      status: finished, failed or interrupted.
+      status: finished, failed or interrupted; pruned: stopped, since it did not look as if it would be the best.
       value: of the sweep's metric; None when the job has none, or none that is finite.
       metrics, global_step, error, unread_params: as in its summary.json.
     """
@@ -100,7 +101,7 @@ class Sweep:
         return [JobResult(**job) for job in (read_json(self.directory / SWEEP_FILE) or {}).get("jobs", ())]
 
     def result_of(self, folder: Path, name: str, error: str | None = None) -> JobResult:
-        """Notes in sweep.json what became of the job in `folder`, from its summary.
+        """What became of the job in `folder`, from its summary.
 
         Args:
           error: why the job never started; None: it did.
@@ -112,25 +113,41 @@ class Sweep:
         value = _value_of(metrics, self._metric_name(metrics))
         status, error = summary.get("status", "failed"), error or summary.get("error")
         unread = summary.get("unread_params") or ()
-        result = JobResult(name, folder.name, status, value, metrics, summary.get("global_step"), error, unread)
+        return JobResult(name, folder.name, status, value, metrics, summary.get("global_step"), error, unread)
+
+    def add(self, result: JobResult) -> None:
+        """Note in sweep.json what became of a job. What was known of it before is replaced."""
         with self._lock:
             record = read_json(self.directory / SWEEP_FILE) or {}
-            self._save(record.get("start"), [*self.results, result])
-        return result
+            others = [known for known in self.results if known.folder != result.folder]
+            self._save(record.get("start"), [*others, result])
 
-    def end(self, *, interrupted: bool, failed: bool) -> None:
-        """Say the ranking and close the sweep's run in MLflow: FAILED where a job failed, or the sweep itself.
+    def end(self, *, interrupted: bool, failed: bool, total: int | None = None) -> None:
+        """Say the ranking, draw it and close the sweep's run in MLflow: FAILED where a job failed, or the sweep did.
 
-        The best job comes first; those without the metric last, in the order in which they ended.
+        The best job comes first; then those that were pruned; those without the metric last, in the order in which they
+        ended.
+
+        Args:
+          total: how many jobs the sweep has; None: not known.
         """
         results = self.results
         sign = 1 if self._mode(results) == "min" else -1
-        ranked = sorted(results, key=lambda job: math.inf if job.value is None else sign * job.value)
+        ranked = sorted(
+            results,
+            key=lambda job: (job.value is None, job.status == "pruned", sign * (job.value or 0.0)),
+        )
         with self._lock:
             self._save((read_json(self.directory / SWEEP_FILE) or {}).get("start"), ranked)
         self._print(ranked)
         if interrupted:
-            print("The same command goes on with this sweep.", flush=True)
+            left = 0 if total is None else total - sum(job.status in ("finished", "pruned") for job in ranked)
+            what = f"{left} of {total} jobs are left. " if left > 0 else ""
+            print(f"{what}The same command goes on with this sweep.", flush=True)
+        try:
+            draw_jobs([(job.name, job.value) for job in ranked], self._shown_metric(ranked), self.directory)
+        except Exception as error:
+            say(f"no {JOBS_FILE}: {describe(error)}")
         failed = failed or any(job.status == "failed" for job in ranked)
         try:
             status = "interrupted" if interrupted else "failed" if failed else "finished"
@@ -148,7 +165,8 @@ class Sweep:
             step, metrics = best.global_step or 0, best.metrics.items()
             self._parent.log_points([Point(f"best/{name}", float(value), step, now) for name, value in metrics])
             self._parent.set_tags({"best": best.name})
-        self._parent.log_file(self.directory / SWEEP_FILE)
+        for file in (self.directory / SWEEP_FILE, *sorted(self.directory.glob("*.png"))):
+            self._parent.log_file(file)
         self._parent.end(status)
 
     def _open_parent(self, config: Config, command: CommandLine, known: str | None) -> str | None:

@@ -32,7 +32,7 @@ LOG_RATIO = 100.0
 """A panel whose values span more than this is drawn on a log scale."""
 COLOURS = ("#1f6fb4", "#e4761b", "#2a9d5c", "#c23b3b", "#7d5bb5", "#8a6150", "#d36bb0", "#6b7075", "#a8a51f", "#1fa5b8")
 
-_DRAWING = threading.Lock()  # runs of a sweep may end at the same time; matplotlib's fonts are shared
+DRAWING = threading.Lock()  # runs of a sweep may end at the same time; matplotlib's fonts are shared
 
 Points = Sequence[tuple[int, float]]
 
@@ -54,17 +54,21 @@ def draw_curves(model_dir: Path) -> Path | None:
     if not panels:
         return None
     path = model_dir / CURVES_FILE
-    with _DRAWING:
-        figure = _figure(panels, model_dir.name)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a name in a script that the font does not have
-                figure.savefig(temporary, format="png", dpi=100)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with DRAWING:
+        save_figure(_figure(panels, model_dir.name), path)
     return path
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write `figure` as a PNG file, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a name in a script that the font does not have
+            figure.savefig(temporary, format="png", dpi=100)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def read_metrics(model_dir: Path) -> Mapping[str, Points]:

@@ -165,7 +165,7 @@ def test_the_task_does_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("body", "code", "message", "where", "inline"),
     [
-        ("raise ValueError('width must be even')", 2, "runner: ValueError: width must be even", "in model_fn: raise", 0),
+        ("raise ValueError('width is odd')", 2, "runner: ValueError: width is odd", "in model_fn: raise", 0),
         ("return features['imgae']", 2, "KeyError: 'imgae'", "in model_fn: return features['imgae']", 1),
         pytest.param("return None", 2, "model_fns.mine.model_fn", None, 0, marks=pytest.mark.slow),
         ("raise RuntimeError('out of luck')", 1, "RuntimeError: out of luck", "in model_fn: raise", 0),

@@ -153,7 +153,10 @@ def test_mlflow_has_a_parent_with_named_children_and_each_its_status(
     assert parent.data.tags["best"] == "learning_rate=0.3, strategy=default"
     assert parent.data.metrics["best/eval/accuracy"] == 0.3
     assert parent.data.tags["command"] == f"runner -m tracking=mlflow {' '.join(arguments)}"
-    assert [file.path for file in client.list_artifacts(parent.info.run_id)] == ["sweep.json"]
+    assert [file.path for file in client.list_artifacts(parent.info.run_id)] == [
+        "parallel_coordinates.png",
+        "sweep.json",
+    ]
     children = [run for name, run in runs.items() if not name.startswith("sweep ")]
     assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
     assert {name: run.info.status for name, run in runs.items() if name.endswith("one_device")} == {

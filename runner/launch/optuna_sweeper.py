@@ -1,0 +1,377 @@
+"""`hydra/sweeper=optuna`: a sweep whose values Optuna suggests, each from what the jobs before it came to.
+
+The study lives in the folder of the sweep, so the same command goes on with it: trials that were interrupted or failed
+come first, with the values that they had, and go on in the folders that they had. Optuna is imported only here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+from runner.config import parsing
+from runner.config.error_messages import did_you_mean
+from runner.config.metric_names import mode_of
+from runner.config.schema import Config, ConfigError
+from runner.launch.sweep import JobResult, Sweep
+from runner.system import console
+from runner.system.redaction import mask_text
+from runner.system.standard_streams import say
+from runner.tracking.curves import save_figure
+from runner.tracking.run_lock import alone_in
+from runner.tracking.tracker import Point, describe
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+    from optuna.distributions import BaseDistribution
+
+    from runner.launch.app import CommandLine
+
+STUDY_FILE = "study.journal"
+SAMPLERS = {
+    "tpe": "TPESampler", "random": "RandomSampler", "qmc": "QMCSampler", "gp": "GPSampler", "cmaes": "CmaEsSampler",
+}  # fmt: skip
+PRUNERS = {
+    "none": "NopPruner", "median": "MedianPruner", "percentile": "PercentilePruner", "hyperband": "HyperbandPruner",
+    "successive_halving": "SuccessiveHalvingPruner", "threshold": "ThresholdPruner",
+}  # fmt: skip
+
+
+class OptunaSweeper(Sweeper):
+    """Runs `hydra.sweeper.n_trials` jobs, `sweep.parallel` at a time, with the values that a study suggests.
+
+    Under a launcher other than Hydra's basic one, that many jobs are handed to it at once, and none is pruned.
+    """
+
+    def __init__(self, command: CommandLine) -> None:
+        self._command = command
+        self._next_job = 0
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Take over what Hydra has composed, and build the launcher."""
+        self._context, self._hydra = hydra_context, config.hydra
+        self._master = config
+        self._launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
+        self._is_basic = config.hydra.runtime.choices["hydra/launcher"] == "basic"
+
+    def sweep(self, arguments: list[str]) -> None:
+        """Run what is left of the study.
+
+        Raises:
+          ConfigError: Optuna is not installed, nothing varies, a setting is wrong, or the sweep is running already.
+        """
+        optuna = _import_optuna()
+        settings = self._hydra.sweeper
+        params = [f"{key}={value}" for key, value in settings.params.items()]
+        parser = OverridesParser.create(config_loader=self._context.config_loader)
+        overrides = {each.get_key_element(): each for each in parser.parse_overrides([*params, *arguments])}
+        self._fixed = [str(each.input_line) for each in overrides.values() if not each.is_sweep_override()]
+        space = {key: _distribution(each) for key, each in overrides.items() if each.is_sweep_override()}
+        if not space:
+            raise ConfigError(
+                "hydra/sweeper=optuna: nothing varies. Give a key the values to choose from: "
+                "'model.params.learning_rate=tag(log, interval(1e-4, 0.1))' or model.params.width=16,32."
+            )
+        config, directory = self._config_of_all()
+        if config.command == "dry_run":
+            for key, each in space.items():
+                print(f"{key}: {_described(each)}")
+            print(f"{settings.n_trials} trials in {console.relative(directory)}", flush=True)
+            self._command.only_lists = True
+            return
+        directory.mkdir(parents=True, exist_ok=True)
+        with alone_in(directory, "sweep.dir"):  # before the sweep is open: a wrong setting leaves it as it was
+            seed = config.run.seed if settings.seed is None else settings.seed
+            study = _open_study(settings, directory, mode_of(config.sweep.metric or "eval/loss", config.sweep.mode))
+            study.sampler = _build("sampler", settings.sampler, SAMPLERS, settings.sampler_params, study, seed)
+            study.pruner = _build("pruner", settings.pruner or "none", PRUNERS, settings.pruner_params, study, seed)
+        OmegaConf.save(self._master, directory / "multirun.yaml")
+        sweep = self._command.multirun.open(directory, config)
+        left = self._take_up(study, sweep, settings.n_trials)
+        self._command.multirun.total = settings.n_trials
+        try:
+            self._run(study, sweep, space, left, config.sweep.parallel)
+        finally:
+            optuna.logging.set_verbosity(optuna.logging.ERROR)
+            _draw(study, directory)
+
+    def _config_of_all(self) -> tuple[Config, Path]:
+        """Compose what is the same for all jobs, from the overrides that do not vary; and the sweep's folder."""
+        directory = Path(str(self._hydra.sweep.dir)).absolute()  # first: what the jobs resolve is remembered from here
+        composed = self._context.config_loader.load_sweep_config(self._master, self._fixed)
+        tree: Any = OmegaConf.to_container(
+            OmegaConf.masked_copy(composed, [str(k) for k in composed if k != "hydra"]), resolve=True
+        )
+        return parsing.parse(tree), directory
+
+    def _take_up(self, study: Study, sweep: Sweep, n_trials: int) -> int:
+        """Note the jobs of earlier starts, and put those that did not end well first. Return how many are left."""
+        from optuna.trial import TrialState
+
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            study.tell(trial.number, state=TrialState.FAIL)  # its process was killed
+        trials = study.get_trials(deepcopy=False)
+        done = [trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)]
+        for trial in done:
+            job = trial.user_attrs.get("job")
+            if job is not None:
+                sweep.add(JobResult(**job))
+        self._next_job = len(done)
+        known: list[Any] = [trial.params for trial in done]
+        known += [trial.user_attrs.get("again") for trial in trials if trial.state == TrialState.WAITING]
+        left = max(n_trials - len(done), 0)
+        room = left - sum(trial.state == TrialState.WAITING for trial in trials)
+        for trial in trials:
+            if trial.state == TrialState.FAIL and trial.params not in known and trial.params and room > 0:
+                study.enqueue_trial(trial.params, user_attrs={"again": trial.params})
+                known.append(trial.params)
+                room -= 1
+        if not left:
+            say(f"The study has its {len(done)} trials. More of them: hydra.sweeper.n_trials={2 * n_trials}.")
+        return left
+
+    def _run(self, study: Study, sweep: Sweep, space: Mapping[str, BaseDistribution], left: int, parallel: int) -> None:
+        """Ask for values, run a job with them and tell what it came to, `parallel` at a time."""
+        running: dict[Future[Any], list[tuple[Trial, str]]] = {}
+        while left or running:
+            if self._command.is_over:
+                left = 0
+            asked: list[Trial] = []
+            while left and len(running) + len(asked) < parallel:
+                left -= 1
+                trial = self._ask(study, space, sweep.directory)
+                twin = next((same for same in running.values() if same[0][0].params == trial.params), None)
+                if twin is not None:
+                    twin.append((trial, twin[0][1]))
+                elif not self._is_known(study, trial):
+                    asked.append(trial)
+                    if self._is_basic:
+                        break
+            for trial, future, folder in self._launch(asked):
+                running[future] = [(trial, folder)]
+            if left and len(running) < parallel:
+                continue
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                results = {job.folder: job for job in sweep.results}
+                for trial, folder in running.pop(future):
+                    _tell(study, trial, results.get(folder))
+
+    def _ask(self, study: Study, space: Mapping[str, BaseDistribution], directory: Path) -> Trial:
+        try:
+            return study.ask(dict(space))
+        except ValueError as error:
+            raise ConfigError(
+                f"the study in {console.relative(directory)} does not fit: {describe(error)}. It is of another sweep; "
+                "choose another sweep.dir."
+            ) from error
+
+    def _is_known(self, study: Study, trial: Trial) -> bool:
+        """Tell at once what a trial comes to whose values ran before: its job would be the same."""
+        from optuna.trial import TrialState
+
+        for known in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)):
+            if known.params == trial.params:
+                values = known.values if known.state == TrialState.COMPLETE else None
+                study.tell(trial, values, state=known.state)
+                return True
+        return False
+
+    def _launch(self, trials: Sequence[Trial]) -> list[tuple[Trial, Future[Any], str]]:
+        """Run a job for each trial. Return (trial, what completes when it has ended, the name of its folder)."""
+        if not trials:
+            return []
+        first = self._next_job
+        self._next_job += len(trials)
+        multirun = self._command.multirun
+        if self._is_basic:
+            multirun.judges[first] = _Judge(trials[0])
+        jobs = [[*self._fixed, *(f"{key}={value}" for key, value in trial.params.items())] for trial in trials]
+        launched = []
+        for trial, returned in zip(trials, self._launcher.launch(jobs, initial_job_idx=first), strict=True):
+            of_job: Any = returned.hydra_cfg
+            folder = Path(str(of_job.hydra.runtime.output_dir)).name
+            launched.append((trial, multirun.pending.pop(folder, _completed()), folder))
+        return launched
+
+
+class _Judge:
+    """Hears of the evaluations of a trial's job, and says whether the job is worth going on with."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+        self._last_step = -1
+
+    def __call__(self, point: Point) -> bool:
+        """Return whether the job is to be stopped."""
+        if point.step <= self._last_step:  # a job that goes on tells again what it told before
+            return False
+        self._last_step = point.step
+        self._trial.report(point.value, point.step)
+        return self._trial.should_prune()
+
+
+def _completed() -> Future[None]:
+    future: Future[None] = Future()
+    future.set_result(None)
+    return future
+
+
+def _tell(study: Study, trial: Trial, job: JobResult | None) -> None:
+    """Tell the study what a trial's job came to; None: it never ran."""
+    from dataclasses import asdict
+
+    from optuna.trial import TrialState
+
+    if job is not None:
+        trial.set_user_attr("job", asdict(job))
+    if job is not None and job.status == "finished" and job.value is not None:
+        study.tell(trial, job.value)
+    else:
+        is_pruned = job is not None and job.status == "pruned"
+        study.tell(trial, state=TrialState.PRUNED if is_pruned else TrialState.FAIL)
+
+
+def _import_optuna() -> Any:
+    try:
+        optuna = importlib.import_module("optuna")
+    except ImportError as error:
+        raise ConfigError("hydra/sweeper=optuna needs Optuna: pip install 'tf-runner[optuna]'") from error
+    if int(optuna.__version__.partition(".")[0]) < 4:
+        raise ConfigError(
+            f"hydra/sweeper=optuna needs Optuna 4 or 5, and {optuna.__version__} is installed. If hydra-optuna-sweeper "
+            "brought it: pip uninstall hydra-optuna-sweeper, pip install 'tf-runner[optuna]'."
+        )
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def _open_study(settings: DictConfig, directory: Path, mode: str) -> Study:
+    """Return the study of this sweep: a new one, or that which an earlier start left.
+
+    Raises:
+      ConfigError: its storage cannot be opened, or it looks for the other direction.
+    """
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    direction: Any = "minimize" if mode == "min" else "maximize"
+    storage: Any = settings.storage
+    try:
+        if storage is None:
+            file = directory / STUDY_FILE
+            _drop_torn_line(file)
+            storage = JournalStorage(JournalFileBackend(str(file)))
+        study = optuna.create_study(
+            storage=storage, study_name=directory.name, direction=direction, load_if_exists=True
+        )
+    except Exception as error:
+        where = f"hydra.sweeper.storage={settings.storage}" if settings.storage else str(directory / STUDY_FILE)
+        raise ConfigError(f"{mask_text(where, ())}: the study cannot be opened: {describe(error)}") from error
+    if study.direction.name.lower() != direction:
+        raise ConfigError(
+            f"sweep.metric and sweep.mode ask for the {mode}, but the study in {console.relative(directory)} was begun "
+            f"to {study.direction.name.lower()}. Choose another sweep.dir, or give sweep.mode as it was."
+        )
+    return study
+
+
+def _drop_torn_line(file: Path) -> None:
+    """Take away a last line that a killed process did not finish: Optuna would read the next one as part of it."""
+    if file.exists():
+        with file.open("rb+") as opened:
+            data = opened.read()
+            opened.truncate(data.rfind(b"\n") + 1)
+
+
+def _build(
+    kind: str, name: str, known: Mapping[str, str], params: Mapping[str, Any], study: Study, seed: int | None
+) -> Any:
+    """Return the sampler or pruner `name`: one of `known`, or a class by its dotted name.
+
+    A start that goes on with a study has another seed: with the same one it would suggest the same values again.
+
+    Raises:
+      ConfigError: there is none of that name, or it does not take `params`.
+    """
+    key = f"hydra.sweeper.{kind}={name}"
+    module, _, last = name.rpartition(".")
+    if not module and name not in known:
+        raise ConfigError(f"{key}: there is none.{did_you_mean(name, known)} Available: {', '.join(known)}.")
+    try:
+        found = getattr(importlib.import_module(module or f"optuna.{kind}s"), last if module else known[name])
+        given = dict(params)
+        if "seed" in inspect.signature(found).parameters and seed is not None:
+            given.setdefault("seed", seed + len(study.get_trials(deepcopy=False)))
+        return found(**given)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        shown = f" with hydra.sweeper.{kind}_params={dict(params)}" if params else ""
+        raise ConfigError(f"{key}{shown}: {describe(error)}") from error
+
+
+def _distribution(override: Override) -> BaseDistribution:
+    """Return what an override lets a key choose from.
+
+    `interval(a, b)` is continuous, `int(interval(a, b))` over whole numbers; `range(a, b, step)` ends before b, as in a
+    sweep without Optuna; `tag(log, ...)` chooses by orders of magnitude; all else is a choice among what is listed.
+    """
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    sweep: Any = override.value()
+    is_log = "log" in getattr(sweep, "tags", ())
+    try:
+        if override.is_interval_sweep():
+            is_whole = isinstance(sweep.start, int) and isinstance(sweep.end, int)
+            return (IntDistribution if is_whole else FloatDistribution)(sweep.start, sweep.end, log=is_log)
+        values = list(override.sweep_string_iterator())
+        if override.is_range_sweep() and len(values) > 1:
+            numbers = sorted(map(float, values))
+            if all(value.is_integer() for value in numbers) and isinstance(sweep.step, int):
+                step = 1 if is_log else abs(sweep.step)
+                return IntDistribution(int(numbers[0]), int(numbers[-1]), log=is_log, step=step)
+            return FloatDistribution(numbers[0], numbers[-1], log=is_log, step=None if is_log else abs(sweep.step))
+        return CategoricalDistribution(values)
+    except ValueError as error:
+        raise ConfigError(f"{override.input_line}: {error}") from error
+
+
+def _described(distribution: BaseDistribution) -> str:
+    choices = getattr(distribution, "choices", None)
+    if choices is not None:
+        return ", ".join(map(str, choices))
+    bounds: Any = distribution
+    step = f", step {bounds.step}" if bounds.step not in (None, 1) else ""
+    return f"{bounds.low} to {bounds.high}{step}{', by orders of magnitude' if bounds.log else ''}"
+
+
+def _draw(study: Study, directory: Path) -> None:
+    """Draw how the study went, and which keys mattered, into the sweep's folder."""
+    import warnings
+
+    from optuna.trial import TrialState
+    from optuna.visualization import matplotlib as pictures
+
+    if len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))) < 2:
+        return
+    for name, plot in (
+        ("optimization_history.png", pictures.plot_optimization_history),
+        ("param_importances.png", pictures.plot_param_importances),
+    ):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # its pictures by matplotlib are experimental
+                figure: Any = plot(study).figure
+                save_figure(figure, directory / name)
+        except Exception as error:  # all trials came to the same, or chose the same
+            say(f"no {name}: {describe(error)}")

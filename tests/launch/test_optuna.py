@@ -1,0 +1,243 @@
+"""`hydra/sweeper=optuna`: what it suggests, prunes and goes on with; a small script in the place of the task."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from tests.launch.test_sweep import ENV, Outcome, command
+
+RATE = "model.params.learning_rate=tag(log,interval(0.01,1))"
+
+BEST_AT_03 = """
+def finish():
+    metrics = {"eval/loss": abs(rate - 0.3), "eval/accuracy": 1 - abs(rate - 0.3)}
+    journal.event("result", global_step=7, metrics=metrics, checkpoint="c", steps_per_sec=3.0)
+"""
+
+EVALUATES = """
+signal.signal(signal.SIGTERM, lambda *_: (journal.event("result", global_step=step, checkpoint="c"), sys.exit(3)))
+for step in range(1, 6):
+    journal.metrics(step, {"eval/loss": rate + 1 / step})
+    time.sleep(2.0 if rate > 0.3 else 0.1)
+finish()
+"""
+
+Study = Callable[..., Outcome]
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    """Runs a sweep with Optuna over `arguments` whose tasks execute `code`."""
+
+    def run(code: str, *arguments: str) -> Outcome:
+        words = ("tracking=none", "hydra/sweeper=optuna", *arguments)
+        called = command(tmp_path, BEST_AT_03 + code, *words)
+        process = subprocess.run(called, cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=240)
+        return Outcome(tmp_path, process)
+
+    return run
+
+
+def refused(tmp_path: Path, *arguments: str) -> str:
+    """What a sweep with Optuna that cannot begin says."""
+    called = command(tmp_path, "finish()", "tracking=none", "hydra/sweeper=optuna", *arguments)
+    process = subprocess.run(called, cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=60)
+    assert process.returncode == 2
+    assert "Traceback" not in process.stderr
+    assert process.stdout == ""
+    return process.stderr.strip()
+
+
+def trials_in(directory: Path) -> list[optuna.trial.FrozenTrial]:
+    """The trials of the study that a sweep left in `directory`."""
+    storage = JournalStorage(JournalFileBackend(str(directory / "study.journal")))
+    return optuna.load_study(study_name=directory.name, storage=storage).get_trials()
+
+
+def test_suggestions_follow_from_what_came_before_and_the_same_command_goes_on(study: Study) -> None:
+    first = study("finish()", RATE, "hydra.sweeper.n_trials=14")
+    assert first.code == 0, first.err
+    assert "job 14/14: learning_rate=" in first.err
+    trials = trials_in(first.directory)
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 14
+    # The ten first are drawn at random, the others near the best.
+    distances = [abs(trial.params["model.params.learning_rate"] - 0.3) for trial in trials]
+    assert [trial.value for trial in trials] == pytest.approx(distances)
+    assert sorted(distances[10:])[1] < sorted(distances[:10])[4]
+    assert first.jobs[0]["value"] == pytest.approx(min(distances))
+    kept = {path.name for path in first.directory.glob("*.png")}
+    assert kept == {"optimization_history.png", "param_importances.png", "parallel_coordinates.png"}
+    again = study("finish()", RATE, "hydra.sweeper.n_trials=15")
+    assert again.directory == first.directory
+    assert again.code == 0
+    assert "job 15/15" in again.err
+    assert "is finished already" not in again.err
+    assert len(again.jobs) == 15
+    values = [trial.params["model.params.learning_rate"] for trial in trials_in(first.directory)]
+    assert len(set(values)) == 15
+    done = study("finish()", RATE, "hydra.sweeper.n_trials=15")
+    assert "The study has its 15 trials. More of them: hydra.sweeper.n_trials=30." in done.err
+    assert done.jobs == again.jobs
+
+
+def test_the_metrics_name_says_the_direction(study: Study) -> None:
+    result = study("finish()", RATE, "sweep.metric=eval/accuracy", "hydra.sweeper.n_trials=2")
+    assert result.jobs[0]["value"] > result.jobs[1]["value"]
+    assert (result.directory / "study.journal").read_text().count('"directions":[2]') == 1  # maximize
+
+
+def test_ranges_choices_and_whole_numbers(study: Study) -> None:
+    result = study(
+        "finish()", "model.params.learning_rate=choice(0.1,0.2)", "model.params.width=16,32",
+        "train.max_steps=range(10,50,10)", "run.seed=int(interval(1,3))", "hydra.sweeper.n_trials=6",
+        "hydra.sweeper.sampler=random",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    for trial in trials_in(result.directory):
+        assert trial.params["model.params.learning_rate"] in ("0.1", "0.2")
+        assert trial.params["model.params.width"] in ("16", "32")
+        assert trial.params["train.max_steps"] in (10, 20, 30, 40)
+        assert trial.params["run.seed"] in (1, 2, 3)
+
+
+def test_values_that_ran_before_are_not_run_again(study: Study) -> None:
+    result = study("finish()", "model.params.learning_rate=0.1,0.2", "hydra.sweeper.n_trials=7")
+    assert result.code == 0, result.err
+    assert len(result.jobs) == 2
+    assert set(result.generations().values()) == {1}
+    assert len(trials_in(result.directory)) == 7
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_a_job_that_falls_behind_is_pruned(parallel: int, study: Study) -> None:
+    arguments = (
+        "model.params.learning_rate=0.1,0.9", "hydra.sweeper.sampler=random", "hydra.sweeper.seed=6",
+        "hydra.sweeper.pruner=median", "+hydra.sweeper.pruner_params.n_startup_trials=1", "hydra.sweeper.n_trials=6",
+        f"sweep.parallel={parallel}",
+    )  # fmt: skip
+    result = study(EVALUATES, *arguments)
+    assert result.code == 0, result.err
+    states = {trial.params["model.params.learning_rate"]: trial.state.name for trial in trials_in(result.directory)}
+    status = {job["name"]: job["status"] for job in result.jobs}
+    assert states["0.1"] == "COMPLETE"
+    assert states["0.9"] == "PRUNED"
+    assert status["learning_rate=0.9"] == "pruned"
+    assert "pruned: eval/loss was" in result.err
+    assert result.jobs[0]["status"] == "finished"
+    again = study(EVALUATES, *arguments)
+    assert {job["name"]: job["status"] for job in again.jobs} == status
+    assert again.generations() == result.generations()
+
+
+def test_jobs_that_failed_come_first_with_their_values(study: Study) -> None:
+    first = study("sys.exit(1)", RATE, "hydra.sweeper.n_trials=2")
+    assert first.code == 1
+    failed = [trial.params for trial in trials_in(first.directory)]
+    again = study("finish()", RATE, "hydra.sweeper.n_trials=2")
+    assert again.code == 0
+    trials = trials_in(first.directory)
+    assert [trial.params for trial in trials if trial.state.name == "COMPLETE"] == failed
+    assert set(again.generations().values()) == {2}
+
+
+@pytest.mark.alone
+def test_a_killed_study_goes_on(tmp_path: Path) -> None:
+    arguments = ("tracking=none", "hydra/sweeper=optuna", RATE, "hydra.sweeper.n_trials=5")
+    slow = command(tmp_path, BEST_AT_03 + "time.sleep(0.5)\nfinish()", *arguments)
+    process = subprocess.Popen(
+        slow, cwd=tmp_path, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    while "job 3/5" not in process.stderr.readline():
+        assert process.poll() is None
+    time.sleep(0.3)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stderr.close()
+    quick = command(tmp_path, BEST_AT_03 + "finish()", *arguments)
+    ended = subprocess.run(quick, cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=120)
+    result = Outcome(tmp_path, ended)
+    assert result.code == 0, result.err
+    assert len(result.jobs) == 5
+    assert all(job["status"] == "finished" for job in result.jobs)
+    complete = [trial for trial in trials_in(result.directory) if trial.state.name == "COMPLETE"]
+    assert len({json.dumps(trial.params) for trial in complete}) == 5
+
+
+def test_ctrl_c_says_what_is_left(tmp_path: Path) -> None:
+    arguments = ("tracking=none", "hydra/sweeper=optuna", RATE, "hydra.sweeper.n_trials=5")
+    stop = "len(list(model_dir.parent.glob('*/run.json'))) == 2 and os.kill(os.getppid(), 15)"
+    code = f"{BEST_AT_03}{stop}\ntime.sleep(0.5)\nfinish()"
+    ended = subprocess.run(
+        command(tmp_path, code, *arguments), cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 3
+    assert "4 of 5 jobs are left. The same command goes on with this sweep." in ended.stdout
+
+
+def test_mistakes_are_said_before_anything_runs(tmp_path: Path) -> None:
+    assert "there is none. Did you mean 'tpe'? Available: tpe, random" in refused(
+        tmp_path, RATE, "hydra.sweeper.sampler=tpee"
+    )
+    assert "hydra.sweeper.pruner=my_pkg.Mine: No module named 'my_pkg'" in refused(
+        tmp_path, RATE, "hydra.sweeper.pruner=my_pkg.Mine"
+    )
+    assert "unexpected keyword argument 'x'" in refused(tmp_path, RATE, "+hydra.sweeper.sampler_params.x=1")
+    assert "the study cannot be opened" in refused(tmp_path, RATE, "hydra.sweeper.storage=sqlit:///x")
+    assert "nothing varies" in refused(tmp_path)
+    assert "hydra.sweeper.n_trial=3: there is no key 'hydra.sweeper.n_trial'." in refused(
+        tmp_path, RATE, "hydra.sweeper.n_trial=3"
+    )
+    old = "hydra.sweeper._target_=hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper"
+    assert "is of hydra-optuna-sweeper, which needs optuna<3" in refused(tmp_path, RATE, old)
+    words = command(tmp_path, "finish()", "tracking=none", "model.params.learning_rate=interval(0,1)")
+    plain = subprocess.run(words, cwd=tmp_path, env=ENV, capture_output=True, text=True)
+    assert "Add hydra/sweeper=optuna, or list them." in plain.stderr
+    assert plain.returncode == 2
+
+
+def test_optuna_is_imported_only_where_it_is_chosen(tmp_path: Path) -> None:
+    (tmp_path / "optuna.py").write_text("raise ImportError('no Optuna here')")
+    hidden = {**ENV, "PYTHONPATH": os.pathsep.join([str(tmp_path), ENV["PYTHONPATH"]])}
+
+    def ran(*arguments: str) -> Any:
+        called = command(tmp_path, "finish()", "tracking=none", *arguments)
+        return subprocess.run(called, cwd=tmp_path, env=hidden, capture_output=True, text=True, timeout=60)
+
+    assert ran("model.params.learning_rate=0.1,0.2").returncode == 0
+    missing = ran("hydra/sweeper=optuna", RATE)
+    assert missing.returncode == 2
+    assert missing.stderr.strip().endswith("hydra/sweeper=optuna needs Optuna: pip install 'tf-runner[optuna]'")
+
+
+def test_a_dry_run_lists_the_jobs(tmp_path: Path, study: Study) -> None:
+    def listed(*arguments: str) -> list[str]:
+        called = command(tmp_path, "finish()", "tracking=none", "command=dry_run", *arguments)
+        process = subprocess.run(called, cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=60)
+        assert process.returncode == 0, process.stderr
+        return process.stdout.splitlines()
+
+    lines = listed("model.params.learning_rate=0.1,0.2", "train.max_steps=5,6")
+    assert [line.partition(" (not started")[0] for line in lines] == [
+        "job 1/4: learning_rate=0.1, max_steps=5", "job 2/4: learning_rate=0.1, max_steps=6",
+        "job 3/4: learning_rate=0.2, max_steps=5", "job 4/4: learning_rate=0.2, max_steps=6",
+    ]  # fmt: skip
+    assert not any((tmp_path / "outputs").glob("sweeps/*/*"))
+    lines = listed("hydra/sweeper=optuna", RATE)
+    assert lines[0] == "model.params.learning_rate: 0.01 to 1.0, by orders of magnitude"
+    assert lines[1].startswith("20 trials in outputs/sweeps/")
+    words = ("model.params.learning_rate=0.1,0.2", "tracking=none")
+    subprocess.run(command(tmp_path, BEST_AT_03 + "finish()", *words), cwd=tmp_path, env=ENV, check=True, timeout=60)
+    assert all("(finished, outputs/sweeps/" in line for line in listed("model.params.learning_rate=0.1,0.2"))
