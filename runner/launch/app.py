@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from runner.config import changed_keys, model_source, parsing, saved_config, schema, strategy_validation, user_code
-from runner.config.hydra import Composition, check_declared_params, conf_path, prepare, worded
+from runner.config.hydra import Composition, check_declared_params, conf_path, in_order, prepare, worded
 from runner.config.schema import Config, ConfigError
 from runner.config.user_code import UserCodeError
 from runner.distribute import cluster_resolver
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from runner.launch.multirun import Multirun
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
-
-MULTIRUN = ("-m", "--multirun")
 
 MISTAKES = (ConfigError, UserCodeError, OmegaConfBaseException, YAMLError)
 """What is said in one message, without a traceback."""
@@ -61,13 +59,13 @@ def run_command_line() -> int:
     except FileNotFoundError:
         say("runner: the current directory does not exist any more. Change to another one.")
         return USER_ERROR
-    words = sorted(sys.argv[1:], key=lambda word: word not in MULTIRUN)  # Hydra wants it before the overrides
-    sys.argv[1:] = changed_keys.rename_overrides(words)
+    words = sys.argv[1:]
     # As it is typed: what Hydra cannot compose is said before the config is there.
     extend_secrets(name for word in words for name in _names_of_secrets(word))
     # Hydra otherwise prints what went wrong in its own words and exits with 1; so it raises, and we say it.
     os.environ[FULL_ERROR] = "1"
     try:
+        sys.argv[1:] = changed_keys.rename_overrides(in_order(words))
         with StopRequests() as stops:
             return CommandLine(sys.argv[1:], env, stops).run()
     except (HydraException, *MISTAKES) as error:
