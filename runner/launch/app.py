@@ -33,7 +33,8 @@ from runner.config.user_code import UserCodeError
 from runner.distribute import cluster_resolver
 from runner.launch.stop_requests import StopRequests
 from runner.system.redaction import extend_secrets, mask_text, secrets_of, secrets_of_overrides
-from runner.system.standard_streams import keep_saying, say
+from runner.system.standard_streams import say
+from runner.system.start_status import START_STATUS
 from runner.tracking.exit_codes import FAILED, FINISHED, USER_ERROR
 
 if TYPE_CHECKING:
@@ -43,12 +44,6 @@ FULL_ERROR = "HYDRA_FULL_ERROR"
 
 MISTAKES = (ConfigError, UserCodeError, OmegaConfBaseException, YAMLError)
 """What is said in one message, without a traceback."""
-
-
-def main() -> None:
-    """Run the command line and exit with its code."""
-    keep_saying()
-    sys.exit(run_command_line())
 
 
 def run_command_line() -> int:
@@ -177,6 +172,7 @@ class CommandLine:
             if config.command in schema.ENVIRONMENT_COMMANDS:
                 from runner.launch import cluster_info
 
+                START_STATUS.stop()
                 cluster_info.show(config, self.env)
                 return None
             from runner.launch import supervisor

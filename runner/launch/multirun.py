@@ -16,6 +16,7 @@ from runner.launch import supervisor
 from runner.launch.sweep import Sweep
 from runner.system.redaction import masked_override
 from runner.system.standard_streams import say
+from runner.system.start_status import START_STATUS
 from runner.tracking.exit_codes import CODES, FAILED, FINISHED, INTERRUPTED, USER_ERROR
 from runner.tracking.run_record import RunRecord
 
@@ -82,6 +83,7 @@ class Multirun:
         sweep = self._open(directory, job.config)
         if parallel == 1:
             return self._take_turn(sweep, job, "")
+        START_STATUS.stop()  # each job has its own lines
         self._pool = self._pool or ThreadPoolExecutor(parallel, "job")
         self._pending.append(self._pool.submit(self._take_turn, sweep, job, f"[{job.name}] "))
         return None

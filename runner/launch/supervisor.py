@@ -37,6 +37,7 @@ from runner.system import console
 from runner.system.files import MODEL_SUMMARY_FILE, FolderLostError, HeldFolder, StorageError
 from runner.system.redaction import mask_text, masked, masked_override, secrets_of
 from runner.system.standard_streams import say
+from runner.system.start_status import START_STATUS
 from runner.tracking import exit_codes
 from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, STILL_RUNNING, Outcome
 from runner.tracking.journal import Journals
@@ -311,7 +312,11 @@ class Supervisor:
     def _run_tasks(self, tasks: Tasks) -> GangResult:
         """Run the tasks in processes of their own or, with `run.inline`, the only one in this."""
         if not self.config.run.inline:
-            return tasks.run()
+            try:
+                return tasks.run()
+            finally:
+                START_STATUS.stop()
+        START_STATUS.stop()
         from runner.task import main
 
         os.environ.update(model_source.environment(self.config.model, {}))

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from runner.system.heartbeat import HEARTBEAT, HeartbeatMonitor
+from runner.system.start_status import SCREEN, START_STATUS
 
 LIFELINE = "RUNNER_LIFELINE_FD"
 """The environment variable that tells a child which file descriptor ends when its parent does."""
@@ -94,19 +95,20 @@ def start_process(argv: Sequence[str], env: Mapping[str, str], prefix: str = "")
     lifeline, write_end = os.pipe()
     heard, heartbeat = os.pipe()
     output = subprocess.PIPE if prefix else None
+    asks_for_terminal = [int(env[SCREEN])] if SCREEN in env else []
     try:
         popen = subprocess.Popen(
             list(argv), env={**env, LIFELINE: str(lifeline), HEARTBEAT: str(heartbeat)},
             stdin=subprocess.DEVNULL,
-            stdout=output, stderr=output, start_new_session=True, pass_fds=(lifeline, heartbeat),
+            stdout=output, stderr=output, start_new_session=True, pass_fds=(lifeline, heartbeat, *asks_for_terminal),
         )  # fmt: skip
     except BaseException:
         os.close(write_end)
         os.close(heard)
         raise
     finally:
-        os.close(lifeline)
-        os.close(heartbeat)
+        for descriptor in (lifeline, heartbeat, *asks_for_terminal):
+            os.close(descriptor)
     pumps = [
         _start_pump(ours, theirs, prefix)
         for ours, theirs in ((popen.stdout, sys.stdout), (popen.stderr, sys.stderr))
@@ -251,8 +253,9 @@ def _start_pump(source: IO[bytes], target: IO[str], prefix: str) -> threading.Th
         with source:
             for line in source:
                 text = line.decode(errors="replace").rstrip("\n")
-                target.write(f"{prefix}{text}\n")  # one write a line: those of several processes do not mix
-                target.flush()
+                if target is sys.stdout or not START_STATUS.say(f"{prefix}{text}"):
+                    target.write(f"{prefix}{text}\n")  # one write a line: those of several processes do not mix
+                    target.flush()
 
     thread = threading.Thread(target=copy, daemon=True, name=f"output of {prefix.strip()}")
     thread.start()

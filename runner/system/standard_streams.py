@@ -8,6 +8,8 @@ import os
 import sys
 from typing import IO, Any
 
+from runner.system.start_status import START_STATUS
+
 _GONE = (errno.EPIPE, errno.EIO)
 """The reader of the pipe has ended, the terminal was closed: nobody will read it any more."""
 
@@ -54,7 +56,8 @@ def keep_saying() -> None:
 
 def say(text: str) -> None:
     """Print a line on stderr, where what is said to a person goes; stdout is for results."""
-    print(text, file=sys.stderr, flush=True)
+    if not START_STATUS.say(text):
+        print(text, file=sys.stderr, flush=True)
 
 
 def say_at_once(text: str) -> None:
