@@ -88,6 +88,26 @@ def wrong_type(key: str, value: Any) -> ConfigError:
     return ConfigError(f"{masked_override(f'{key}={shown}')} is {claim}.")
 
 
+def limits_in_words(key: str) -> str:
+    """Return what a key takes: `A whole number or null, at least 1.`; '' where anything goes."""
+    parent, _, name = key.rpartition(".")
+    owner = class_at(parent)
+    known = {setting.name: setting for setting in dataclasses.fields(owner)} if owner else {}
+    if owner is None or name not in known:
+        return ""
+    limits = known[name].metadata.get("limits", Limits())
+    if limits.choices:
+        return f"Allowed: {', '.join(str(choice) for choice in limits.choices)}."
+    words = _type_in_words(get_type_hints(owner)[name])
+    if words not in (*_TYPES.values(), *(f"{text} or null" for text in _TYPES.values())):
+        return ""
+    bounds = [f"at least {limits.minimum}"] if limits.minimum is not None else []
+    bounds += [f"more than {limits.above}"] if limits.above is not None else []
+    bounds += [f"less than {limits.below}"] if limits.below is not None else []
+    text = ", ".join([words, *bounds])
+    return f"{text[0].upper()}{text[1:]}."
+
+
 def check_limits(limits: Limits, value: Any, written: Callable[[Any], str]) -> None:
     """Check a value, or each of a list, against the limits that its field declares.
 

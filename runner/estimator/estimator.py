@@ -222,7 +222,7 @@ class Estimator:
         with self._context.journal.phase("restore"):
             loaded = model.begin_with(self.config.warm_start)
         self._context.journal.event("warm_start", **loaded.facts)
-        table = format_table(f"warm start from {loaded.path}", ["variable", "shape", ""], loaded.rows)
+        table = format_table(f"warm start from {loaded.path}", ["variable", "shape", "value"], loaded.rows)
         self._context.progress.message(table)
 
     def _say_nothing_to_train(self, latest: str, max_steps: int) -> None:

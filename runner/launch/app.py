@@ -27,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from runner.config import changed_keys, model_source, parsing, saved_config, schema, strategy_validation, user_code
+from runner.config.help import help_on, version
 from runner.config.hydra import Composition, check_declared_params, conf_path, in_order, prepare, worded
 from runner.config.schema import Config, ConfigError
 from runner.config.user_code import UserCodeError
@@ -60,6 +61,10 @@ def run_command_line() -> int:
     # Hydra otherwise prints what went wrong in its own words and exits with 1; so it raises, and we say it.
     os.environ[FULL_ERROR] = "1"
     try:
+        answer = _answer(words)
+        if answer:
+            print(answer)
+            return FINISHED
         sys.argv[1:] = changed_keys.rename_overrides(in_order(words))
         with StopRequests() as stops:
             return CommandLine(sys.argv[1:], env, stops).run()
@@ -76,6 +81,20 @@ def run_command_line() -> int:
     finally:
         if FULL_ERROR not in env:
             del os.environ[FULL_ERROR]
+
+
+def _answer(words: Sequence[str]) -> str:
+    """Return the answer to `--version` and `--help KEY`, for which nothing is composed; '' to all else.
+
+    Raises:
+      ConfigError: nothing is known of the key.
+    """
+    asked = [word for word in words if word not in ("--help", "-h")]
+    if "--version" in words:
+        return version()
+    if not asked or len(asked) == len(words) or any("=" in word or word.startswith("-") for word in asked):
+        return ""
+    return help_on(asked)
 
 
 class CommandLine:

@@ -396,6 +396,14 @@ class Supervisor:
 
     def _print(self, summary: Mapping[str, Any], code: int, *, is_fresh: bool) -> None:
         shown = {**summary, "resume": self._resume_command() if code == INTERRUPTED else None}
+        if not self.trains:
+            shown["steps_per_sec"] = None  # of the training that it reads
+        if self.config.strategy.name == "parameter_server":
+            cluster = self.config.cluster
+            workers, servers = cluster.num_workers, cluster.num_ps
+            if self.place is not None:
+                workers, servers = self.place.num_workers - 1, self.place.num_ps
+            shown["cluster"] = [console.counted(workers, "worker"), console.counted(servers, "server")]
         for name in ("checkpoint", "predictions"):
             shown[name] = summary[name] and console.relative(Path(summary[name]))
         shown["exports"] = ", ".join(console.relative(Path(path)) for path in summary["exports"])

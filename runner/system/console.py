@@ -308,6 +308,11 @@ def print_summary(summary: Mapping[str, Any], model_dir: str, stream: IO[str] | 
     stream.flush()
 
 
+def counted(count: int, what: str) -> str:
+    """Return `1 server`, `2 servers`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def format_number(value: float) -> str:
     """Four significant digits; whole numbers as they are."""
     if isinstance(value, int) or (math.isfinite(value) and value == int(value) and abs(value) < 1e15):
@@ -388,7 +393,8 @@ def relative(path: Path) -> str:
 def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     """Return name and value of what there is to say."""
     step, replicas = summary.get("global_step"), summary.get("num_replicas")
-    strategy = f"{summary.get('strategy')}, {replicas} replica{'' if replicas == 1 else 's'}"
+    tasks = [counted(replicas, "replica")] if replicas is not None and not summary.get("cluster") else []
+    strategy = ", ".join([str(summary.get("strategy")), *(summary.get("cluster") or tasks)])
     phases = {name: secs for name, secs in (summary.get("phases") or {}).items() if secs >= 0.05}
     rows: list[tuple[str, Any]] = [
         ("status", summary["status"]),
