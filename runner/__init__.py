@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from runner.types import Params as Params
     from runner.types import StepResult as StepResult
 
+    __version__: str
+
 _BLOCK = next(one for one in ast.parse(Path(__file__).read_text()).body if isinstance(one, ast.If))
 _HOMES = {one.names[0].name: one.module for one in _BLOCK.body if isinstance(one, ast.ImportFrom) and one.module}
 """Public name -> its module."""
@@ -52,6 +54,13 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib import metadata
+
+        try:
+            return metadata.version("tf-runner")
+        except metadata.PackageNotFoundError:  # a checkout that is on the path and not installed
+            return "unknown"
     if name not in _HOMES:
         raise AttributeError(f"module 'runner' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,8 +1,26 @@
-"""`python -m runner`."""
+"""`python -m runner`, and the console script `runner`."""
 
 from __future__ import annotations
 
-from runner.launch.app import main
+import sys
+
+from runner.system.standard_streams import keep_saying
+from runner.system.start_status import START_STATUS, is_for
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    keep_saying()
+    if is_for(sys.argv[1:]):
+        START_STATUS.show("reading the config")  # before Hydra is imported: nobody looks at an empty screen
+    try:
+        from runner.launch.app import run_command_line
+
+        code = run_command_line()
+    finally:
+        START_STATUS.stop()
+    sys.exit(code)
+
 
 if __name__ == "__main__":
     main()

@@ -6,13 +6,17 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import linecache
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from runner.config.error_messages import did_you_mean
 from runner.types import copied_params
 
 _ACCEPTED = ("features", "labels", "mode", "params", "config")
@@ -138,7 +142,8 @@ class ModelFn:
 
         Raises:
           ValueError: it returned something else, or a spec that lacks what `mode` needs; or the input has labels
-            that it does not take.
+            that it does not take; or it failed for want of labels.
+          MissingFeatureError: it reads a feature that the input does not give.
         """
         declared = declared_arguments(self.fn)
         if labels is not None and "labels" not in declared and mode != ModeKeys.PREDICT:
@@ -153,12 +158,59 @@ class ModelFn:
             "params": copied_params(self.params),
             "config": self.config,
         }
-        result = self.fn(**{name: available[name] for name in declared})
+        with self._explaining_inputs(features, labels, mode, "labels" in declared):
+            result = self.fn(**{name: available[name] for name in declared})
         if hasattr(result, "as_estimator_spec"):  # of a TPU
             result = result.as_estimator_spec()
         if "keras" in sys.modules and isinstance(result, sys.modules["keras"].Model):
             result = spec_of_keras_model(result, features, labels, mode)
         return _validated(result, mode, self.name)
+
+    @contextlib.contextmanager
+    def _explaining_inputs(self, features: Any, labels: Any, mode: str, takes_labels: bool) -> Iterator[None]:
+        """Say what the input does not give, where model_fn fails for want of it."""
+        try:
+            yield
+        except KeyError as error:
+            if isinstance(features, Mapping) and _reads_item_of(features, error):
+                name, there = error.args[0], ", ".join(map(str, features))
+                hint = did_you_mean(str(name), map(str, features))
+                missing = MissingFeatureError(
+                    f"{self.name} reads features[{name!r}], which the input does not give.{hint} It gives: {there}."
+                )
+                raise missing.with_traceback(error.__traceback__) from error
+            raise
+        except Exception as error:
+            # Labels may be None on purpose, as of an autoencoder: only an error that speaks of them is explained.
+            if labels is None and takes_labels and mode != ModeKeys.PREDICT and re.search("None|labels", str(error)):
+                said = f"the input gives features without labels in mode {mode!r}, and {self.name} needs them. "
+                said += "Return (features, labels) from the input function, each of its elements a pair."
+                raise ValueError(f"{said} ({type(error).__name__}: {error})").with_traceback(
+                    error.__traceback__
+                ) from error
+            raise
+
+
+class MissingFeatureError(KeyError):
+    """A feature that model_fn reads and the input does not give; a KeyError whose text is a sentence."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def _reads_item_of(features: Mapping[Any, Any], error: KeyError) -> bool:
+    """Report whether `error` comes from `features[...]` or `features.pop(...)`, by whatever name, in Python code."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    if frame is None or not error.args or error.args[0] in features:
+        return False
+    at = traceback.extract_tb(frame)[0]
+    if at.colno is None or at.end_colno is None or at.lineno is None:  # python -X no_debug_ranges
+        return False
+    source = linecache.getline(at.filename, at.lineno).encode()[at.colno : at.end_colno].decode(errors="replace")
+    names = [name for name, value in frame.tb_frame.f_locals.items() if value is features]
+    return any(re.match(rf"{re.escape(name)}\s*(\[|\.pop\()", source) for name in names)
 
 
 def declared_arguments(fn: Callable[..., Any]) -> list[str]:

@@ -25,6 +25,13 @@ def called(fn: Any, mode: str = PREDICT, *, labels: Any = Y, params: dict[str, A
     return ModelFn(fn, Params(params), RunConfig(model_dir="m"))(X, labels, mode)
 
 
+def explained(features: Any, fn: Any, labels: Any = None) -> str:
+    """What is said of a model_fn that fails in TRAIN with these features and labels."""
+    with pytest.raises((ValueError, KeyError)) as caught:
+        ModelFn(fn, Params(), RunConfig(model_dir="m"))(features, labels, TRAIN)
+    return str(caught.value)
+
+
 def returned(mode: str, **fields: Any) -> EstimatorSpec:
     """What the runner takes from a model_fn that returns such a spec."""
 
@@ -344,3 +351,41 @@ def test_a_functional_model_gets_the_features_that_its_inputs_name() -> None:
     features = {"x": tf.ones([3, 2]), "id": tf.range(3)}
     spec = ModelFn(model_fn, Params({}), None)(features, None, ModeKeys.PREDICT)
     assert spec.predictions.shape == (3, 1)
+
+
+# --- what the input does not give ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("take", [lambda table: table["pixel"], lambda table: table.pop("pixel")])
+def test_a_feature_that_is_missing_is_named_with_those_that_are_there(take: Any) -> None:
+    def model_fn(features: Any, labels: Any) -> Any:
+        return take(features)
+
+    said = explained({"pixels": X, "a": Y}, model_fn, Y)
+    assert said.endswith(
+        ".model_fn reads features['pixel'], which the input does not give. Did you mean 'pixels'? It gives: pixels, a."
+    )
+
+
+def test_the_key_error_of_another_table_is_left_as_it_is() -> None:
+    def model_fn(features: Any, labels: Any) -> Any:
+        widths = {"small": features["pixels"]}
+        return widths["large"]
+
+    assert explained({"pixels": X}, model_fn, Y) == "'large'"
+
+
+def test_features_without_labels_are_said_where_model_fn_fails_for_want_of_them() -> None:
+    def model_fn(features: Any, labels: Any) -> Any:
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, features)
+
+    said = explained(X, model_fn)
+    assert said.startswith("the input gives features without labels in mode 'train', and tests.test_model_fn.")
+    assert "Return (features, labels) from the input function, each of its elements a pair. (ValueError: Both" in said
+
+
+def test_an_autoencoder_has_errors_of_its_own() -> None:
+    def model_fn(features: Any, labels: Any) -> Any:
+        raise ValueError("width must be even")
+
+    assert explained(X, model_fn) == "width must be even"

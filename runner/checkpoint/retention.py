@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from runner.checkpoint import layout, manifest
-from runner.config.metric_names import rank_by
+from runner.config.metric_names import rank_by, unknown_metric
 from runner.run_config import KeepBest, RunConfig
 from runner.system.files import read_json, write_json
 
@@ -51,9 +51,7 @@ def note_evaluation(path: str | os.PathLike[str], best: KeepBest | None, metrics
         return
     evaluation = best.metric.rpartition("/")[0]
     if best.metric not in metrics and evaluation in {name.rpartition("/")[0] for name in metrics}:
-        raise ValueError(
-            f"checkpoint.keep_best.metric={best.metric}: there is no such metric. There are: {', '.join(metrics)}."
-        )
+        raise ValueError(unknown_metric("checkpoint.keep_best.metric", best.metric, metrics))
 
 
 def note_metrics(path: str | os.PathLike[str], metrics: Mapping[str, float]) -> None:

@@ -7,12 +7,13 @@ with a warning. In the config.yaml of an earlier run both are read without a fus
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+
+from runner.system.standard_streams import say
 
 
 @dataclass(frozen=True)
@@ -113,4 +114,4 @@ def _take(tree: DictConfig, key: str) -> Any:
 
 def warn(text: str) -> None:
     """Say a line on stderr."""
-    print(f"runner: {text}", file=sys.stderr)
+    say(f"runner: {text}")

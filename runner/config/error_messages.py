@@ -38,25 +38,45 @@ def _suggestion(names: list[str]) -> str:
     return f" Did you mean {' or '.join(map(repr, names))}?" if names else ""
 
 
-def unknown_key(key: str, value: Any = None) -> ConfigError:
+def unknown_key(key: str, value: Any = None, typed: str = "") -> ConfigError:
     """Return the error for a key that the schema does not have, or has no longer.
 
     It says the nearest key, also when that lives in another group.
+
+    Args:
+      typed: the override, where that is of something below `key`.
     """
-    shown = masked_override(f"{key}={value}") if value is not None else key
+    shown = masked_override(typed or f"{key}={value}") if typed or value is not None else key
     if key in REMOVED:
         return ConfigError(f"{shown}: this key was removed. {REMOVED[key].instead}")
     parent, _, name = key.rpartition(".")
     owner, everywhere = class_at(parent), list(_all_keys(Config, ""))
     siblings = [setting.name for setting in dataclasses.fields(owner)] if owner else []
     close = [f"{parent}.{sibling}".lstrip(".") for sibling in nearest(name, siblings)]
-    close = close or [other for other in everywhere if other.rpartition(".")[2] == name]
+    same = [other for other in everywhere if other.rpartition(".")[2] == name]
+    # Without its group a key is one that was written elsewhere: seed is run.seed, and no misspelt sweep.
+    close = (close or same) if parent else (same or close)
     hint = _suggestion(close[:1] or nearest(key, everywhere, cutoff=0.7))
     if not hint and not parent:
         hint = f" A parameter of the model is model.params.{name}."
     where = f"Keys of {parent}" if parent else "Groups and keys"
     known = f" {where}: {', '.join(siblings)}." if siblings else ""  # of Hydra's own keys we know none
     return ConfigError(f"{shown}: there is no key {key!r}.{hint}{known}")
+
+
+def unknown_flag(flag: str, value: str = "") -> ConfigError:
+    """Return the error for a word with dashes that is no flag: `--max_steps=3`, or `--max_steps` before `value`."""
+    name, _, given = flag.lstrip("-").partition("=")
+    key, everywhere = name.replace("-", "_"), list(_all_keys(Config, ""))
+    same = [other for other in everywhere if other == key or other.rpartition(".")[2] == key]
+    known = [key] if ".params." in key else same
+    shown = f"--{masked_override(flag.lstrip('-'))}"
+    if known:
+        written = masked_override(f"{known[0]}={given or value or '...'}")
+        return ConfigError(f"{shown}: keys are written without dashes: {written}.")
+    by_name = {other.rpartition(".")[2]: other for other in reversed(everywhere)}
+    hint = "".join(f" Did you mean {by_name[close]}?" for close in nearest(key, by_name))
+    return ConfigError(f"{shown}: there is no such option.{hint} Keys are written key=value, flags are in --help.")
 
 
 def wrong_type(key: str, value: Any) -> ConfigError:
@@ -67,6 +87,26 @@ def wrong_type(key: str, value: Any) -> ConfigError:
     claim = f"neither {words.removesuffix(' or null')} nor null" if words.endswith(" or null") else f"not {words}"
     shown = "null" if value is None else value
     return ConfigError(f"{masked_override(f'{key}={shown}')} is {claim}.")
+
+
+def limits_in_words(key: str) -> str:
+    """Return what a key takes: `A whole number or null, at least 1.`; '' where anything goes."""
+    parent, _, name = key.rpartition(".")
+    owner = class_at(parent)
+    known = {setting.name: setting for setting in dataclasses.fields(owner)} if owner else {}
+    if owner is None or name not in known:
+        return ""
+    limits = known[name].metadata.get("limits", Limits())
+    if limits.choices:
+        return f"Allowed: {', '.join(str(choice) for choice in limits.choices)}."
+    words = _type_in_words(get_type_hints(owner)[name])
+    if words not in (*_TYPES.values(), *(f"{text} or null" for text in _TYPES.values())):
+        return ""
+    bounds = [f"at least {limits.minimum}"] if limits.minimum is not None else []
+    bounds += [f"more than {limits.above}"] if limits.above is not None else []
+    bounds += [f"less than {limits.below}"] if limits.below is not None else []
+    text = ", ".join([words, *bounds])
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def check_limits(limits: Limits, value: Any, written: Callable[[Any], str]) -> None:

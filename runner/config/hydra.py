@@ -9,10 +9,11 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import IConfigRepository
+from hydra._internal.utils import get_args_parser
 from hydra.core import utils
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
@@ -30,7 +31,7 @@ from yaml import MarkedYAMLError
 
 import runner
 from runner.config import changed_keys, parsing, schema
-from runner.config.error_messages import did_you_mean, unknown_key, wrong_type
+from runner.config.error_messages import did_you_mean, nearest, unknown_flag, unknown_key, wrong_type
 from runner.config.job_id import job_id, sweep_id
 from runner.config.schema import ConfigError
 from runner.config.validation import is_url
@@ -112,6 +113,26 @@ class RefusedJob:
     folder: Path
     name: str
     reason: str
+
+
+def in_order(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with its flags first: argparse wants `-m` and `--cfg job` before overrides.
+
+    Raises:
+      ConfigError: a word with dashes is no flag of Hydra's, or has a value that it does not take.
+    """
+    parser = get_args_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(message)
+
+    parser.error = refuse  # type: ignore[method-assign]  # argparse prints the usage and exits
+    args, unknown = parser.parse_known_intermixed_args(list(words))
+    if unknown:
+        after = words[words.index(unknown[0]) + 1 :]
+        value = after[0] if after and "=" not in after[0] and not after[0].startswith("-") else ""
+        raise unknown_flag(unknown[0], value)
+    return [*(word for word in words if word not in args.overrides), *args.overrides]
 
 
 class Composition:
@@ -385,10 +406,14 @@ def _plain(value: Any) -> Any:
 def worded(error: Exception, argv: Sequence[str]) -> str:
     """One message for `error`, in terms of what was typed, its value and what is allowed."""
     cause = error.__cause__
+    if isinstance(error, HydraException):
+        in_defaults = _in_defaults(f"{error}\n{cause}", argv)
+        if in_defaults:
+            return in_defaults
     if isinstance(error, MissingConfigException):
         return _missing_option(error)
     if isinstance(error, OverrideParseException):
-        return _unreadable(str(error.override), error.message.splitlines()[0])
+        return _unreadable(str(error.override), error.message.splitlines()[0], argv)
     if isinstance(error, MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         where = f"{mark.name}, line {mark.line + 1}" if mark else "a config file"
@@ -399,16 +424,20 @@ def worded(error: Exception, argv: Sequence[str]) -> str:
         while isinstance(cause, ConfigCompositionException):  # Hydra wraps its own error once more
             error, cause = cause, cause.__cause__
         key = str(error).partition("Could not override '")[2].partition("'")[0]
-        word: Callable[[str, Any], ConfigError] = unknown_key
+        is_unknown = True
         if isinstance(cause, ConfigKeyError | ConfigAttributeError):
             key = str(cause.full_key)
         elif isinstance(cause, ValidationError) and cause.full_key:
-            key, word = str(cause.full_key), wrong_type
+            key, is_unknown = str(cause.full_key), False
         if key:
             typed = _values_typed(argv, key)
             # Of a key that is given twice, the value that the error is about: Hydra sets one after the other.
             blamed = [value for value in typed if f"'{_unquoted(value)}'" in str(cause)]
-            return str(word(key, next(iter(blamed or typed), None)))
+            value = next(iter(blamed or typed), None)
+            if not is_unknown:
+                return str(wrong_type(key, value))
+            below = [word.lstrip("+") for word in argv if value is None and word.lstrip("+").startswith(f"{key}.")]
+            return str(unknown_key(key, value, next(iter(below), "")))
     if str(error).startswith("BasicSweeper does not support sweep type"):
         return (
             "interval(...) in a sweep: Hydra's own sweeper tries listed values. Add hydra/sweeper=optuna, or list them."
@@ -427,11 +456,52 @@ def worded(error: Exception, argv: Sequence[str]) -> str:
     return text.strip().replace("\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.", "")
 
 
-def _unreadable(override: str, reason: str) -> str:
+def _in_defaults(said: str, argv: Sequence[str]) -> str | None:
+    """A group that is chosen twice, on the command line or in the defaults of an experiment; None: another mistake.
+
+    Args:
+      said: by Hydra.
+    """
+    match = re.search(r"Multiple values for ([\w/]+)\. To override a value use 'override [\w/]+: (.*)'", said)
+    if match and f"+{match[1]}={match[2]}" in argv:
+        return f"+{match[1]}={match[2]}: every run has the group {match[1]!r}. Write {match[1]}={match[2]}."
+    chosen = _values_typed(argv, "experiment")
+    file = f"conf/experiment/{_unquoted(chosen[-1])}.yaml" if chosen else "the experiment's file"
+    if match:
+        line = f"'- override /{match[1]}: {match[2]}'"
+        return f"{file}: write {line} in its defaults. Every run has the group {match[1]!r}."
+    if re.search(r"Could not override '[\w/]+@experiment\.", said):
+        return _without_package(file)
+    if match := re.search(r"Could not override 'experiment/([\w/]+)@", said):
+        return f"{file}: write '- override /{match[1]}: ...' in its defaults, with the slash."
+    if match := re.search(r"In '(experiment/.+)': Could not find 'experiment/([\w/]+)/(\w+)'", said):
+        file, group, name = match.groups()
+        return (
+            f"conf/{file}.yaml: write '- override /{group}: {name}' in its defaults. '- {group}: {name}' would be a "
+            f"file of conf/experiment/{group}."
+        )
+    return None
+
+
+def _without_package(file: str) -> str:
+    return f"{file}: its first line must be '# @package _global_'. Without it each of its keys begins with experiment."
+
+
+def _unreadable(override: str, reason: str, argv: Sequence[str]) -> str:
     """An override that Hydra's grammar does not take, for what it calls `reason`."""
     key, equals, value = override.partition("=")
     if not equals:
-        return f"cannot read {override!r}: write key=value, without spaces around the equals sign."
+        if override in schema.COMMANDS:
+            return f"cannot read {override!r}: a command is written command={override}."
+        meant = nearest(override, schema.COMMANDS)
+        if meant:
+            return f"cannot read {override!r}: write key=value. Did you mean command={meant[0]}?"
+        rest = argv[list(argv).index(override) + 1 :] if override in argv else []
+        joined = masked_override(f"{override}={rest[0]}") if rest and "=" not in rest[0] else ""
+        return (
+            f"cannot read {override!r}: write key=value, without spaces around the equals sign"
+            f"{f': {joined}' if joined else '.'}"
+        )
     shown = masked_override(override)
     if "${" in value or value.startswith(("[", "{", "'", '"')) or value.endswith(","):
         return f"cannot read {shown!r}: {reason}"
@@ -448,6 +518,8 @@ def _in_a_file(name: str, error: OmegaConfBaseException) -> str:
     if not key and isinstance(error, ValidationError):
         return f"conf/{name}.yaml holds no keys with values."
     if isinstance(error, ConfigKeyError | ConfigAttributeError):
+        if key.partition(".")[0] == "experiment":
+            return _without_package(f"conf/{name}.yaml")
         return f"conf/{name}.yaml: {unknown_key(key)}"
     if isinstance(error, ValidationError):
         value = str(error.msg).partition("Value '")[2].partition("'")[0]

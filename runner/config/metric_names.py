@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+from runner.config.error_messages import did_you_mean
 
 CHECKPOINT_METRICS = ".metrics.json"
 """Ends the name of the file, beside a checkpoint, that holds its metrics."""
@@ -24,6 +26,12 @@ def evaluation_of(metric: str) -> str:
 def is_of_evaluation(metric: str) -> bool:
     """Report whether `metric` belongs to an evaluation, and not to training."""
     return metric.startswith(("eval/", "eval_"))
+
+
+def unknown_metric(key: str, metric: str, names: Iterable[str]) -> str:
+    """Return the message for a metric that the config names at `key` and that is not one of `names`."""
+    there = sorted(names)
+    return f"{key}={metric}: there is no such metric.{did_you_mean(metric, there)} There are: {', '.join(there)}."
 
 
 def rank_by(values: Mapping[str, float], metric: str, mode: str | None = None) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from runner.config import schema
-from runner.config.metric_names import CHECKPOINT_METRICS, evaluation_prefix, rank_by
+from runner.config.metric_names import CHECKPOINT_METRICS, evaluation_prefix, is_of_evaluation, rank_by
 from runner.config.saved_config import FILE
 from runner.config.schema import Config, ConfigError
 from runner.config.step_range import parse_step_range
@@ -340,7 +340,7 @@ def _check_prediction(config: Config) -> Iterator[str]:
 def _check_sweep(config: Config) -> Iterator[str]:
     """Refuse to rank by an evaluation that the jobs do not have."""
     if config.sweep.metric is not None:
-        yield from _check_metric("sweep.metric", config.sweep.metric, config)
+        yield from _check_metric("sweep.metric", config.sweep.metric, config, of_training=True)
 
 
 def _check_tracking(config: Config) -> Iterator[str]:
@@ -416,12 +416,20 @@ def _check_unused(key: str, settings: Any, needed: str) -> Iterator[str]:
             yield f"{key}.{setting.name}={value} has no effect without {needed}."
 
 
-def _check_metric(key: str, metric: str, config: Config) -> Iterator[str]:
+def _check_metric(key: str, metric: str, config: Config, *, of_training: bool = False) -> Iterator[str]:
+    """Refuse the name of a metric that no run has.
+
+    Args:
+      of_training: it may be one of training: `train/loss`.
+    """
     prefixes = [evaluation_prefix(name) for name in config.input.evals]
     prefix, slash, _ = metric.partition("/")
     if not slash:
-        near = f"{prefixes[0]}/{metric}" if prefixes else f"eval/{metric}"
-        yield f"{key}={metric}: a metric is named with what it belongs to: {near}."
-    if re.fullmatch(r"eval(_.*)?", prefix) and prefix not in prefixes:
+        near = metric.removeprefix("val_")  # as Keras calls those of an evaluation
+        yield f"{key}={metric}: prefix the metric with its evaluation: {prefixes[0] if prefixes else 'eval'}/{near}."
+    elif not is_of_evaluation(metric) and not of_training:
+        near = f"{prefixes[0] if prefixes else 'eval'}/{metric.partition('/')[2]}"
+        yield f"{key}={metric}: {prefix!r} is no evaluation. Write {near}."
+    elif re.fullmatch(r"eval(_.*)?", prefix) and prefix not in prefixes:
         there = ", ".join(f"{known}/..." for known in prefixes) or "none, since input.eval is empty"
         yield f"{key}={metric}: there is no such evaluation. There are: {there}."

@@ -125,7 +125,7 @@ def choose(shard: str, batch_size: int | None, place: WorkerPlace, build: Build)
     Returns: None where shard=input_fn, and the function does not read its place.
     """
     if place.num_workers == 1 or shard in ("examples", "off"):
-        reason = "one pipeline, so there is nothing to divide" if shard == "auto" else f"shard={shard}"
+        reason = "one worker reads all of it" if shard == "auto" else f"shard={shard}"
         shard = "examples" if shard == "auto" else shard
         plan = _plan(shard, batch_size, place)
         dataset = build(plan)

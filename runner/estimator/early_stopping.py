@@ -12,8 +12,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from runner.config.error_messages import did_you_mean
-from runner.config.metric_names import evaluation_of, mode_of
+from runner.config.metric_names import evaluation_of, mode_of, unknown_metric
 from runner.system.files import read_json, write_json
 
 FILE = "early_stopping.json"
@@ -111,10 +110,7 @@ class MetricHistory:
         """Note an evaluation; `metrics` by their names in the journal. Raises: ValueError: the metric is not there."""
         assert self.rule.metric is not None
         if self.rule.metric not in metrics:
-            hint, there = did_you_mean(self.rule.metric, metrics), ", ".join(sorted(metrics))
-            raise ValueError(
-                f"train.early_stopping.metric={self.rule.metric}: there is no such metric.{hint} There are: {there}."
-            )
+            raise ValueError(unknown_metric("train.early_stopping.metric", self.rule.metric, metrics))
         self._values[step] = float(metrics[self.rule.metric])
         self._write()
 

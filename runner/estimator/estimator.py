@@ -170,7 +170,7 @@ class Estimator:
             raise ValueError(f"train(steps={steps}, max_steps={max_steps}): give one of them.")
         latest = self.agreed_checkpoint()
         if latest is not None and max_steps is not None and reader.checkpoint_step(latest) >= max_steps:
-            _log.info("Nothing to train: %s is at step %d.", latest, reader.checkpoint_step(latest))
+            self._say_nothing_to_train(latest, max_steps)
             return None
         pipeline = self._train_setups.open_input(input_fn, latest, max_epochs)
         to_its_end = steps is None and (max_steps is None or max_epochs is not None)
@@ -222,8 +222,19 @@ class Estimator:
         with self._context.journal.phase("restore"):
             loaded = model.begin_with(self.config.warm_start)
         self._context.journal.event("warm_start", **loaded.facts)
-        table = format_table(f"warm start from {loaded.path}", ["variable", "shape", ""], loaded.rows)
+        table = format_table(f"warm start from {loaded.path}", ["variable", "shape", "value"], loaded.rows)
         self._context.progress.message(table)
+
+    def _say_nothing_to_train(self, latest: str, max_steps: int) -> None:
+        step = reader.checkpoint_step(latest)
+        if step == max_steps:
+            _log.info("Nothing to train: %s is at step %d. A larger train.max_steps trains on.", latest, step)
+        else:
+            _log.warning(
+                "Nothing to train: train.max_steps=%d, and %s is at step %d. Steps count from the model's first: set "
+                "train.max_steps to more than %d, or use a new model_dir.",
+                max_steps, latest, step, step,
+            )  # fmt: skip
 
     # --- evaluation and prediction ----------------------------------------------------------------------------
 
@@ -280,6 +291,18 @@ class Estimator:
         model = self._models.for_evaluation
         pipeline = self._models.build_pipeline(input_fn, ModeKeys.EVAL, model)
         return EvalSetup(model, pipeline, model.eval_program(pipeline))
+
+    def names_of_metrics(self, input_fn: InputFn, name: str | None) -> list[str]:
+        """Return the names that the metrics of an evaluation will have; none on a worker that does not evaluate.
+
+        Several workers call it together. A metric with several values has more names, which begin with this one.
+        """
+        of_all = self._models.for_evaluation.collectives.num_workers == self.collectives.num_workers
+        if not of_all and not self.collectives.is_chief:
+            return []
+        program = self.prepare_evaluation(input_fn).program
+        known = dict.fromkeys([*program.sum_names, *(program.spec.eval_metric_ops or {})])
+        return [f"{evaluation_prefix(name)}/{metric}" for metric in known]
 
     def predict(
         self,

@@ -45,19 +45,19 @@ def print_variables(setup: TrainSetup, stream: IO[str], max_rows: int | None = M
         for name, one in setup.model.store.saved_specs.items()
     ]
     rows = [
-        [one.name, shape_text(one), one.dtype.name, "yes" if one.trainable else "", f"{_parameters(one):,}"]
+        [one.name, shape_text(one), one.dtype.name, "yes" if one.trainable else "", f"{_values(one):,}"]
         for one in variables[:max_rows]
     ]
     print(file=stream)
-    print_table("variables", ["name", "shape", "dtype", "trainable", "parameters"], rows, stream)
+    print_table("variables", ["name", "shape", "dtype", "trainable", "values"], rows, stream)
     rest = variables[len(rows) :]
     if rest:
-        print(f"... and {len(rest)} more variables with {_parameters(*rest):,} parameters", file=stream)
-    learned = _parameters(*(one for one in variables if one.trainable))
-    others = _parameters(*variables) - learned
-    size = sum(_parameters(one) * one.dtype.size for one in variables)
+        print(f"... and {len(rest)} more variables with {_values(*rest):,} values", file=stream)
+    learned = _values(*(one for one in variables if one.trainable))
+    others = _values(*variables) - learned
+    size = sum(_values(one) * one.dtype.size for one in variables)
     print(
-        f"total: {learned:,} trainable parameters, {others:,} others (optimizer, moving averages, counters), "
+        f"total: {learned:,} trainable parameters, {others:,} other values (optimizer, moving averages, counters), "
         f"{format_bytes(size)} on each replica",
         file=stream,
     )
@@ -73,17 +73,17 @@ def _print_layers(variables: Sequence[VariableSpec], stream: IO[str], max_rows: 
     for one in variables:
         layers.setdefault("/".join(one.name.split("/")[:-1][:depth]) or one.name, []).append(one)
     rows = [
-        [name, str(len(members)), f"{_parameters(*learned):,}", f"{_parameters(*members):,}"]
+        [name, str(len(members)), f"{_values(*learned):,}", f"{_values(*members):,}"]
         for name, members in layers.items()
         for learned in [[one for one in members if one.trainable]]
     ]
     print(file=stream)
-    print_table("layers", ["name", "variables", "trainable", "parameters"], rows[:max_rows], stream)
+    print_table("layers", ["name", "variables", "parameters", "values"], rows[:max_rows], stream)
     if rows[:max_rows] != rows:
         print(f"... and {len(rows) - len(rows[:max_rows])} more layers", file=stream)
 
 
-def _parameters(*variables: VariableSpec) -> int:
+def _values(*variables: VariableSpec) -> int:
     """Return the number of values in the variables."""
     return sum(int(one.shape.num_elements() or 0) for one in variables)
 

@@ -31,7 +31,13 @@ def _named(variables: Sequence[str]) -> str:
 
 
 class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError):
-    """A loss that is not finite; as tf.estimator's error, with the step and what became NaN in its text."""
+    """A loss that is not finite; as tf.estimator's error, with the step and what became NaN in its text.
+
+    Attributes:
+      is_clear: the text says all: the traceback, which is the engine's, is not shown with it.
+    """
+
+    is_clear = True
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -74,21 +80,28 @@ class NanPolicy:
         loss, variables = result.losses[bad], self._setup.model.not_finite()
         held = "All variables are still finite."
         if variables:
-            held = f"After it these variables hold values that are not finite: {_named(variables)}."
+            held = f"Non-finite variables: {_named(variables)}."
         self._context.journal.event("nan", step=step, loss=str(loss), variables=variables)
         if self._policy == "rollback" and self.rollbacks < MAX_ROLLBACKS:
             self._roll_back(step, loss)
             return True
         if self._setup.overrides.stop_at_nan is not False:
-            times = f" It was gone back to {self.rollbacks} times already." if self.rollbacks else ""
-            raise NanLossError(
-                f"the loss became {loss} at step {step}. {held} The last checkpoint is of step "
-                f"{self._checkpoints.saved_step}; train.nan=ignore (RunConfig(nan='ignore')) trains on.{times}"
-            )
+            raise NanLossError(f"the loss became {loss} at step {step}. {self._advice()} {held}")
         # NanTensorHook(fail_on_nan_loss=False): training ends without an error.
         _log.warning("The loss became %s at step %d. %s", loss, step, held)
         run.request_stop("the loss is not finite")
         return False
+
+    def _advice(self) -> str:
+        """Say what to try, the likely cure first; to ignore it is the last."""
+        clip = "train.clip_global_norm=1" if self._setup.program.is_native else "tf.clip_by_global_norm in model_fn"
+        saved = f"the last checkpoint is of step {self._checkpoints.saved_step}"
+        cures = ["a lower learning rate", clip]
+        if self._policy == "rollback":
+            saved = f"it was gone back to {self.rollbacks} times already: {saved}"
+        elif not self._setup.config.cluster.num_ps:
+            cures.append("train.nan=rollback (RunConfig(nan='rollback')), which goes back and leaves the batch out")
+        return f"Try {', '.join(cures[:-1])} or {cures[-1]} ({saved}). train.nan=ignore trains on with what there is."
 
     def check_loss_scale(self, step: int) -> None:
         """Act on steps that were all left out, as their gradients were not finite.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from runner.checkpoint import reader, retention
-from runner.config.metric_names import evaluation_prefix
+from runner.config.metric_names import evaluation_of, evaluation_prefix, unknown_metric
 from runner.distribute import grpc_server
 from runner.estimator.early_stopping import EarlyStopping, MetricHistory
 from runner.estimator.estimator import Estimator
@@ -223,6 +223,23 @@ class RunEvaluations(Hook):
         self._stop_early(step)
         self.stopped_early = self._collectives.broadcast_text(self.stopped_early or "") or None
         return self.stopped_early is not None
+
+    def begin(self, run: Run) -> None:
+        """Check that the metrics which decide something will be there, before hours of training lead to an evaluation.
+
+        Raises: ValueError: an evaluation has no such metric.
+        """
+        best = self._estimator.config.keep_best
+        watched = {"train.early_stopping.metric": self._history.rule.metric}
+        watched["checkpoint.keep_best.metric"] = best.metric if best else None
+        keys = {key: metric for key, metric in watched.items() if metric is not None}
+        for spec in self._specs:
+            ours = {key: metric for key, metric in keys.items() if evaluation_of(metric) == spec.key}
+            names = self._estimator.names_of_metrics(spec.input_fn, spec.name) if ours else []
+            for key, metric in ours.items():
+                # A metric of Keras may be several: their names are known with their values.
+                if names and not metric.startswith(tuple(names)):
+                    raise ValueError(unknown_metric(key, metric, names))
 
     def before_step(self, run: Run, step: int) -> None:
         """Evaluate before the first loop: a checkpoint of `step` has been written, or the run resumes from it."""

@@ -16,6 +16,7 @@ from runner.estimator.train_setup import TrainSetup
 from runner.hooks.hook import Every
 from runner.programs.train_loop import Schedule
 from runner.programs.train_scalars import over_workers
+from runner.system.console import Epochs
 from runner.tracking import tensorboard
 from runner.types import StepResult
 
@@ -31,6 +32,7 @@ class TrainLog:
 
     def __init__(self, context: EstimatorContext, setup: TrainSetup, summary_writer: Any) -> None:
         self._context, self._config, self._program = context, setup.config, setup.program
+        self._input = setup.input
         self._summary_writer, self._first_step = summary_writer, setup.model.store.global_step
         # Of a run that resumes the journal has no point of its first step: its points are those of an undisturbed one.
         # Its summaries do, as TensorFlow's SummarySaverHook writes them.
@@ -43,7 +45,12 @@ class TrainLog:
 
     def begin(self, target: int | None) -> None:
         """Start the progress line. Args: target: the last step, where one is known."""
-        self._context.progress.start(target, self._first_step)
+        steps, epochs = self._input.pipeline.remaining_steps(), None
+        if self._input.pipeline.num_epochs and steps and math.isfinite(steps):
+            began = self._first_step - self._input.num_steps_read
+            epochs = Epochs(self._input.pipeline.num_epochs, steps / self._input.pipeline.num_epochs, began)
+            target = min(target or began + int(steps), began + int(steps))  # the input may end first
+        self._context.progress.start(target, self._first_step, epochs)
         # What only the chief has splits the loops of all workers: they call the same functions.
         if self._context.collectives.any(self._program.has_summaries):
             self._summary_every = Every(self._config.save_summary_steps or None)

@@ -26,14 +26,16 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from runner.config import changed_keys, model_source, parsing, saved_config, schema, strategy_validation, user_code
-from runner.config.hydra import Composition, RefusedJob, check_declared_params, conf_path, prepare, worded
+from runner.config.help import help_on, version
+from runner.config.hydra import Composition, RefusedJob, check_declared_params, conf_path, in_order, prepare, worded
 from runner.config.schema import Config, ConfigError
 from runner.config.user_code import UserCodeError
 from runner.distribute import cluster_resolver
 from runner.launch.stop_requests import StopRequests
 from runner.system import console
 from runner.system.redaction import extend_secrets, mask_text, secrets_of, secrets_of_overrides
-from runner.system.standard_streams import FULL_ERROR, keep_saying, say
+from runner.system.standard_streams import FULL_ERROR, say
+from runner.system.start_status import START_STATUS
 from runner.tracking.exit_codes import FAILED, FINISHED, USER_ERROR
 
 if TYPE_CHECKING:
@@ -41,16 +43,8 @@ if TYPE_CHECKING:
 
     from runner.launch.multirun import Multirun
 
-MULTIRUN = ("-m", "--multirun")
-
 MISTAKES = (ConfigError, UserCodeError, OmegaConfBaseException, YAMLError)
 """What is said in one message, without a traceback."""
-
-
-def main() -> None:
-    """Run the command line and exit with its code."""
-    keep_saying()
-    sys.exit(run_command_line())
 
 
 def run_command_line() -> int:
@@ -61,13 +55,17 @@ def run_command_line() -> int:
     except FileNotFoundError:
         say("runner: the current directory does not exist any more. Change to another one.")
         return USER_ERROR
-    words = sorted(sys.argv[1:], key=lambda word: word not in MULTIRUN)  # Hydra wants it before the overrides
-    sys.argv[1:] = changed_keys.rename_overrides(words)
+    words = sys.argv[1:]
     # As it is typed: what Hydra cannot compose is said before the config is there.
     extend_secrets(name for word in words for name in _names_of_secrets(word))
     # Hydra otherwise prints what went wrong in its own words and exits with 1; so it raises, and we say it.
     os.environ[FULL_ERROR] = "1"
     try:
+        answer = _answer(words)
+        if answer:
+            print(answer)
+            return FINISHED
+        sys.argv[1:] = changed_keys.rename_overrides(in_order(words))
         with StopRequests() as stops:
             return CommandLine(sys.argv[1:], env, stops).run()
     except (HydraException, *MISTAKES) as error:
@@ -83,6 +81,20 @@ def run_command_line() -> int:
     finally:
         if FULL_ERROR not in env:
             del os.environ[FULL_ERROR]
+
+
+def _answer(words: Sequence[str]) -> str:
+    """Return the answer to `--version` and `--help KEY`, for which nothing is composed; '' to all else.
+
+    Raises:
+      ConfigError: nothing is known of the key.
+    """
+    asked = [word for word in words if word not in ("--help", "-h")]
+    if "--version" in words:
+        return version()
+    if not asked or len(asked) == len(words) or any("=" in word or word.startswith("-") for word in asked):
+        return ""
+    return help_on(asked)
 
 
 class CommandLine:
@@ -190,6 +202,7 @@ class CommandLine:
             if config.command in schema.ENVIRONMENT_COMMANDS:
                 from runner.launch import cluster_info
 
+                START_STATUS.stop()
                 cluster_info.show(config, self.env)
                 return None
             from runner.launch import supervisor

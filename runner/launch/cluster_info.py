@@ -40,9 +40,9 @@ def show(config: Config, env: Mapping[str, str], stream: IO[str] | None = None) 
         ["starts here", _starts(found, places)],
         ["evaluator", "a process of its own" if found.has_evaluator else "none: those that train evaluate"],
     ]
-    print_table("cluster", ["", ""], facts, stream)
+    print_table("cluster", ["setting", "value"], facts, stream)
     print(file=stream)
-    print_table("tasks", ["role", "index", "address", ""], list(_rows(found, places)), stream)
+    print_table("tasks", ["role", "index", "address", "process"], list(_rows(found, places)), stream)
     if found.cluster.tasks:
         print(f"\nTF_CONFIG of this task: {found.cluster.tf_config}", file=stream, flush=True)
 

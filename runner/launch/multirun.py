@@ -22,6 +22,7 @@ from runner.launch.task_starter import ColdStarter, build_starter
 from runner.system import console
 from runner.system.redaction import masked_override
 from runner.system.standard_streams import say
+from runner.system.start_status import START_STATUS
 from runner.tracking.exit_codes import CODES, FAILED, FINISHED, INTERRUPTED, USER_ERROR
 from runner.tracking.journal import journals_in, read_journal
 from runner.tracking.run_record import RunRecord
@@ -102,6 +103,7 @@ class Multirun:
         if parallel == 1:
             self._take_turn(sweep, job, "")
             return next((one.value for one in sweep.results if one.folder == job.folder.name), None)
+        START_STATUS.stop()  # each job has its own lines
         self._pool = self._pool or ThreadPoolExecutor(parallel, "job")
         begun = self._pool.submit(self._take_turn, sweep, job, f"[{job.name}] ")
         self._begun.append(begun)

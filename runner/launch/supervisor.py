@@ -38,6 +38,7 @@ from runner.system import console
 from runner.system.files import MODEL_SUMMARY_FILE, FolderLostError, HeldFolder, StorageError
 from runner.system.redaction import mask_text, masked, masked_override, secrets_of
 from runner.system.standard_streams import FULL_ERROR, say
+from runner.system.start_status import START_STATUS
 from runner.tracking import exit_codes
 from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, STILL_RUNNING, Outcome
 from runner.tracking.journal import Journals
@@ -315,7 +316,11 @@ class Supervisor:
     def _run_tasks(self, tasks: Tasks) -> GangResult:
         """Run the tasks in processes of their own or, with `run.inline`, the only one in this."""
         if not self.config.run.inline:
-            return tasks.run()
+            try:
+                return tasks.run()
+            finally:
+                START_STATUS.stop()
+        START_STATUS.stop()
         from runner.task import main
 
         os.environ.update(model_source.environment(self.config.model, {}))
@@ -400,6 +405,14 @@ class Supervisor:
 
     def _print(self, summary: Mapping[str, Any], code: int, *, is_fresh: bool) -> None:
         shown = {**summary, "resume": self._resume_command() if code == INTERRUPTED else None}
+        if not self.trains:
+            shown["steps_per_sec"] = None  # of the training that it reads
+        if self.config.strategy.name == "parameter_server":
+            cluster = self.config.cluster
+            workers, servers = cluster.num_workers, cluster.num_ps
+            if self.place is not None:
+                workers, servers = self.place.num_workers - 1, self.place.num_ps
+            shown["cluster"] = [console.counted(workers, "worker"), console.counted(servers, "server")]
         for name in ("checkpoint", "predictions"):
             shown[name] = summary[name] and console.relative(Path(summary[name]))
         shown["exports"] = ", ".join(console.relative(Path(path)) for path in summary["exports"])

@@ -22,6 +22,7 @@ from runner.system import console
 from runner.system.files import read_json, write_json
 from runner.system.redaction import masked
 from runner.system.standard_streams import say
+from runner.system.start_status import START_STATUS
 from runner.tracking.exit_codes import MLFLOW_STATUS, STILL_RUNNING
 from runner.tracking.mlflow_tracker import build_tracker
 from runner.tracking.provenance import tags_of_this_process
@@ -205,6 +206,7 @@ class Sweep:
         write_json(self.directory / SWEEP_FILE, record)
 
     def _print(self, ranked: Sequence[JobResult]) -> None:
+        START_STATUS.stop()  # it is still shown where all jobs had finished before
         metric = self._shown_metric(ranked)
         where = console.relative(self.directory)
         jobs = f"{len(ranked)} job{'' if len(ranked) == 1 else 's'}"

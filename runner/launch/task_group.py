@@ -19,6 +19,7 @@ from runner.launch.restarts import Restarts, latest_step
 from runner.launch.stop_requests import StopRequests
 from runner.launch.task_starter import TASK_COMMAND, ColdStarter, build_starter
 from runner.system.standard_streams import say
+from runner.system.start_status import START_STATUS, shows_live
 from runner.task.error_report import QUIET_ERRORS
 from runner.tracking.exit_codes import FAILED, INTERRUPTED, Outcome
 from runner.tracking.journal import Journals
@@ -107,6 +108,9 @@ class Tasks:
         tasks = []
         for place in places:
             env, prefix = task_env(self.env, place, self.record.generation), self.prefix
+            if place.is_chief and not prefix and shows_live(self.config.run.progress, sys.stderr):
+                START_STATUS.show("starting")
+                env |= START_STATUS.lend("importing TensorFlow")
             if not place.is_chief:  # the chief talks to the terminal itself, as a single process does
                 env, prefix = {**env, QUIET_ERRORS: "1"}, f"{prefix}[{place.name}] "
             tasks.append(Task(place, task_argv(self.file), env, prefix))

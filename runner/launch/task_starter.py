@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from runner.config.schema import UNRECORDED_COMMANDS, Config
 from runner.launch.gang import Task, start_cold
 from runner.system.child_process import Process, start_process
 from runner.system.standard_streams import say
+from runner.system.start_status import SCREEN, START_STATUS
 from runner.system.task_server import TaskServer, TaskServerError, missing_support
 
 TASK_COMMAND = ("-P", "-m", "runner.task")
@@ -78,6 +81,7 @@ class ForkingStarter(ColdStarter):
     def start(self, task: Task) -> Process:
         server = self._server
         if server is not None and server.is_ready and self._fits(task):
+            task = _with_terminal(task)
             try:
                 arguments = task.argv[1 + len(TASK_COMMAND) :]
                 return start_process(arguments, task.env, task.prefix, server.spawn)
@@ -104,6 +108,17 @@ class ForkingStarter(ColdStarter):
     def _turn_off(self, reason: str) -> None:
         self._is_off = True
         say(f"runner: tasks start without a task server (run.preload): {reason}. Each imports TensorFlow itself.")
+
+
+def _with_terminal(task: Task) -> Task:
+    """Return `task` with the terminal as its own: it draws a line at once, and need not ask for it."""
+    env = dict(task.env)
+    lent = env.pop(SCREEN, None)
+    if lent is None:
+        return task
+    START_STATUS.stop()
+    os.close(int(lent))
+    return replace(task, env=env)
 
 
 def build_starter(config: Config, num_tasks: int, *, is_sweep: bool = False) -> ColdStarter:

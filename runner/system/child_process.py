@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import IO, NamedTuple, Protocol
 
 from runner.system.heartbeat import HEARTBEAT, HeartbeatMonitor
+from runner.system.start_status import SCREEN, START_STATUS
 
 LIFELINE = "RUNNER_LIFELINE_FD"
 """The environment variable that tells a child which file descriptor ends when its parent does."""
@@ -117,7 +118,7 @@ def _spawn(argv: Sequence[str], env: Mapping[str, str], descriptors: Descriptors
     return subprocess.Popen(
         list(argv), env={**env, LIFELINE: str(lifeline), HEARTBEAT: str(heartbeat)},
         stdin=subprocess.DEVNULL, stdout=None if stdout == 1 else stdout, stderr=None if stderr == 2 else stderr,
-        start_new_session=True, pass_fds=(lifeline, heartbeat),
+        start_new_session=True, pass_fds=(lifeline, heartbeat, *([int(env[SCREEN])] if SCREEN in env else [])),
     )  # fmt: skip
 
 
@@ -133,6 +134,8 @@ def start_process(argv: Sequence[str], env: Mapping[str, str], prefix: str = "",
         lifeline, write_end = os.pipe()
         theirs.callback(os.close, lifeline)
         ours.callback(os.close, write_end)
+        if SCREEN in env:
+            theirs.callback(os.close, int(env[SCREEN]))
         heard, heartbeat = os.pipe()
         theirs.callback(os.close, heartbeat)
         ours.callback(os.close, heard)
@@ -286,8 +289,9 @@ def _start_pump(source: IO[bytes], target: IO[str], prefix: str) -> threading.Th
         with source:
             for line in source:
                 text = line.decode(errors="replace").rstrip("\n")
-                target.write(f"{prefix}{text}\n")  # one write a line: those of several processes do not mix
-                target.flush()
+                if target is sys.stdout or not START_STATUS.say(f"{prefix}{text}"):
+                    target.write(f"{prefix}{text}\n")  # one write a line: those of several processes do not mix
+                    target.flush()
 
     thread = threading.Thread(target=copy, daemon=True, name=f"output of {prefix.strip()}")
     thread.start()

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import io
 import math
-import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-from rich.progress import Progress as RichBar
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
 from rich.table import Column, Table
+from rich.text import Text
+
+from runner.system.start_status import shows_live
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -28,14 +32,22 @@ class Progress:
     `update` comes once per inner loop; it must be cheap.
     """
 
-    def start(self, total_steps: int | None, step: int) -> None:
-        """Training goes from global step `step` up to `total_steps`; None: until the input ends."""
+    def start(self, total_steps: int | None, step: int, epochs: Epochs | None = None) -> None:
+        """Training goes from global step `step` up to `total_steps`; None: until the input ends.
+
+        Args:
+          epochs: the passes over its data; None: nobody counts them.
+        """
 
     def update(self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float) -> None:
         """Training has reached `step`."""
 
     def count(self, what: str, examples: int) -> None:
         """The evaluation or prediction `what` has seen so many examples."""
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Show, while it is entered, what takes its time: a phase of the journal."""
+        return contextlib.nullcontext()
 
     def message(self, text: str) -> None:
         """Say a line without disturbing the progress line; what was counted has ended."""
@@ -63,13 +75,14 @@ class PlainProgress(Progress):
         self._counted: tuple[str, int] = ("", 0)
         self._counted_at = 0.0
 
-    def start(self, total_steps: int | None, step: int) -> None:
-        self._pace, self._said_at, self._unsaid = _Pace(total_steps), None, []
+    def start(self, total_steps: int | None, step: int, epochs: Epochs | None = None) -> None:
+        self._pace, self._said_at, self._unsaid = _Pace(total_steps, epochs), None, []
 
     def update(self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float) -> None:
         facts = self._pace.facts(step, loss, steps_per_sec, examples_per_sec)
         total = f"/{self._pace.total_steps}" if self._pace.total_steps else ""
-        self._unsaid = ["  ".join([f"step {step}{total}", *facts])]
+        epoch, left = self._pace.epoch(step), self._pace.time_left(step)
+        self._unsaid = ["  ".join([f"step {step}{total}", *epoch, *facts, *left])]
         now = self._clock()
         if self._said_at is None or now - self._said_at >= self._period_secs:
             self._said_at = now
@@ -98,77 +111,174 @@ class PlainProgress(Progress):
 
 
 class RichProgress(Progress):
-    """A live line on a terminal. NO_COLOR takes the colours away, not the line."""
+    """Live lines on a terminal. NO_COLOR takes the colours away, not the lines.
 
-    def __init__(self, console: Console | None = None) -> None:
+    Of training two or more, as many as the facts need: nothing is cut on a narrow terminal. Of an evaluation one, and
+    one while something else takes its time.
+    """
+
+    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console or Console(stderr=True)
-        self._bar: RichBar | None = None
-        self._task: Any = None
-        self._counting: Any = None
+        self._clock = clock
+        self._live: Live | None = None
         self._pace = _Pace(None)
+        self._bar: ProgressBar | None = None
+        self._step = 0
+        self._facts: Sequence[str] = ()
+        self._began = 0.0
+        self._counted: tuple[str, int, float] | None = None
+        self._phases: list[tuple[str, float]] = []
+        self._spinner = Spinner("dots")
 
-    def start(self, total_steps: int | None, step: int) -> None:
+    def start(self, total_steps: int | None, step: int, epochs: Epochs | None = None) -> None:
         self.stop()
-        self._pace = _Pace(total_steps)
-        self._task = self._live().add_task("train", total=total_steps, completed=step, facts="")
+        self._pace, self._step, self._facts, self._began = _Pace(total_steps, epochs), step, (), self._clock()
+        self._bar = ProgressBar(total=total_steps, completed=step, pulse=False)
+        self._show()
 
     def update(self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float) -> None:
-        facts = self._pace.facts(step, loss, steps_per_sec, examples_per_sec)
+        self._facts = self._pace.facts(step, loss, steps_per_sec, examples_per_sec)
+        self._step = step
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, facts="  ".join(facts))
+            self._bar.update(step)
 
     def count(self, what: str, examples: int) -> None:
-        bar = self._live()
-        if self._counting is None:
-            self._counting = bar.add_task(what, total=None, facts="examples")
-        bar.update(self._counting, description=what, completed=examples)
+        is_new = self._counted is None or self._counted[0] != what
+        began = self._clock() if self._counted is None or is_new else self._counted[2]
+        self._counted = (what, examples, began)
+        self._show(at_once=is_new)
 
     def message(self, text: str) -> None:
-        if self._bar is not None and self._counting is not None:
-            self._bar.remove_task(self._counting)
-        self._counting = None
-        self._console.print(text, markup=False, highlight=False)  # above the line while it is live
+        self._counted = None
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)  # above the lines while they are live
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self._phases.append((name, self._clock()))
+        self._show()
+        try:
+            yield
+        finally:
+            self._phases.pop()
+            if not self._phases and self._bar is None and self._counted is None:
+                self.stop()
 
     def stop(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-        self._bar = self._counting = None
+        self._counted, self._phases = None, []  # of these nothing stays on the screen
+        if self._live is not None:
+            self._live.transient = self._bar is None
+            self._live.stop()
+        self._live = self._bar = None
 
-    def _live(self) -> RichBar:
-        """The live lines, begun with the first of them."""
-        if self._bar is None:
-            self._bar = RichBar(
-                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"),
-                console=self._console, refresh_per_second=5,
+    def _show(self, *, at_once: bool = False) -> None:
+        """Begin the live lines. Args: at_once: draw them again, where they are live already."""
+        if self._live is not None:
+            if at_once:
+                self._live.refresh()
+        else:
+            self._live = Live(
+                get_renderable=self._lines, console=self._console, refresh_per_second=5,
+                redirect_stdout=self._console.is_terminal, redirect_stderr=self._console.is_terminal,
             )  # fmt: skip
-            self._bar.start()
-        return self._bar
+            self._live.start(refresh=True)
+
+    def _lines(self) -> RenderableType:
+        lines: list[RenderableType] = []
+        if self._bar is not None:
+            lines += self._training()
+        now = self._clock()
+        if self._counted is not None:
+            what, examples, began = self._counted
+            lines.append(self._spinning(f"{what}  {examples:,} examples  {format_secs(now - began)}"))
+        elif self._phases:
+            name, began = self._phases[-1]
+            lines.append(self._spinning(f"{_PHASES.get(name, name)}  {format_secs(now - began)}"))
+        return Group(*lines)
+
+    def _training(self) -> list[RenderableType]:
+        """Return the line of the bar, and those of the facts."""
+        assert self._bar is not None
+        total = self._pace.total_steps
+        first = Table.grid(Column(no_wrap=True), Column(ratio=1), Column(no_wrap=True), padding=(0, 1), expand=True)
+        place = "  ".join([*self._pace.epoch(self._step), f"step {self._step}{f'/{total}' if total else ''}"])
+        secs = format_secs(self._clock() - self._began)
+        first.add_row(place, self._bar if total else "", "  ".join([secs, *self._pace.time_left(self._step)]))
+        return [first, *(Text(line) for line in _filled(self._facts, self._console.width))]
+
+    def _spinning(self, text: str) -> RenderableType:
+        self._spinner.update(text=Text(text))
+        return self._spinner
+
+
+_PHASES = {
+    "import": "importing TensorFlow", "build": "building the input and the model", "trace": "tracing the graph",
+    "restore": "restoring the checkpoint", "save": "saving a checkpoint", "evaluate": "evaluating",
+    "predict": "predicting", "export": "exporting",
+}  # fmt: skip
+"""Phase of the journal -> what is said while it lasts."""
+
+
+def _filled(facts: Sequence[str], width: int) -> list[str]:
+    """Return lines of up to `width` characters with the facts, none of which is divided."""
+    lines: list[str] = []
+    for fact in facts:
+        if lines and len(lines[-1]) + 2 + len(fact) <= width:
+            lines[-1] += f"  {fact}"
+        else:
+            lines.append(fact)
+    return lines
+
+
+@dataclasses.dataclass(frozen=True)
+class Epochs:
+    """The passes of training over its data.
+
+    Attributes:
+      total: how many there are.
+      steps: of one; not whole where passes share a step.
+      began: the global step before the first of them.
+    """
+
+    total: int
+    steps: float
+    began: int = 0
+
+    def of(self, step: int) -> int:
+        """Return the number of the pass, from 1, that global step `step` belongs to."""
+        return min(self.total, max(1, math.ceil((step - self.began) / self.steps)))
 
 
 class _Pace:
     """What is said of a step beside its number; speeds are averaged over the last loops."""
 
-    def __init__(self, total_steps: int | None) -> None:
-        self.total_steps = total_steps
+    def __init__(self, total_steps: int | None, epochs: Epochs | None = None) -> None:
+        self.total_steps, self.epochs = total_steps, epochs
         self._updates = 0
         self._steps_per_sec = self._examples_per_sec = 0.0
 
     def facts(self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float) -> list[str]:
-        """Loss, steps/s, examples/s and the time that is left, as far as they are known."""
+        """Loss, steps/s and examples/s, as far as they are known."""
         self._updates += 1
         if self._updates == 1:  # the first loop traces the graph: its speed says nothing
             return [f"loss {loss:.4g}"]
         weight = 1.0 if self._updates == 2 else 0.3
         self._steps_per_sec += weight * (steps_per_sec - self._steps_per_sec)
         self._examples_per_sec += weight * (examples_per_sec - self._examples_per_sec)
-        facts = [
+        return [
             f"loss {loss:.4g}",
             f"{format_number(round(self._steps_per_sec, 1))} steps/s",
             f"{format_number(round(self._examples_per_sec))} examples/s",
         ]
-        if self.total_steps and self._steps_per_sec > 0 and step < self.total_steps:
-            facts.append(f"ETA {format_secs((self.total_steps - step) / self._steps_per_sec)}")
-        return facts
+
+    def epoch(self, step: int) -> list[str]:
+        """Return `epoch 3/10`; nothing where passes are not counted."""
+        return [f"epoch {self.epochs.of(step)}/{self.epochs.total}"] if self.epochs else []
+
+    def time_left(self, step: int) -> list[str]:
+        """Return `ETA 18s`; nothing where it is not known."""
+        if not self.total_steps or self._steps_per_sec <= 0 or step >= self.total_steps:
+            return []
+        return [f"ETA {format_secs((self.total_steps - step) / self._steps_per_sec)}"]
 
 
 def build_progress(mode: str, stream: IO[str] | None = None) -> Progress:
@@ -176,7 +286,7 @@ def build_progress(mode: str, stream: IO[str] | None = None) -> Progress:
     stream = stream or sys.stderr
     if mode == "off":
         return NullProgress()
-    if mode == "rich" or (mode == "auto" and stream.isatty() and os.environ.get("TERM") != "dumb"):
+    if shows_live(mode, stream):
         return RichProgress(Console(file=stream, force_terminal=True if mode == "rich" else None))
     return PlainProgress(stream)
 
@@ -196,6 +306,11 @@ def print_summary(summary: Mapping[str, Any], model_dir: str, stream: IO[str] | 
         for name, value in rows:
             print(f"{prefix}{name}: {value}", file=stream)
     stream.flush()
+
+
+def counted(count: int, what: str) -> str:
+    """Return `1 server`, `2 servers`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def format_number(value: float) -> str:
@@ -278,7 +393,8 @@ def relative(path: Path) -> str:
 def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     """Return name and value of what there is to say."""
     step, replicas = summary.get("global_step"), summary.get("num_replicas")
-    strategy = f"{summary.get('strategy')}, {replicas} replica{'' if replicas == 1 else 's'}"
+    tasks = [counted(replicas, "replica")] if replicas is not None and not summary.get("cluster") else []
+    strategy = ", ".join([str(summary.get("strategy")), *(summary.get("cluster") or tasks)])
     phases = {name: secs for name, secs in (summary.get("phases") or {}).items() if secs >= 0.05}
     rows: list[tuple[str, Any]] = [
         ("status", summary["status"]),

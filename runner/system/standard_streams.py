@@ -8,6 +8,8 @@ import os
 import sys
 from typing import IO, Any
 
+from runner.system.start_status import START_STATUS
+
 FULL_ERROR = "HYDRA_FULL_ERROR"
 """The environment variable with which all errors are said with their traceback."""
 
@@ -57,7 +59,8 @@ def keep_saying() -> None:
 
 def say(text: str) -> None:
     """Print a line on stderr, where what is said to a person goes; stdout is for results."""
-    print(text, file=sys.stderr, flush=True)
+    if not START_STATUS.say(text):
+        print(text, file=sys.stderr, flush=True)
 
 
 def say_at_once(text: str) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import tensorflow as tf
 
 from runner.checkpoint import reader
 from runner.config.metric_names import evaluation_prefix
@@ -18,7 +21,7 @@ from runner.distribute.grpc_server import kept_local, serve, start_server
 from runner.estimator.run_exports import RunExports
 from runner.estimator.train_and_evaluate import follow, train_and_evaluate
 from runner.hooks.hook import Hook, PassContext, Run
-from runner.system.console import Progress, relative
+from runner.system.console import Progress, counted, relative
 from runner.task import dry_run, inspect_run, prediction_files
 from runner.task.build import Job, build_job, build_keep
 from runner.task.stop_hook import StopRequest
@@ -217,19 +220,35 @@ def flat_metrics(by_eval: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _headline(config: Config, replicas: int, cluster: Cluster) -> str:
-    """What is about to run, in one line."""
+    """Return what is about to run, and on what, in one line."""
     if cluster.is_evaluator:
-        return f"evaluating {config.model.fn} as it is trained, {replicas} replica{'' if replicas == 1 else 's'}"
-    facts = [f"{config.command} {config.model.fn}", f"strategy {config.strategy.name}"]
+        return f"waiting for checkpoints of {config.model.fn}, on {_devices(config, replicas)}"
+    facts = [f"{config.command} {config.model.fn} on {_devices(config, replicas)}; strategy {config.strategy.name}"]
     if cluster.num_ps:
-        facts.append(f"{cluster.num_workers - 1} workers that take steps of their own, {cluster.num_ps} servers")
+        facts.append(counted(cluster.num_workers - 1, "asynchronous worker"))
+        facts.append(counted(cluster.num_ps, "parameter server"))
     else:
-        facts.append(f"{replicas} replica{'' if replicas == 1 else 's'}")
+        facts.append(counted(replicas, "replica"))
     if config.command in ("train_and_evaluate", "train"):
         size = config.input.train.batch_size
         facts.append(f"global batch {size}" if size else f"batches of {config.input.train.fn} per replica")
         facts += [f"run.debug={config.run.debug}"] if config.run.debug else []
     return ", ".join(facts)
+
+
+def _devices(config: Config, replicas: int) -> str:
+    """Return what computes: `CPU, 2 cores`, or `2 x NVIDIA H200`.
+
+    Those of this process are named; other workers are taken to have the same.
+    """
+    chosen = config.strategy
+    is_on_cpu = chosen.virtual_devices or any("cpu" in device.lower() for device in chosen.devices or ())
+    for kind in () if is_on_cpu else ("TPU", "GPU"):
+        devices = tf.config.list_logical_devices(kind) and tf.config.get_visible_devices(kind)
+        if devices:
+            name = tf.config.experimental.get_device_details(devices[0]).get("device_name", kind)
+            return f"{replicas} x {name}"
+    return f"CPU, {counted(len(os.sched_getaffinity(0)), 'core')}"
 
 
 def _checkpoint_of(job: Job, chosen: str | None = None) -> dict[str, Any]:

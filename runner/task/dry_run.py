@@ -21,7 +21,7 @@ from runner.estimator.train_setup import TrainSetup
 from runner.programs.evaluate import EvalProgram
 from runner.programs.model import Model
 from runner.run_config import RunConfig
-from runner.system.console import print_table
+from runner.system.console import counted, print_table
 from runner.task.build import Job
 from runner.task.prediction_files import ONLY_KEY
 from runner.tracking.plain_values import leaves
@@ -94,7 +94,7 @@ def _print_run(config: Config, training: TrainSetup, evaluations: Sequence[Evalu
         *_cadences(config, training.config, evaluations),
         ("steps per loop", _loop_length(training)),
     ]
-    print_table("run", ["", ""], rows)
+    print_table("run", ["setting", "value"], rows)
 
 
 def _devices(model: Model, feed: InputPipeline) -> str:
@@ -104,7 +104,7 @@ def _devices(model: Model, feed: InputPipeline) -> str:
         devices = [(tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU"))[0].name]
     names = [tf.DeviceSpec.from_string(device) for device in devices]
     count = feed.num_replicas
-    return f"{count} replica{'' if count == 1 else 's'}: " + ", ".join(
+    return f"{counted(count, 'replica')}: " + ", ".join(
         f"{device.device_type}:{device.device_index or 0}" for device in names[:count]
     )
 
@@ -215,4 +215,4 @@ def _print_outputs(training: TrainSetup, evaluations: Sequence[Evaluation]) -> N
         rows += [["metric", f"{evaluation.name}/{name}", "", ""] for name in names]
     if rows:
         print()
-        print_table("outputs", ["", "name", "dtype", "shape"], rows)
+        print_table("outputs", ["output", "name", "dtype", "shape"], rows)

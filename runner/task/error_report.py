@@ -34,7 +34,7 @@ def report_error(error: Exception, journal: Journal | NullJournal, env: Mapping[
     said = str(error) if isinstance(error, ConfigError | UserCodeError) else f"{type(error).__name__}: {error}"
     said = mask_text(re.sub(r"\x1b\[[0-9;]*m", "", said), secrets)  # Keras makes parts of its messages bold
     trace = mask_text("".join(traceback.format_exception(error)), secrets)
-    is_clear = isinstance(error, (*USER_ERRORS, StorageError)) or is_disk_full(error)
+    is_clear = isinstance(error, (*USER_ERRORS, StorageError)) or is_disk_full(error) or hasattr(error, "is_clear")
     if is_clear and env.get(FULL_ERROR) != "1":
         lines = [f"runner: {said}", *(mask_text(note, secrets) for note in getattr(error, "__notes__", ()))]
     else:

@@ -117,7 +117,7 @@ def _print_checkpoints(found: Sequence[RunInspection], newest: RunInspection | N
         state = f"damaged: {one.damage}" if one.damage else ", ".join(marks)
         rows.append([str(one.step), age, format_bytes(one.bytes), *metrics, state])
     print()
-    print_table("checkpoints", ["step", "age", "size", *shown, ""], rows)
+    print_table("checkpoints", ["step", "age", "size", *shown, "state"], rows)
     if len(names) > len(shown):
         print(f"... and {len(names) - len(shown)} more metrics: {', '.join(names[len(shown) :])}")
 
@@ -128,5 +128,5 @@ def _print_variables(path: str) -> None:
     parameters = sum(math.prod(shape) for _, (shape, _) in variables)
     num_bytes = sum(math.prod(shape) * dtype.size for _, (shape, dtype) in variables)
     print()
-    print_table(f"variables of {os.path.basename(path)}", ["name", "shape", "dtype", "parameters"], rows)
-    print(f"total: {parameters:,} parameters in {len(rows)} variables, {format_bytes(num_bytes)}")
+    print_table(f"variables of {os.path.basename(path)}", ["name", "shape", "dtype", "values"], rows)
+    print(f"total: {parameters:,} values in {len(rows)} variables, {format_bytes(num_bytes)}")

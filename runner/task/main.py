@@ -31,6 +31,7 @@ from runner.system.child_process import end_with_parent
 from runner.system.heartbeat import Heartbeat
 from runner.system.redaction import secrets_of
 from runner.system.standard_streams import say
+from runner.system.start_status import take_terminal
 from runner.task.error_report import report_error
 from runner.task.stop_hook import ForwardedStop, StopRequest
 from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR, code_of_error
@@ -53,6 +54,7 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
     try:
         config = parsing.load(Path(config_file))
     except ConfigError as error:
+        take_terminal(os.environ)
         report_error(error, NullJournal(), os.environ, set())
         return USER_ERROR
     if inline:
@@ -104,9 +106,11 @@ def _run(
         with said_log(progress, is_quiet=progress_mode == "off"):
             journal.event("started", pid=os.getpid(), command=config.command)
             commands = _import_commands(config, journal)
+            journal.show_phase = progress.phase
             result = commands.run(config, commands.TaskContext(journal, progress, stop, started, cluster))
             journal.event("result", **result)
     except Interrupted as reason:
+        take_terminal(os.environ)
         progress.stop()
         stop.note()
         journal.event("interrupted", reason=str(reason))
@@ -137,12 +141,15 @@ def _run(
 
 def _import_commands(config: Config, journal: Journal | NullJournal) -> Any:
     """Import TensorFlow, and with it `runner.task.commands`."""
-    with journal.phase("import"), quiet_import(os.environ), gc_pause.not_searched():
-        from runner.task import commands
+    try:
+        with journal.phase("import"), quiet_import(os.environ), gc_pause.not_searched():
+            from runner.task import commands
 
-        if config.model.classic is True:  # before the user's modules
-            importlib.import_module("runner.classic")
-            importlib.import_module("runner.classic.compat.tf1_imports").watch_imports()
+            if config.model.classic is True:  # before the user's modules
+                importlib.import_module("runner.classic")
+                importlib.import_module("runner.classic.compat.tf1_imports").watch_imports()
+    finally:  # from here on this process says something
+        take_terminal(os.environ)
     return commands
 
 

@@ -31,12 +31,16 @@ class Journal:
 
     Attributes:
       phases: name -> seconds so far, of this process.
+      show_phase: makes what is entered while a phase lasts; shows it to a person.
     """
 
     def __init__(
         self, path: str | Path, clock: Callable[[], float] = time.time, timer: Callable[[], float] = time.perf_counter
     ) -> None:
         self.phases: dict[str, float] = {}
+        self.show_phase: Callable[[str], contextlib.AbstractContextManager[None]] = lambda name: (
+            contextlib.nullcontext()
+        )
         self._clock, self._timer = clock, timer
         self._inner_secs = 0.0
         self._lock = threading.Lock()
@@ -61,7 +65,8 @@ class Journal:
         outer, self._inner_secs = self._inner_secs, 0.0
         started = self._timer()
         try:
-            yield
+            with self.show_phase(name):
+                yield
         finally:
             secs = self._timer() - started
             self.took(name, secs - self._inner_secs)
@@ -86,13 +91,16 @@ class NullJournal:
 
     def __init__(self) -> None:
         self.phases: dict[str, float] = {}
+        self.show_phase: Callable[[str], contextlib.AbstractContextManager[None]] = lambda name: (
+            contextlib.nullcontext()
+        )
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None: ...
 
     def event(self, kind: str, **fields: Any) -> None: ...
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+        return self.show_phase(name)
 
     def took(self, name: str, secs: float) -> None: ...
 

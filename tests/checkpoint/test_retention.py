@@ -102,6 +102,7 @@ def test_a_metric_that_the_evaluation_does_not_have_is_named(tmp_path: Path) -> 
         match="checkpoint.keep_best.metric=eval/accuracy: there is no such metric. There are: eval/loss, eval/m",
     ):
         train_and_evaluate(Estimator(line, tmp_path, config), TrainSpec(points(), 2), EvalSpec(points()))
+    assert steps(tmp_path) == []  # before the first step: nobody trains for an hour to read of it
 
 
 @pytest.mark.parametrize(("settings", "message"), [
@@ -116,7 +117,7 @@ def test_what_cannot_be_kept_is_refused(settings: dict[str, Any], message: str) 
 
 @pytest.mark.parametrize(("overrides", "message"), [
     (["checkpoint.keep_best.metric=accuracy"],
-     "checkpoint.keep_best.metric=accuracy: a metric is named with what it belongs to: eval/accuracy."),
+     "checkpoint.keep_best.metric=accuracy: prefix the metric with its evaluation: eval/accuracy."),
     (["checkpoint.keep_best.metric=eval_x/accuracy"],
      "checkpoint.keep_best.metric=eval_x/accuracy: there is no such evaluation. There are: eval/..."),
     (["checkpoint.keep_best.mode=max"], "keep_best.mode=max has no effect without checkpoint.keep_best.metric"),

@@ -335,7 +335,7 @@ BAD = [
         ["+input.eval={a b: {fn: x.y}}"],
         "input.eval.a b: a name of an evaluation is made of letters, digits, '_', '-' an",
     ),
-    (["sweep.metric=accuracy"], "sweep.metric=accuracy: a metric is named with what it belongs to: eval/accuracy."),
+    (["sweep.metric=accuracy"], "sweep.metric=accuracy: prefix the metric with its evaluation: eval/accuracy."),
     (["sweep.metric=eval_x/loss"], "sweep.metric=eval_x/loss: there is no such evaluation. There are: eval/...."),
     (
         ["sweep.metric=eval/loss", "input.eval.val.batch_size=3"],
@@ -482,6 +482,26 @@ BAD += [
     (["hydra.job.chdir=true"], "hydra.job.chdir=true: a run stays in the directory where it was started."),
     (["hydra/launcher=joblib"], "It is a plugin of Hydra: pip install hydra-joblib-launcher. Available: basic."),
     (["tracking.uri=mlflow.db"], "tracking.uri=mlflow.db is a path. A database file is sqlite:///mlflow.db."),
+]  # fmt: skip
+
+# What people bring along from other tools: each message says what to write here.
+BAD += [
+    (["seed=3"], "seed=3: there is no key 'seed'. Did you mean 'run.seed'?"),
+    (["early_stopping.metric=val_loss"], "metric=val_loss: there is no key 'early_stopping'. Did you mean 'train.e"),
+    (["train.early_stopping.metric=val_loss"], "prefix the metric with its evaluation: eval/loss."),
+    (["checkpoint.keep_best.metric=accuracy"], "prefix the metric with its evaluation: eval/accuracy."),
+    (["checkpoint.keep_best.metric=val/acc"], "keep_best.metric=val/acc: 'val' is no evaluation. Write eval/acc."),
+    (["train"], "cannot read 'train': a command is written command=train."),
+    (["evalute"], "cannot read 'evalute': write key=value. Did you mean command=evaluate?"),
+    (["model_dir", "foo"], "write key=value, without spaces around the equals sign: model_dir=foo"),
+    (["--model-dir=foo"], "--model-dir=foo: keys are written without dashes: model_dir=foo."),
+    (["--max_steps", "3"], "--max_steps: keys are written without dashes: train.max_steps=3."),
+    (["--seed=3", "train.max_steps=2"], "--seed=3: keys are written without dashes: run.seed=3."),
+    (["--model.params.password=hunter2"], "keys are written without dashes: model.params.password=***."),
+    (["--gpus=2"], "--gpus=2: there is no such option. Did you mean strategy.num_gpus? Keys are"),
+    (["--cfg", "jobs"], "argument --cfg/-c: invalid choice: 'jobs'"),
+    (["+experiment=wide_deep"], "+experiment=wide_deep: every run has the group 'experiment'. Write experiment=wi"),
+    (["+strategy=mirrored"], "+strategy=mirrored: every run has the group 'strategy'. Write strategy=mirrored."),
 ]  # fmt: skip
 
 # One for each group, with Hydra's way round its own schema.

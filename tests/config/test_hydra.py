@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from runner.config import saved_config
+from runner.launch import app
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -56,6 +57,45 @@ def test_the_users_file_wins_over_ours_and_is_checked_like_it(tmp_path: Path) ->
     write(tmp_path / "conf" / "train" / "default.yaml", "max_steps: many\n")
     said = ask(cwd=tmp_path)
     assert said == "runner: conf/train/default.yaml: train.max_steps=many is neither a whole number nor null.\n"
+
+
+EXPERIMENTS = [
+    (  # neither package nor override
+        "train: {max_steps: 9}\n",
+        "conf/experiment/mine.yaml: its first line must be '# @package _global_'. Without it each of its keys "
+        "begins with experiment.\n",
+    ),
+    (
+        "defaults:\n  - override /input: custom\ntrain: {max_steps: 9}\n",
+        "conf/experiment/mine.yaml: its first line must be '# @package _global_'. Without it each of its keys "
+        "begins with experiment.\n",
+    ),
+    (
+        "# @package _global_\ndefaults:\n  - input: custom\n",
+        "conf/experiment/mine.yaml: write '- override /input: custom' in its defaults. '- input: custom' would be a "
+        "file of conf/experiment/input.\n",
+    ),
+    (
+        "# @package _global_\ndefaults:\n  - /input: custom\n",
+        "conf/experiment/mine.yaml: write '- override /input: custom' in its defaults. Every run has the "
+        "group 'input'.\n",
+    ),
+    (
+        "# @package _global_\ndefaults:\n  - override input: custom\n",
+        "conf/experiment/mine.yaml: write '- override /input: ...' in its defaults, with the slash.\n",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "message"), EXPERIMENTS)
+def test_a_mistake_in_an_experiment_file_says_the_line_to_write(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "conf" / "experiment" / "mine.yaml", text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["runner", "experiment=mine"])
+    assert app.run_command_line() == 2
+    assert capsys.readouterr().err == f"runner: {message}"
 
 
 SAVED: dict[str, Any] = {

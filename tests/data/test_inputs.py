@@ -458,7 +458,7 @@ def test_auto_leaves_the_division_to_a_function_that_read_its_place() -> None:
 
 def test_auto_in_one_process_divides_by_rows_whatever_the_function_read() -> None:
     feed = feed_of(sharding, num_replicas=2, batch_size=8)
-    assert (feed.shard, feed.reason) == ("examples", "one pipeline, so there is nothing to divide")
+    assert (feed.shard, feed.reason) == ("examples", "one worker reads all of it")
     assert [ids(share) for share in pull(feed, iter(feed.dataset))] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 

@@ -203,7 +203,7 @@ def refused_by(overrides: list[str]) -> str:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["metric=loss"], "metric=loss: a metric is named with what it belongs to: eval/loss."),
+        (["metric=loss"], "metric=loss: prefix the metric with its evaluation: eval/loss."),
         (["metric=eval_x/loss"], "metric=eval_x/loss: there is no such evaluation. There are: eval/...."),
         (["patience_evals=3"], "patience_evals=3 has no effect without train.early_stopping.metric."),
     ],

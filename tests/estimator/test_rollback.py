@@ -47,7 +47,7 @@ class Killer(Hook):
 
 
 def train(folder: Path, input_fn: Any, steps: int = 20, hooks: Any = (), **config: Any) -> dict[str, Any]:
-    settings = RunConfig(save_checkpoints_steps=5, nan="rollback", **config)
+    settings = RunConfig(**{"save_checkpoints_steps": 5, "nan": "rollback", **config})
     trainer = Estimator(line, folder, settings, journal=Journal(journal_path(folder)))
     trainer.train(input_fn, hooks=list(hooks), max_steps=steps)
     return {name: trainer.get_variable_value(name).tolist() for name in trainer.get_variable_names()}
@@ -87,8 +87,26 @@ def test_it_fails_after_three(tmp_path: Path) -> None:
     with pytest.raises(tf.compat.v1.train.NanLossDuringTrainingError) as raised:
         train(tmp_path, batches(*range(7, 40)))
     assert "the loss became nan at step 6" in str(raised.value)
-    assert "It was gone back to 3 times already." in str(raised.value)
+    assert "it was gone back to 3 times already: the last checkpoint is of step 5" in str(raised.value)
+    assert "train.nan=rollback" not in str(raised.value)
     assert rollbacks(tmp_path) == [(7, 5), (6, 5), (6, 5)]
+
+
+def test_a_nan_says_what_to_try_first(tmp_path: Path) -> None:
+    with pytest.raises(tf.compat.v1.train.NanLossDuringTrainingError) as raised:
+        train(tmp_path, batches(7), nan="stop")
+    assert str(raised.value).startswith(
+        "the loss became nan at step 7. Try a lower learning rate, tf.clip_by_global_norm in model_fn or "
+        "train.nan=rollback (RunConfig(nan='rollback')), which goes back and leaves the batch out (the last checkpoint "
+        "is of step 5). train.nan=ignore trains on with what there is."
+    )
+
+
+def test_a_nan_on_the_command_line_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert jobs.run(tmp_path, "model.fn=tests.support.line.native_line", "+model.params.learning_rate=1e30") == 1
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "NanLossError" in line]
+    assert said.startswith("runner: NanLossError: the loss became ")
+    assert "Try a lower learning rate, train.clip_global_norm=1 or train.nan=rollback" in said
 
 
 def test_the_count_is_that_of_the_run_and_not_of_a_process(tmp_path: Path) -> None:

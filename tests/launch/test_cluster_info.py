@@ -23,7 +23,7 @@ def cluster_info(tmp_path: Path, *words: str, **env: str) -> subprocess.Complete
 
 def facts(output: str) -> dict[str, str]:
     lines = output.partition("\n\n")[0].splitlines()
-    return {line[:11].strip(): line[13:] for line in lines[1:]}
+    return {line[:11].strip(): line[13:] for line in lines[2:]}
 
 
 def rows(output: str) -> list[list[str]]:

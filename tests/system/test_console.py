@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from runner.system.console import (
+    Epochs,
     NullProgress,
     PlainProgress,
     RichProgress,
+    _filled,
     build_progress,
     format_age,
     format_bytes,
@@ -99,6 +102,48 @@ def test_rich_progress_shows_the_step_and_the_loss() -> None:
     progress.stop()
     text = stream.getvalue()
     assert "100/1000" in text and "loss 0.25" in text and "ETA 18s" in text and "[worker:1] saved" in text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_nothing_is_cut_on_a_terminal_and_epochs_and_the_time_are_shown(width: int) -> None:
+    stream = Terminal()
+    seconds = [0.0]
+    progress = RichProgress(Console(file=stream, force_terminal=True, width=width), lambda: seconds[0])
+    progress.start(123456, 0, Epochs(10, 12345.6))
+    progress.update(1, 2.5, 0.5, 32.0)
+    seconds[0] = 83.0
+    progress.update(30000, 0.25, 5000.0, 320000.0)
+    progress.stop()
+    last = Text.from_ansi(stream.getvalue()).plain.splitlines()[-2:]
+    assert last[0].startswith("epoch 3/10  step 30000/123456 ━") and last[0].rstrip().endswith("1:23  ETA 19s")
+    assert last[1].rstrip() == "loss 0.25  5,000 steps/s  320,000 examples/s"
+    assert all(len(line) <= width for line in last) and "…" not in stream.getvalue()
+
+
+def test_many_facts_take_more_lines_and_none_is_divided() -> None:
+    assert _filled(["loss 0.25", "accuracy 0.5", "auc 1"], 24) == ["loss 0.25  accuracy 0.5", "auc 1"]
+    assert _filled(["a name that is wider than the screen"], 10) == ["a name that is wider than the screen"]
+
+
+def test_a_phase_is_shown_with_its_time_while_it_lasts_and_leaves_nothing() -> None:
+    stream = Terminal()
+    progress = RichProgress(Console(file=stream, force_terminal=True, width=80), clock(0, 3, 3, 3, 3, 3))
+    with progress.phase("trace"):
+        pass
+    assert "tracing the graph  3s" in stream.getvalue()
+    assert "\x1b[2K" in stream.getvalue().rpartition("tracing")[2], "the line is erased"
+
+
+def test_plain_lines_say_the_epoch() -> None:
+    stream = io.StringIO()
+    progress = PlainProgress(stream, clock=clock(0, 10))
+    progress.start(30, 10, Epochs(3, 10.0, began=0))
+    progress.update(11, 2.5, 0.5, 32.0)
+    progress.update(20, 0.25, 5.0, 320.0)
+    assert stream.getvalue().splitlines() == [
+        "step 11/30  epoch 2/3  loss 2.5",
+        "step 20/30  epoch 2/3  loss 0.25  5 steps/s  320 examples/s  ETA 2s",
+    ]
 
 
 def test_no_color_takes_the_colours_away(monkeypatch: pytest.MonkeyPatch) -> None:

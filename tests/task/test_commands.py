@@ -80,6 +80,19 @@ def test_a_finished_run_is_not_trained_again(command: str, overrides: tuple[str,
 
 
 @pytest.mark.long
+def test_fewer_steps_than_were_taken_are_said_with_what_to_set(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, "command=train") == 0
+    capsys.readouterr()
+    assert run(tmp_path, "command=train", "train.max_steps=2") == 0
+    (said,) = [text for text in capsys.readouterr().err.splitlines() if "Nothing to train" in text]
+    assert said == (
+        f"warning: Nothing to train: train.max_steps=2, and {tmp_path}/run/model.ckpt-4 is at step 4. Steps count from "
+        "the model's first: set train.max_steps to more than 4, or use a new model_dir."
+    )
+
+
 def test_a_run_to_the_end_of_its_input_goes_on_with_max_steps_or_another_input(tmp_path: Path) -> None:
     to_the_end = ("train.max_steps=null", "input.train.fn=tests.support.jobs.once")
     assert run(tmp_path, *to_the_end) == 0

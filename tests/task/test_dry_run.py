@@ -88,13 +88,15 @@ def test_tells_what_would_run_and_writes_nothing(tmp_path: Path, capsys: pytest.
     assert found["log"] == found["summaries"] == ["every 100 steps"]
     assert "all examples of each checkpoint, at least 30 s apart, and before the first step" in said
     assert found["steps per loop"] == ["10"]
-    shard = "examples: one pipeline, so there is nothing to divide"
+    shard = "examples: one worker reads all of it"
     assert found["input.train"] == ["tests.support.jobs.endless", "2, 2 per replica", shard]
     assert found["input.eval"] == ["tests.support.jobs.once", "3, 3 per replica", shard]
     assert "train  features  float32  [batch]" in said and "eval   labels    float32  [batch]" in said
     assert found["weight"] == ["[]", "float32", "yes", "1"]
     assert found["weight/Momentum"] == ["[]", "float32", "1"], "the optimizer's slots are in the list"
-    assert "total: 1 trainable parameters, 2 others (optimizer, moving averages, counters), 16 B on each rep" in said
+    assert (
+        "total: 1 trainable parameters, 2 other values (optimizer, moving averages, counters), 16 B on each rep" in said
+    )
     assert "prediction  predictions  float32  [batch]" in said
     assert "metric      eval/loss" in said and "metric      eval/mae" in said
     assert said.endswith("No step was taken and nothing was written.\n")
@@ -124,8 +126,8 @@ def test_a_long_list_is_cut_and_summed_by_layer(tmp_path: Path, capsys: pytest.C
     said = capsys.readouterr().out
     # 21 layers of kernel and bias, a momentum of each, learning rate, counter and global step.
     parameters = 6 + 19 * 12 + 4
-    assert "... and 47 more variables with 247 parameters" in said
-    assert f"total: {parameters} trainable parameters, {parameters + 3} others" in said
+    assert "... and 47 more variables with 247 values" in said
+    assert f"total: {parameters} trainable parameters, {parameters + 3} other values" in said
     found = rows(said)
     assert found["block1_dense1"] == ["2", "12", "12"] and found["out"] == ["2", "4", "4"]
     assert found["optimizer"] == ["SGD"] and found["loss"] == ["one for each example"]

@@ -96,7 +96,7 @@ def test_training_that_nobody_evaluates_exports_its_end(tmp_path: Path) -> None:
         (["export.exporters=[final,final]"], r"export.exporters=\[final,final\] names one twice"),
         (["export.exporters=[]"], r"export.exporters=\[\] exports nothing. null says so"),
         (["export.best.metric=eval/loss"], "export.best.metric=eval/loss has no effect without best"),
-        (["export.exporters=[best]", "export.best.metric=loss"], "export.best.metric=loss: a metric is named with"),
+        (["export.exporters=[best]", "export.best.metric=loss"], "export.best.metric=loss: prefix the metric with"),
         (["export.exporters=[best]", "export.best.metric=eval_x/loss"], "there is no such evaluation"),
         (["export.exporters=[best]", "command=train"], "has best, and command=train evaluates nothing"),
         (["export.checkpoint=a"], "export.checkpoint=a is for command=export"),

@@ -36,7 +36,7 @@ def test_lists_checkpoints_and_the_variables_of_the_newest(trained: Path, capsys
         f"model_dir: {trained}", "command: train_and_evaluate", "status: finished", "global_step: 4",
     ]  # fmt: skip
     table = said[said.index("checkpoints\n") :].splitlines()
-    assert table[1].split() == ["step", "age", "size", "eval/loss", "eval/mae"]
+    assert table[1].split() == ["step", "age", "size", "eval/loss", "eval/mae", "state"]
     assert re.fullmatch(r" *0  *\d+ s  *\d\.\d kB  *-  *-", table[2])
     assert re.fullmatch(r" *2  *\d+ s  *\d\.\d kB  *[\d.]+  *[\d.]+", table[3])
     assert re.fullmatch(r" *4  *\d+ s  *\d\.\d kB  *[\d.]+  *[\d.]+  newest", table[4])
@@ -85,7 +85,7 @@ def test_as_many_metrics_as_a_screen_takes(trained: Path, capsys: pytest.Capture
     journal.metrics(4, {f"eval_many/m{index}": float(index) for index in range(8)} | {"train/loss": 1.0})
     journal.close()
     said = inspected(trained, capsys)
-    assert "eval_many/m3\n" in said and "train/loss" not in said
+    assert "eval_many/m3  state\n" in said and "train/loss" not in said
     assert "... and 4 more metrics: eval_many/m4, eval_many/m5, eval_many/m6, eval_many/m7" in said
 
 

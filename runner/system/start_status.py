@@ -1,0 +1,107 @@
+"""The live line of a command until its task draws one: what it is doing, and for how long.
+
+TensorFlow takes seconds to import, and its task's Python is busy meanwhile. So the command's own process draws the
+line, from its first moment, and hands the terminal over when the task asks for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+from collections.abc import MutableMapping, Sequence
+from typing import Any
+
+SCREEN = "RUNNER_SCREEN_FD"
+"""The environment variable that tells a task on which descriptor it asks for the terminal."""
+
+ANSWER_SECS = 5.0
+"""How long a task waits for the answer: a supervisor that is stopped must not hold it up."""
+
+
+def is_for(argv: Sequence[str]) -> bool:
+    """Report whether a command with these words draws a live line: it runs something, on a terminal."""
+    if any(word.startswith("-") and word not in ("-m", "--multirun") for word in argv):
+        return False
+    modes = [word.partition("=")[2] for word in argv if word.startswith("run.progress=")]
+    return shows_live(modes[-1] if modes else "auto", sys.stderr)
+
+
+def shows_live(mode: str, stream: Any) -> bool:
+    """Report whether `run.progress` means a live line on `stream`."""
+    return mode == "rich" or (mode == "auto" and stream.isatty() and os.environ.get("TERM") != "dumb")
+
+
+class StartStatus:
+    """A spinner with a phase and the time since the first one. Safe to call from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._live: Any = None
+        self._task: Any = None
+
+    def show(self, phase: str) -> None:
+        """Show `phase`, in place of the one before it."""
+        with self._lock:
+            if self._live is not None:
+                self._live.update(self._task, description=phase)
+                return
+            from rich.console import Console
+            from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+            self._live = Progress(
+                SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(),
+                console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False,
+            )  # fmt: skip
+            self._task = self._live.add_task(phase, total=None)
+            self._live.start()
+
+    def say(self, text: str) -> bool:
+        """Say a line above the spinner. Returns: False where none is shown, and nothing was said."""
+        with self._lock:
+            if self._live is None:
+                return False
+            self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            return True
+
+    def stop(self) -> None:
+        """Take the line away; may be called more than once."""
+        with self._lock:
+            live, self._live = self._live, None
+            if live is not None:
+                live.stop()
+
+    def lend(self, phase: str) -> dict[str, str]:
+        """Show `phase` until the task that gets this environment asks for the terminal, or ends; {}: nothing is shown.
+
+        The descriptor in it is the child's, to be closed here once it has been started.
+        """
+        with self._lock:
+            if self._live is None:
+                return {}
+            self.show(phase)
+        ours, theirs = socket.socketpair()
+        threading.Thread(target=self._listen, args=(ours,), daemon=True, name="screen").start()
+        return {SCREEN: str(theirs.detach())}
+
+    def _listen(self, task: socket.socket) -> None:
+        with task, contextlib.suppress(OSError):
+            task.recv(1)  # nothing: it has ended
+            self.stop()
+            task.sendall(b".")
+
+
+START_STATUS = StartStatus()
+"""That of this process: it has one terminal."""
+
+
+def take_terminal(env: MutableMapping[str, str]) -> None:
+    """Return when the supervisor has taken its live line away; at once where it has none, or has done so before."""
+    descriptor = env.pop(SCREEN, None)
+    if descriptor is not None:
+        with contextlib.suppress(OSError), socket.socket(fileno=int(descriptor)) as supervisor:
+            supervisor.settimeout(ANSWER_SECS)
+            supervisor.sendall(b".")
+            supervisor.recv(1)
