@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from runner.tracking.exit_codes import user_code
 from runner.types import copied_params
 
 _ACCEPTED = ("features", "labels", "mode", "params", "config")
@@ -153,7 +154,8 @@ class ModelFn:
             "params": copied_params(self.params),
             "config": self.config,
         }
-        result = self.fn(**{name: available[name] for name in declared})
+        with user_code():
+            result = self.fn(**{name: available[name] for name in declared})
         if hasattr(result, "as_estimator_spec"):  # of a TPU
             result = result.as_estimator_spec()
         if "keras" in sys.modules and isinstance(result, sys.modules["keras"].Model):

@@ -391,6 +391,8 @@ class Supervisor:
 
     def _print(self, summary: Mapping[str, Any], code: int, *, is_fresh: bool) -> None:
         shown = {**summary, "resume": self._resume_command() if code == INTERRUPTED else None}
+        if code == exit_codes.USER_ERROR:  # the task has said it, in a message
+            shown["error"] = None
         for name in ("checkpoint", "predictions"):
             shown[name] = summary[name] and console.relative(Path(summary[name]))
         shown["exports"] = ", ".join(console.relative(Path(path)) for path in summary["exports"])

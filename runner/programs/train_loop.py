@@ -84,7 +84,7 @@ class Loop:
         """
         run = self._ending if may_end else self._bounded
         try:
-            with graphs.optimised_once(), xla.explained():
+            with self._pipeline.reading(), graphs.optimised_once(), xla.explained():
                 result = run(iterator, tf.constant(num_steps), tuple(values))
         except tf.errors.OutOfRangeError:
             if not self._pipeline.division.ends_together:
