@@ -194,7 +194,7 @@ class RunSettings:
     progress: str = _setting("auto", choices=("auto", "rich", "plain", "off"))
     inline: bool = False
     freeze_secs: int | None = _setting(None, minimum=10)
-    debug: str | None = _setting(None, choices=("fast_dev", "overfit"))
+    debug: str | None = _setting(None, choices=("fast_dev", "overfit", "nan"))
     profile: str | None = None
     secrets: list[str] | None = None
 

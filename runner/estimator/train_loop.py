@@ -19,6 +19,7 @@ from runner.estimator.nan_loss import NanPolicy
 from runner.estimator.train_log import TrainLog
 from runner.estimator.train_setup import TrainSetup
 from runner.programs.train_loop import LoopResult
+from runner.tracing.numeric_checks import NotFiniteError
 from runner.types import StepRequest, StepResult
 
 _log = logging.getLogger(__name__)
@@ -131,6 +132,10 @@ class TrainingRun:
             self._end()
         except Exception as error:
             self._checkpoints.settle_before(error)
+            if isinstance(error, NotFiniteError):
+                error.add_note(
+                    f"at step {self._step + 1}; the last checkpoint is of step {self._checkpoints.saved_step}"
+                )
             raise
         finally:
             self._context.journal.took("train", self.secs)

@@ -163,6 +163,7 @@ def build_run_config(config: Config, cluster: Cluster = ALONE) -> RunConfig:
         steps_per_loop=None if config.train.steps_per_loop == "auto" else config.train.steps_per_loop,
         tensorboard=config.tracking.tensorboard and config.command != "dry_run",
         profile_steps=None if config.run.profile is None else parse_step_range(config.run.profile),
+        check_numerics=config.run.debug == "nan",
         keep_best=_build_keep_best(config.checkpoint.keep_best),
         warm_start=_build_warm_start(config.train.warm_start),
         cluster=cluster,

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import bdb
 import contextlib
-import linecache
 import re
 import sys
-import sysconfig
 import textwrap
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import runner
 from runner.config.schema import ConfigError
 from runner.config.user_code import UserCodeError
 from runner.system.files import StorageError, is_disk_full
 from runner.system.redaction import mask_text
+from runner.system.user_frames import FRAME, Frame, frames_in, user_frames
 from runner.tracking.exit_codes import USER_ERROR, code_of_error
 from runner.tracking.journal import Journal, NullJournal
 
@@ -29,22 +26,6 @@ NO_DEBUGGER = (
     "a debugger needs the terminal, and a task is a process without one. Set run.inline=true (with run.eager=true "
     "tensors have values), or PYTHONBREAKPOINT for a debugger that needs no terminal."
 )
-
-_FRAME = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>\S+)', re.MULTILINE)
-"""A frame in a text: of a traceback, of autograph's "in user code", of TensorFlow's "Detected at node"."""
-
-_MADE_BY_AUTOGRAPH = "__autograph_generated_file"
-
-
-class Frame(NamedTuple):
-    """A line of code that was running, or that made an operation which was."""
-
-    file: str
-    line: int
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.file}, line {self.line}, in {self.name}: {linecache.getline(self.file, self.line).strip()}"
 
 
 class Explained(NamedTuple):
@@ -110,7 +91,7 @@ def explain(error: BaseException) -> Explained:
         return _of_operation(said, kind)
     if "in user code:" in said:  # autograph puts the frames into the message
         before, _, of_user = said.partition("in user code:")
-        inner = user_frames(_frames_in(of_user))
+        inner = user_frames(frames_in(of_user))
         last = re.split(r"\n\s*\n", textwrap.dedent(of_user).strip())[-1]
         name = re.compile(rf"^\s*(\w+\.)*{kind}: ")
         return Explained(f"{kind}: {before}{name.sub('', textwrap.dedent(last)).strip()}", inner or frames)
@@ -122,28 +103,6 @@ def refuse_breakpoint(*arguments: Any, **keywords: Any) -> None:
     raise bdb.BdbQuit
 
 
-def user_frames(frames: Iterable[Frame]) -> list[Frame]:
-    """Return those of `frames`, the innermost last, that are the user's own: neither ours nor of installed packages.
-
-    What called us (a script, a test) is none of them.
-    """
-    ours = str(Path(runner.__file__).parent)
-    installed = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-    found: list[Frame] = []
-    was_ours = False
-    for frame in frames:
-        if frame.file.startswith(ours):
-            found = found if was_ours else []
-            was_ours = True
-        elif not frame.file.startswith((*installed, "<")) and _MADE_BY_AUTOGRAPH not in frame.file:
-            found += [frame] if Path(frame.file).exists() else []
-    return found
-
-
-def _frames_in(text: str) -> list[Frame]:
-    return [Frame(found["file"], int(found["line"]), found["name"]) for found in _FRAME.finditer(text)]
-
-
 def _of_operation(said: str, kind: str) -> Explained:
     """Explain the message of an error that an operation of a graph raised while it ran.
 
@@ -151,11 +110,11 @@ def _of_operation(said: str, kind: str) -> Explained:
     [[<nodes that waited for it>]]". Where a Python function failed, the message has its error and its frames.
     """
     node = re.search(r"\{\{node ([^}]+)\}\}|Detected at node '?([^' ]+)'? defined at", said)
-    frames = user_frames(_frames_in(said))
+    frames = user_frames(frames_in(said))
     text = re.sub(r"\A.*?Detected at node.*?defined at \(most recent call last\):\n", "", said, flags=re.DOTALL)
     text = text.replace("<stack traces unavailable>\n", "").partition("\n\t [[")[0]
     text, _, of_python = text.partition("Traceback (most recent call last):")  # where a Python function failed
-    text = re.sub(r" ?\[Op:\w+\].*\Z", "", _FRAME.sub("", text), flags=re.DOTALL)
+    text = re.sub(r" ?\[Op:\w+\].*\Z", "", FRAME.sub("", text), flags=re.DOTALL)
     text = re.sub(r"Error in user-defined function passed to (\w+?)(Dataset)?:\d+ transformation with iterator: \S+ ",
                   r"in Dataset.\1: ", text)  # fmt: skip
     text = " ".join(text.split())

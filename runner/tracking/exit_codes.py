@@ -37,7 +37,7 @@ USER_ERRORS = (
     ValueError, TypeError, LookupError, AttributeError, NameError, ImportError, SyntaxError, FileNotFoundError,
     NotImplementedError, AssertionError,
 )  # fmt: skip
-"""What a mistake in a config, a model_fn or an input_fn raises, wherever it is; `user_code` marks all else of theirs."""
+"""What a mistake in a config, a model_fn or an input_fn raises; `user_code` marks all else that comes out of these."""
 
 
 ENVIRONMENT_ERRORS = (

@@ -107,7 +107,7 @@ def test_an_operation_that_fails_names_the_line_that_made_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(tmp_path, f"model.fn={HERE}.out_of_range") == 1
-    message, operation, frame, hint = said_of(capsys)
+    message, operation, frame, _ = said_of(capsys)
     assert message.startswith("runner: InvalidArgumentError: indices[") and message.endswith("is not in [0, 2)")
     assert operation == "  operation GatherV2, made"
     assert frame.startswith(f"  in {__file__}, line ")
@@ -139,7 +139,6 @@ def test_a_loss_that_is_not_finite_is_one_message(tmp_path: Path, capsys: pytest
         ]),
         (f"input.train.fn={HERE}.bad_index", [
             "InvalidArgumentError: in Dataset.Map: indices[0] = 3 is not in [0, 3)", f"in the data of {HERE}.bad_index",
-            "operation GatherV2",
         ]),
         (f"input.eval.fn={HERE}.bad_index", [
             "InvalidArgumentError: in Dataset.Map: indices[2] = 3 is not in [0, 3)", f"in the data of {HERE}.bad_index",
