@@ -130,16 +130,24 @@ def _error_of(checked: _Checked, states: str) -> NotFiniteError:
 
 
 def _made_by_user(operation: tf.Operation) -> tf.Operation | None:
-    """Return the operation, or the nearest before it that a line of the user's made: gradients are made by ours."""
+    """Return the operation, or the nearest before it that a line of the user's made.
+
+    Gradients are made by us, or where the user says `minimize`: what they are the gradients of says more.
+    """
     seen, queue = {operation}, [operation]
     for one in queue:
-        if _frames_of(one):
+        if _frames_of(one) and not _is_gradient(one):
             return one
-        before = [tensor.op for tensor in one.inputs if tensor.op not in seen]
-        # Of a gradient, the operation it belongs to gives values, and the gradient after it the first input.
-        queue += sorted(dict.fromkeys(before), key=lambda other: not _frames_of(other))
+        before = dict.fromkeys(tensor.op for tensor in one.inputs if tensor.op not in seen)
+        # The operation whose gradient it is gives it values; the gradient that comes after it is its other input.
+        queue += sorted(before, key=lambda other: _is_gradient(other) or not _frames_of(other))
         seen.update(before)
-    return None
+    return operation if _frames_of(operation) else None
+
+
+def _is_gradient(operation: tf.Operation) -> bool:
+    """Report whether tf.gradients or a tape made it, by the scopes that they name."""
+    return re.search(r"(^|/)(gradients(_\d+)?|gradient_tape)/", operation.name) is not None
 
 
 def _frames_of(operation: tf.Operation) -> list[Frame]:
