@@ -27,7 +27,7 @@ class Watch(Hook):
         CALLS.append((self._label, result.first_step, result.last_step))
 
 
-class Session(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+class Session(tf.compat.v1.train.SessionRunHook):
     def after_create_session(self, session: Any, coord: Any) -> None:
         CALLS.append("session")
 
