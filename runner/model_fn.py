@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner.config.error_messages import did_you_mean
+from runner.tracking.exit_codes import user_code
 from runner.types import copied_params
 
 _ACCEPTED = ("features", "labels", "mode", "params", "config")
@@ -158,7 +159,7 @@ class ModelFn:
             "params": copied_params(self.params),
             "config": self.config,
         }
-        with self._explaining_inputs(features, labels, mode, "labels" in declared):
+        with user_code(), self._explaining_inputs(features, labels, mode, "labels" in declared):
             result = self.fn(**{name: available[name] for name in declared})
         if hasattr(result, "as_estimator_spec"):  # of a TPU
             result = result.as_estimator_spec()

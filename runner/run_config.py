@@ -158,6 +158,8 @@ class RunConfig:
         are in any case.
       precision: what Keras 3 layers compute in: "float32" leaves it to them, "mixed_bfloat16", "mixed_float16".
       ema_decay: moving averages of the weights are kept with this decay, and evaluated; None: none.
+      check_numerics: each operation of a training step is checked, and the one that makes a value which is not finite
+        is named with the line of model_fn. One step in a loop; for debugging.
       profile_steps: global steps whose profile is written for TensorBoard; None: none.
       train_distribute: strategy of training; None: TensorFlow's default.
       eval_distribute: strategy of evaluation and prediction; None: that of training; "default": TensorFlow's own.
@@ -194,6 +196,7 @@ class RunConfig:
     precision: str = _key("train.precision")
     ema_decay: float | None = _key("train.ema_decay")
     profile_steps: StepRange | None = None
+    check_numerics: bool = False
     train_distribute: Any = None
     eval_distribute: Any = None
     cluster: Cluster = dataclasses.field(default_factory=Cluster)
@@ -225,6 +228,11 @@ class RunConfig:
             object.__setattr__(self, "tf_random_seed", DrawnSeed(secrets.randbits(SEED_BITS)))
         if not self.tensorboard:
             object.__setattr__(self, "save_summary_steps", None)
+        if self.check_numerics and (self.jit or self.precision == "mixed_float16"):
+            other = "jit=True" if self.jit else "precision='mixed_float16'"
+            raise ValueError(f"RunConfig(check_numerics=True, {other}) do not go together. Leave one out.")
+        if self.check_numerics:
+            object.__setattr__(self, "steps_per_loop", 1)
         _check_arguments(self)
 
     def replace(self, **changes: Any) -> RunConfig:

@@ -6,7 +6,7 @@ Hydra's own schema check is not enough: `++key=value` gets around it, and it kno
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +15,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from runner.config import schema
 from runner.config.error_messages import check_limits, did_you_mean, nearest, unknown_key, wrong_type
-from runner.config.schema import Config, ConfigError, InputBlock, VocabularyConfig, WarmStartConfig
+from runner.config.schema import Config, ConfigError, HookConfig, InputBlock, VocabularyConfig, WarmStartConfig
 from runner.config.step_range import parse_step_range
 from runner.config.validation import check
 from runner.system.redaction import extend_secrets, masked_override
@@ -42,7 +42,8 @@ def parse(tree: Mapping[str, Any]) -> Config:
     config: Config = _merge(Config, tree, "")
     config = dataclasses.replace(config, input=dataclasses.replace(config.input, eval=_evals(config.input.eval or {})))
     warm_start = dataclasses.replace(config.train.warm_start, vocabularies=_vocabularies(config.train.warm_start))
-    config = dataclasses.replace(config, train=dataclasses.replace(config.train, warm_start=warm_start))
+    hooks = _hooks(config.train.hooks)
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, warm_start=warm_start, hooks=hooks))
     _check_limits(config.run, "run")  # first, since other keys take its seed
     _check_limits(config, "")
     for name, vocabulary in warm_start.vocabularies.items():
@@ -88,7 +89,7 @@ def thawed(node: Any) -> Any:
 def _merge(cls: type, tree: Mapping[str, Any], at: str) -> Any:
     """`tree` as an instance of the dataclass `cls`; `at` is where it sits, for the error."""
     node = schema_node() if cls is Config else thawed(OmegaConf.structured(cls))
-    if cls is InputBlock:
+    if cls in (InputBlock, HookConfig):
         OmegaConf.set_struct(node.params, False)
     try:
         return OmegaConf.to_object(OmegaConf.merge(node, tree))
@@ -119,6 +120,14 @@ def _evals(tree: Mapping[str, Any]) -> dict[str, InputBlock]:
             )
     blocks = {name: OmegaConf.to_container(OmegaConf.merge(common, block)) for name, block in named.items()}
     return {name: _merge(InputBlock, block, schema.eval_key(name)) for name, block in blocks.items()}  # type: ignore[arg-type]
+
+
+def _hooks(blocks: Sequence[Any]) -> list[HookConfig]:
+    for place, block in enumerate(blocks):
+        if not isinstance(block, Mapping) or not block.get("fn"):
+            shown = masked_override(f"train.hooks[{place}]={block!r}")
+            raise ConfigError(f"{shown} is no hook. Give train.hooks=[{{fn: package.module.Class, params: {{}}}}]")
+    return [_merge(HookConfig, block, f"train.hooks[{place}]") for place, block in enumerate(blocks)]
 
 
 def _vocabularies(settings: WarmStartConfig) -> dict[str, VocabularyConfig]:

@@ -195,7 +195,7 @@ class RunSettings:
     inline: bool = False
     freeze_secs: int | None = _setting(None, minimum=10)
     preload: Any = _setting("auto", choices=("auto", False))
-    debug: str | None = _setting(None, choices=("fast_dev", "overfit"))
+    debug: str | None = _setting(None, choices=("fast_dev", "overfit", "nan"))
     profile: str | None = None
     secrets: list[str] | None = None
 
@@ -241,11 +241,24 @@ class WarmStartConfig:
 
 
 @dataclass(frozen=True)
+class HookConfig:
+    """A hook of training: the dotted name of a class or function, called with `params` by name."""
+
+    fn: str | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class TrainConfig:
-    """How long to train, how a step is taken, and what is said on the way."""
+    """How long to train, how a step is taken, and what is said on the way.
+
+    Attributes:
+      hooks: once parsed a HookConfig each.
+    """
 
     max_steps: int | None = _setting(None, minimum=1)
     max_epochs: int | None = _setting(None, minimum=1)
+    max_secs: float | None = _setting(None, above=0)
     steps_per_loop: Any = _count("auto", minimum=1, auto=True)
     gradient_accumulation: int = _count(1, minimum=1)
     clip_global_norm: float | None = _setting(None, above=0)
@@ -260,6 +273,7 @@ class TrainConfig:
     log_steps: int | None = _setting(100, minimum=1)
     metrics: bool = False
     summary_steps: int | None = _setting(100, minimum=1)
+    hooks: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -419,6 +433,8 @@ class Config:
             inputs |= dict([self.export_input])
         found = [("model.fn", str(self.model.fn), "model_fn")]
         found += [(f"{key}.fn", str(block.fn), "input_fn") for key, block in inputs.items()]
+        if self.command in TRAINING_COMMANDS:
+            found += [(f"train.hooks[{place}].fn", str(hook.fn), "Hook") for place, hook in enumerate(self.train.hooks)]
         if self.exports and self.export.receiver_fn:
             found.append(("export.receiver_fn", self.export.receiver_fn, "serving_input_receiver_fn"))
         return found

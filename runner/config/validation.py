@@ -52,6 +52,7 @@ def check(config: Config) -> None:
         _check_profile,
         _check_inline,
         _check_jit,
+        _check_debug,
     ):
         for mistake in find_mistakes(config):
             raise ConfigError(mistake)
@@ -386,13 +387,33 @@ def _check_inline(config: Config) -> Iterator[str]:
 
 def _check_jit(config: Config) -> Iterator[str]:
     """Refuse strategies on which the stages of a compiled step were not tried."""
-    tried = ("default", "one_device", "mirrored", "central_storage")
-    if config.train.jit and config.strategy.name not in tried:
+    if config.train.jit and config.strategy.name not in _TRIED:
         reason = "a TPU compiles every step" if config.strategy.name == "tpu" else "it compiles steps of one process"
         yield (
             f"train.jit=true does not go with strategy={config.strategy.name}: {reason}. Set train.jit=false, or use "
-            f"{', '.join(tried)}."
+            f"{', '.join(_TRIED)}."
         )
+
+
+def _check_debug(config: Config) -> Iterator[str]:
+    """Refuse run.debug=nan where values that are not finite belong to a step, or nobody here sees its operations."""
+    if config.run.debug != "nan" or config.command not in schema.TRAINING_COMMANDS:
+        return
+    if config.train.jit:
+        yield "run.debug=nan with train.jit=true: XLA makes other operations of them. Set train.jit=false."
+    if config.train.precision == "mixed_float16":
+        yield (
+            "run.debug=nan with train.precision=mixed_float16: its loss scale is found by gradients that are not "
+            "finite. Set train.precision=float32."
+        )
+    if config.strategy.name not in _TRIED:
+        yield (
+            f"run.debug=nan does not go with strategy={config.strategy.name}: it checks the steps of one process. Use "
+            f"{', '.join(_TRIED)}."
+        )
+
+
+_TRIED = ("default", "one_device", "mirrored", "central_storage")
 
 
 # --- what several of them have in common ----------------------------------------------------------------------------

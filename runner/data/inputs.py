@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +17,7 @@ from runner.data.dataset_adapter import as_dataset, call_input_fn, check_batches
 from runner.data.replica_batches import Division, RoundRobin, any_rows, part_spec
 from runner.data.sharding import InputContext, Plan, WorkerPlace
 from runner.run_config import RunConfig
+from runner.tracking.exit_codes import comes_from_input, user_code
 from runner.types import copied_params
 
 __all__ = ["Input", "InputContext", "InputPipeline", "build_input_pipeline"]
@@ -116,6 +118,20 @@ class InputPipeline:
         spec = tf.nest.map_structure(none_spec, self.dataset.element_spec)
         spec = part_spec(self.division.replica_spec(spec), self.num_micro_batches)
         return spec[0], (spec[1] if len(spec) > 1 else None)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Say of an error of the data, while steps that read it run, whose data it is: a mistake of the user's."""
+        try:
+            yield
+        except tf.errors.OutOfRangeError:  # the end of the data
+            raise
+        except tf.errors.OpError as error:
+            if comes_from_input(error):
+                error.add_note(f"in the data of {self.name}")
+                with user_code():
+                    raise
+            raise
 
     def remaining_steps(self, elements: int = 0) -> float | None:
         """Steps to the end of the dataset, of which `elements` have been read: an int; math.inf if it has none; None if
@@ -249,7 +265,8 @@ def _call(source: Input, plan: Plan, mode: str, params: Any, config: Any, num_ep
         offered["num_epochs"] = num_epochs
     arguments = {name: offered[name] for name in _declared(source.fn) if name in offered}
     try:
-        return call_input_fn(lambda: source.fn(**arguments), _describe(source.fn), training=mode == "train")
+        with user_code():
+            return call_input_fn(lambda: source.fn(**arguments), _describe(source.fn), training=mode == "train")
     except Exception as error:
         with_what = ", ".join(arguments) or "nothing"
         error.add_note(f"in {_describe(source.fn)}, called for {_BLOCKS[mode]} with {with_what}")

@@ -18,7 +18,9 @@ from runner.estimator.loop_boundary import Boundary, LoopLength
 from runner.estimator.nan_loss import NanPolicy
 from runner.estimator.train_log import TrainLog
 from runner.estimator.train_setup import TrainSetup
+from runner.hooks.hook import WhenDue
 from runner.programs.train_loop import LoopResult
+from runner.tracing.numeric_checks import NotFiniteError
 from runner.types import StepRequest, StepResult
 
 _log = logging.getLogger(__name__)
@@ -95,10 +97,10 @@ class TrainingRun:
 
             begin log, listeners and hooks; a new run saves
             while step < target and nobody stops:
-                before_step of hooks
+                before_step of hooks that were called
                 take steps up to the next boundary (save, summary, hook, end of data, target)
                     log; at a NaN: stop, or roll back
-                after_step of hooks
+                after_step of hooks that are due
                 agree with the other workers: who stops, the next loop's length, whether to save
                 save, when due: listeners, checkpoint, evaluations
             save
@@ -109,15 +111,16 @@ class TrainingRun:
           ValueError: the step does not advance the global step.
         """
         hooks = self._setup.hooks
+        due = [WhenDue(hook) for hook in hooks]
         try:
             self._begin()
             self._agree()
             while self._step < self._target and self._next.stop_reason is None:
-                for hook in hooks:
+                for hook in due:
                     hook.before_step(self, self._step)
                 result = self._take_steps(self._next.num_steps)
                 if result.num_steps:  # none, when the loop found nothing but the end of the data
-                    for hook in hooks:
+                    for hook in due:
                         hook.after_step(self, result)
                 self._checkpoints.poll()
                 # A clock, a signal or a hook of one worker concerns all: acting alone would leave the others waiting
@@ -131,6 +134,10 @@ class TrainingRun:
             self._end()
         except Exception as error:
             self._checkpoints.settle_before(error)
+            if isinstance(error, NotFiniteError):
+                error.add_note(
+                    f"at step {self._step + 1}; the last checkpoint is of step {self._checkpoints.saved_step}"
+                )
             raise
         finally:
             self._context.journal.took("train", self.secs)

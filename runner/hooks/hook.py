@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
-from typing import Protocol
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
 
 from runner.types import StepResult
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +83,9 @@ class PassContext:
 class Hook:
     """Base of native hooks; override what you need.
 
-    A subclass that must see certain steps sets `every`: a loop then ends at each of them. Without it, `before_step`
-    and `after_step` are called once per loop, whose steps StepResult holds.
+    Without a cadence, `before_step` and `after_step` are called once per loop, whose steps StepResult holds. A subclass
+    that sets `every` is called when that is due, with all steps since it was called last: `Every(steps=50)` at the
+    global steps 50, 100, ... What comes after the last of them is not handed on; `end` is called at the end.
     """
 
     every: Every = Every()
@@ -86,10 +94,10 @@ class Hook:
         """Before the first step, or before an evaluation or prediction; variables hold their values."""
 
     def before_step(self, run: Run, step: int) -> None:
-        """Before a loop; `step` is the global step so far."""
+        """Before a loop, the first one after `after_step`; `step` is the global step so far."""
 
     def after_step(self, run: Run, result: StepResult) -> None:
-        """After a loop."""
+        """After a loop, where the cadence is due."""
 
     def after_batches(self, run: Run, examples: int) -> None:
         """In an evaluation or prediction, after some of its batches; `examples` are those seen so far."""
@@ -99,3 +107,60 @@ class Hook:
 
     def close(self, run: Run) -> None:
         """After training, however it ended: the place to give back what would outlive it. It does not raise."""
+
+
+class WhenDue:
+    """Calls a hook of training when its cadence is due, or after each loop where it has none."""
+
+    def __init__(self, hook: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        self._hook, self._clock = hook, clock
+        self._results: list[StepResult] = []
+        self._called_at: float | None = None
+
+    def before_step(self, run: Run, step: int) -> None:
+        if self._called_at is None:
+            self._called_at = self._clock()
+        if not self._results:
+            self._hook.before_step(run, step)
+
+    def after_step(self, run: Run, result: StepResult) -> None:
+        assert self._called_at is not None
+        every, now = getattr(self._hook, "every", Every()), self._clock()
+        self._results.append(result)
+        has_cadence = every.steps or every.secs is not None
+        if not has_cadence or every.due(result.first_step - 1, result.last_step, now - self._called_at):
+            results, self._results, self._called_at = self._results, [], now
+            self._hook.after_step(run, _joined(results))
+
+
+def _joined(results: Sequence[StepResult]) -> StepResult:
+    """Return one result of the steps of several loops, the oldest first."""
+    if len(results) == 1:
+        return results[0]
+    return StepResult(
+        first_step=results[0].first_step,
+        last_step=results[-1].last_step,
+        losses=np.concatenate([one.losses for one in results]),
+        examples=sum(one.examples for one in results),
+        secs=sum(one.secs for one in results),
+        values={name: np.concatenate([one.values[name] for one in results]) for name in results[0].values},
+    )
+
+
+class TimeLimit(Hook):
+    """Ends training, with a checkpoint, so many seconds after its first step began (`train.max_secs`).
+
+    It is looked at between loops, which take about a second. A run that is started again has the time anew.
+    """
+
+    def __init__(self, secs: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._secs, self._clock = secs, clock
+        self._began = 0.0
+
+    def begin(self, run: Run) -> None:
+        self._began = self._clock()
+
+    def after_step(self, run: Run, result: StepResult) -> None:
+        if self._clock() - self._began >= self._secs:
+            _log.info("train.max_secs=%g: training ends at step %d.", self._secs, result.last_step)
+            run.request_stop(f"train.max_secs={self._secs:g}")

@@ -413,6 +413,8 @@ class Supervisor:
             if self.place is not None:
                 workers, servers = self.place.num_workers - 1, self.place.num_ps
             shown["cluster"] = [console.counted(workers, "worker"), console.counted(servers, "server")]
+        if code == exit_codes.USER_ERROR:  # the task has said it, in a message
+            shown["error"] = None
         for name in ("checkpoint", "predictions"):
             shown[name] = summary[name] and console.relative(Path(summary[name]))
         shown["exports"] = ", ".join(console.relative(Path(path)) for path in summary["exports"])

@@ -94,7 +94,8 @@ class EvalProgram(Program):
         """
         zero = (0.0, 0.0)
         before = {name: tuple(tf.constant(one, tf.float64) for one in sums.get(name, zero)) for name in self.sum_names}
-        result = self._loop(iterator, tf.constant(max_steps), before)
+        with self._pipeline.reading():
+            result = self._loop(iterator, tf.constant(max_steps), before)
         return EvalResult(on_host(result["sums"]), examples=int(result["examples"]), data_ended=bool(result["ended"]))
 
     def run_one(self, iterator: Any, request: StepRequest, before: Sums) -> tuple[EvalResult, list[Any]]:
@@ -106,7 +107,8 @@ class EvalProgram(Program):
             ]
             self._fetching[request.key] = tf.function(functools.partial(self._run_one, functions), autograph=False)
         try:
-            sums, examples, values = self._fetching[request.key](iterator, tuple(request.values))
+            with self._pipeline.reading():
+                sums, examples, values = self._fetching[request.key](iterator, tuple(request.values))
         except tf.errors.OutOfRangeError:
             return EvalResult(before, 0, data_ended=True), []
         total = added(before, on_host(sums))

@@ -40,7 +40,8 @@ class PredictProgram(Program):
         for step in itertools.count(1):
             try:
                 request = session_hooks.request(step)
-                counts, predictions, values = self._next(request)(iterator, tuple(request.values))
+                with self._pipeline.reading():
+                    counts, predictions, values = self._next(request)(iterator, tuple(request.values))
             except tf.errors.OutOfRangeError:
                 return
             session_hooks.after_run([value.numpy() for value in values])

@@ -29,6 +29,7 @@ from runner.programs.train_scalars import Fetched, ReplicaScalars, StepScalars, 
 from runner.tf_private.summaries import SummaryScalar, collecting, summaries_noted
 from runner.tracing import xla
 from runner.tracing.graph_operations import operations
+from runner.tracing.numeric_checks import NumericChecks
 from runner.tracing.trace_step import Replica
 from runner.types import StepRequest
 
@@ -101,6 +102,8 @@ class TrainProgram(Program):
 
         with summaries_noted():
             super().__init__(model, pipeline, replica_fn, training=True)
+        if config.check_numerics:
+            self.trace.checks = NumericChecks(self.trace.graph)
         self.is_native = self.spec.optimizer is not None
         """Whether the runner owns the gradients (`optimizer=`)."""
         own = getattr(self.spec.scaffold, "summary_op", None)

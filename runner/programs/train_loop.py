@@ -13,7 +13,7 @@ import tensorflow as tf
 from runner.data.inputs import InputPipeline
 from runner.data.replica_batches import ReplicaBatch
 from runner.tf_private import graphs
-from runner.tracing import xla
+from runner.tracing import numeric_checks, xla
 
 
 class Step(NamedTuple):
@@ -84,7 +84,7 @@ class Loop:
         """
         run = self._ending if may_end else self._bounded
         try:
-            with graphs.optimised_once(), xla.explained():
+            with self._pipeline.reading(), graphs.optimised_once(), xla.explained(), numeric_checks.explained():
                 result = run(iterator, tf.constant(num_steps), tuple(values))
         except tf.errors.OutOfRangeError:
             if not self._pipeline.division.ends_together:

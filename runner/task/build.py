@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -36,10 +36,13 @@ from runner.estimator.estimator import Estimator
 from runner.estimator.specs import EvalSpec, TrainSpec
 from runner.export.exporters import BestExporter, Exporter, FinalExporter, LatestExporter, better
 from runner.export.receivers import receiver_fn_of_spec
+from runner.hooks.builtin_hooks import split_hooks
+from runner.hooks.hook import TimeLimit
 from runner.model_fn import ModeKeys, declared_arguments
 from runner.run_config import KeepBest, RunConfig, WarmStart
 from runner.system.console import NullProgress, Progress
 from runner.task.unread_params import UnreadParams
+from runner.tracking.exit_codes import user_code as user_code_called
 from runner.tracking.journal import Journal, NullJournal
 from runner.tracking.training_status import generation_in
 
@@ -104,7 +107,9 @@ def build_job(
     )
     config = _watched_inputs(config, unread)
     train_fn, predict_fn = functions.get("input.train.fn"), functions.get("input.predict.fn")
-    train_spec = None if train_fn is None else _build_train_spec(config, train_fn, hooks)
+    train_spec = None
+    if train_fn is not None:
+        train_spec = _build_train_spec(config, train_fn, (*hooks, *_build_hooks(config, functions)))
     predict_input = None if predict_fn is None else build_input(config.input.predict, predict_fn)
     receiver_fn = _build_receiver_fn(config, functions, estimator) if config.exports else None
     exporters = _build_exporters(config, receiver_fn) if receiver_fn and config.command != "export" else ()
@@ -163,6 +168,7 @@ def build_run_config(config: Config, cluster: Cluster = ALONE) -> RunConfig:
         steps_per_loop=None if config.train.steps_per_loop == "auto" else config.train.steps_per_loop,
         tensorboard=config.tracking.tensorboard and config.command != "dry_run",
         profile_steps=None if config.run.profile is None else parse_step_range(config.run.profile),
+        check_numerics=config.run.debug == "nan",
         keep_best=_build_keep_best(config.checkpoint.keep_best),
         warm_start=_build_warm_start(config.train.warm_start),
         cluster=cluster,
@@ -214,6 +220,27 @@ def _build_train_spec(config: Config, fn: Any, hooks: tuple[Any, ...]) -> TrainS
     train_input = dataclasses.replace(build_input(config.input.train, fn), first_batch_only=is_overfit)
     early_stopping = EarlyStopping(**dataclasses.asdict(train.early_stopping))
     return TrainSpec(train_input, train.max_steps, hooks, early_stopping=early_stopping, max_epochs=train.max_epochs)
+
+
+def _build_hooks(config: Config, functions: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the hooks of training that the config asks for.
+
+    Raises: ValueError: one of them is no hook, or does not take its params.
+    """
+    if config.train.max_secs is not None:
+        yield TimeLimit(config.train.max_secs)
+    for place, settings in enumerate(config.train.hooks):
+        key = f"train.hooks[{place}].fn"
+        if key not in functions:  # of an evaluator, which does not train
+            continue
+        try:
+            with user_code_called():
+                hook = functions[key](**settings.params)
+            split_hooks([hook])
+        except TypeError as error:
+            error.add_note(f"{key}={settings.fn}, called with params {settings.params}")
+            raise
+        yield hook
 
 
 def _build_eval_specs(

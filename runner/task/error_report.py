@@ -2,48 +2,77 @@
 
 from __future__ import annotations
 
+import bdb
 import contextlib
 import re
 import sys
-import sysconfig
 import textwrap
 import traceback
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-import runner
 from runner.config.schema import ConfigError
 from runner.config.user_code import UserCodeError
 from runner.system.files import StorageError, is_disk_full
 from runner.system.redaction import mask_text
 from runner.system.standard_streams import FULL_ERROR
-from runner.tracking.exit_codes import USER_ERRORS
+from runner.system.user_frames import FRAME, Frame, frames_in, user_frames
+from runner.tracking.exit_codes import USER_ERROR, code_of_error
 from runner.tracking.journal import Journal, NullJournal
 
 QUIET_ERRORS = "RUNNER_QUIET_ERRORS"
 """The environment variable of a task whose errors its supervisor says: several may say the same."""
 
+NO_DEBUGGER = (
+    "a breakpoint, and training runs in a process without a terminal. Set run.inline=true to debug in this one (or "
+    "PYTHONBREAKPOINT, for a debugger that needs no terminal)."
+)
+
+
+class Explained(NamedTuple):
+    """An error in a person's words.
+
+    Attributes:
+      said: what is wrong.
+      frames: of the user's own code, the innermost last.
+      operation: of the graph, which failed while it ran; the frames made it. '': it is no error of an operation.
+    """
+
+    said: str
+    frames: Sequence[Frame] = ()
+    operation: str = ""
+
 
 def report_error(error: Exception, journal: Journal | NullJournal, env: Mapping[str, str], secrets: set[str]) -> None:
     """Say what went wrong, to the person and to the journal.
 
-    A mistake of the user's, and a folder that can no longer be written in, is one message and the line of their code;
-    anything else comes with its traceback, and so does everything with HYDRA_FULL_ERROR=1. Where the supervisor is to
-    say it, only the journal is told.
+    What is clear without our frames is one message and the lines of the user's code: a mistake of theirs, an operation
+    that they made, a folder that can no longer be written in. Anything else comes with its traceback, and so does
+    everything with HYDRA_FULL_ERROR=1. Where the supervisor is to say it, only the journal is told.
     """
-    said = str(error) if isinstance(error, ConfigError | UserCodeError) else f"{type(error).__name__}: {error}"
-    said = mask_text(re.sub(r"\x1b\[[0-9;]*m", "", said), secrets)  # Keras makes parts of its messages bold
+    found = explain(error)
+    said = mask_text(found.said, secrets)
     trace = mask_text("".join(traceback.format_exception(error)), secrets)
-    is_clear = isinstance(error, (*USER_ERRORS, StorageError)) or is_disk_full(error) or hasattr(error, "is_clear")
-    if is_clear and env.get(FULL_ERROR) != "1":
-        lines = [f"runner: {said}", *(mask_text(note, secrets) for note in getattr(error, "__notes__", ()))]
+    is_nan = any(one.__name__ == "NanLossDuringTrainingError" for one in type(error).__mro__)
+    is_clear = (
+        is_nan
+        or hasattr(error, "is_clear")
+        or code_of_error(error) == USER_ERROR
+        or isinstance(error, StorageError)
+        or is_disk_full(error)
+    )
+    if (is_clear or (found.operation and found.frames)) and env.get(FULL_ERROR) != "1":
+        lines = [f"runner: {said}", *(f"  {note}" for note in getattr(error, "__notes__", ()))]
+        hint = ["  HYDRA_FULL_ERROR=1 shows the whole traceback."] if found.frames or found.operation else []
     else:
-        lines = [trace.rstrip("\n")]  # it ends with the message
-    frame = user_frame(error)
+        lines, hint = [trace.rstrip("\n")], []  # it ends with the message
     if isinstance(error, SyntaxError) and error.text:  # of a file that never ran: no frame is in it
         lines.append(f"  in {error.filename}, line {error.lineno}: {error.text.strip()}")
-    elif frame is not None:
-        lines.append(f"  in {frame.filename}, line {frame.lineno}, in {frame.name}: {frame.line}")
+    elif found.operation and found.frames:
+        lines += [f"  operation {found.operation}, made", *(f"  in {frame}" for frame in found.frames)]
+    else:
+        lines += [f"  in {frame}" for frame in found.frames]
+    lines = [mask_text(line, secrets) for line in (*lines, *hint)]
     facts = {"error": textwrap.shorten(said, 300, placeholder="..."), "traceback": trace}
     if env.get(QUIET_ERRORS):
         journal.event("error", **facts, said="\n".join(lines))
@@ -53,13 +82,49 @@ def report_error(error: Exception, journal: Journal | NullJournal, env: Mapping[
     print(*lines, sep="\n", file=sys.stderr, flush=True)
 
 
-def user_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """Return the innermost line of the user's own code in an error's traceback; None when there is none."""
-    ours = str(Path(runner.__file__).parent)
-    installed = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((ours, *installed, "<")) and Path(frame.filename).exists()
-    ]
-    return frames[-1] if frames else None
+def explain(error: BaseException) -> Explained:
+    """Return what an error says, and the user's own part in it."""
+    said = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # Keras makes parts of its messages bold
+    frames = user_frames(
+        Frame(one.filename, one.lineno or 0, one.name) for one in traceback.extract_tb(error.__traceback__)
+    )
+    if isinstance(error, ConfigError | UserCodeError):
+        return Explained(said, frames)
+    if isinstance(error, bdb.BdbQuit):  # end of input, where nobody can type
+        is_typed = sys.stdin is not None and sys.stdin.isatty()
+        return Explained("the debugger was quit." if is_typed else NO_DEBUGGER, frames[-1:])
+    kind = type(error).__name__
+    if type(error).__module__.startswith("tensorflow.") and hasattr(error, "node_def"):
+        return _of_operation(said, kind)
+    if "in user code:" in said:  # autograph puts the frames into the message
+        before, _, of_user = said.partition("in user code:")
+        inner = user_frames(frames_in(of_user))
+        last = re.split(r"\n\s*\n", textwrap.dedent(of_user).strip())[-1]
+        name = re.compile(rf"^\s*(\w+\.)*{kind}: ")
+        return Explained(f"{kind}: {before}{name.sub('', textwrap.dedent(last)).strip()}", inner or frames)
+    return Explained(f"{kind}: {said}", frames)
+
+
+def refuse_breakpoint(*arguments: Any, **keywords: Any) -> None:
+    """Stand in for `breakpoint()` where nobody can type: pdb reads the end of its input, and quits."""
+    raise bdb.BdbQuit
+
+
+def _of_operation(said: str, kind: str) -> Explained:
+    """Explain the message of an error that an operation of a graph raised while it ran.
+
+    "Graph execution error: Detected at node X defined at (most recent call last): <frames> <message> [[{{node X}}]]
+    [[<nodes that waited for it>]]". Where a Python function failed, the message has its error and its frames.
+    """
+    node = re.search(r"\{\{node ([^}]+)\}\}|Detected at node '?([^' ]+)'? defined at", said)
+    frames = user_frames(frames_in(said))
+    text = re.sub(r"\A.*?Detected at node.*?defined at \(most recent call last\):\n", "", said, flags=re.DOTALL)
+    text = text.replace("<stack traces unavailable>\n", "").partition("\n\t [[")[0]
+    text, _, of_python = text.partition("Traceback (most recent call last):")  # where a Python function failed
+    text = re.sub(r" ?\[Op:\w+\].*\Z", "", FRAME.sub("", text), flags=re.DOTALL)
+    text = re.sub(r"Error in user-defined function passed to (\w+?)(Dataset)?:\d+ transformation with iterator: \S+ ",
+                  r"in Dataset.\1: ", text)  # fmt: skip
+    text = " ".join(text.split())
+    if of_python:
+        return Explained(text, frames)
+    return Explained(f"{kind}: {text}", frames, next(filter(None, node.groups()), "") if node else "")

@@ -32,7 +32,7 @@ from runner.system.heartbeat import Heartbeat
 from runner.system.redaction import secrets_of
 from runner.system.standard_streams import say
 from runner.system.start_status import take_terminal
-from runner.task.error_report import report_error
+from runner.task.error_report import refuse_breakpoint, report_error
 from runner.task.stop_hook import ForwardedStop, StopRequest
 from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR, code_of_error
 from runner.tracking.journal import Journal, NullJournal, journal_path
@@ -64,6 +64,8 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
         # A live line and the prompt of a debugger do not go together.
         mode = "plain" if config.run.progress == "auto" else config.run.progress
         return _run(config, ALONE, stop, mode, started, goes_on=True)
+    if not os.environ.get("PYTHONBREAKPOINT"):
+        sys.breakpointhook = refuse_breakpoint
     watchdog = end_with_parent(os.environ)  # first: it forks
     heartbeat = Heartbeat(os.environ)
     heartbeat.start()

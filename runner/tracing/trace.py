@@ -21,6 +21,7 @@ from runner.tracing.graph_operations import (
     operations,
     program_order,
 )
+from runner.tracing.numeric_checks import NumericChecks
 from runner.tracing.variable_store import RequestedVariables
 
 
@@ -58,6 +59,7 @@ class Trace:
       collections: the graph collections as the first replica left them.
       requested: the variables it uses.
       operations: of the step, in program order. What hooks add to its graph later is none of them.
+      checks: fail where a value of a function is not finite; None: nobody looks.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Trace:
         self.outputs = [call.output for call in calls]
         self.batch_counts = [call.batch_count for call in calls]
         self.micro_batch_numbers = [call.micro_batch_number for call in calls]
+        self.checks: NumericChecks | None = None
         self._call_time_values = call_time_values
         self.operations: Sequence[tf.Operation] = self.graph.get_operations()
         self.collections = calls[0].collections
@@ -169,6 +172,9 @@ class Trace:
         tensors = [tensor for tensor in flat if tensor is not None]
         arguments = [*(self.inputs if with_inputs else ()), *feeds]
         running = needed(self.graph, [*run, *operations(tensors)])
+        if self.checks is not None:
+            run += self.checks.added(running, tensors)
+            running = needed(self.graph, [*run, *operations(tensors)])
         # The key of a collective that does not run is not drawn: workers that call this another number of times (each
         # evaluates in loops of its own length) would count keys differently, and wait for each other for ever.
         late = [value for value in self._call_time_values if value.placeholder.op in running]

@@ -14,12 +14,16 @@ command exits with the worst of its runs.
 
 from __future__ import annotations
 
+import contextlib
+import re
 import signal
-from collections.abc import Mapping
+from bdb import BdbQuit
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from runner.system.child_process import describe_exit
+from runner.system.files import StorageError, is_disk_full
 
 FINISHED, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 3
 PEER_LOST = 75
@@ -33,12 +37,39 @@ USER_ERRORS = (
     ValueError, TypeError, LookupError, AttributeError, NameError, ImportError, SyntaxError, FileNotFoundError,
     NotImplementedError, AssertionError,
 )  # fmt: skip
-"""What a mistake in a config, a model_fn or an input_fn raises; all else (TensorFlow's errors, NaN) is a failure."""
+"""What a mistake in a config, a model_fn or an input_fn raises; `user_code` marks all else that comes out of these."""
+
+
+ENVIRONMENT_ERRORS = (
+    "ResourceExhaustedError", "UnavailableError", "AbortedError", "DeadlineExceededError", "CancelledError",
+    "InternalError", "DataLossError",
+)  # fmt: skip
+"""Names of the errors of TensorFlow that are no mistake of whose code they come out of."""
+
+_BY_USER = "_runner_raised_by_user"
+
+
+@contextlib.contextmanager
+def user_code() -> Iterator[None]:
+    """Mark what is raised while it is entered as the mistake of the user, whose function is called: exit code 2."""
+    try:
+        yield
+    except Exception as error:
+        setattr(error, _BY_USER, True)
+        raise
 
 
 def code_of_error(error: Exception) -> int:
     """Return the exit code of a task that ends with `error`."""
-    return USER_ERROR if isinstance(error, USER_ERRORS) else FAILED
+    if isinstance(error, (*USER_ERRORS, BdbQuit)):
+        return USER_ERROR
+    is_environment = isinstance(error, StorageError | MemoryError) or type(error).__name__ in ENVIRONMENT_ERRORS
+    return USER_ERROR if hasattr(error, _BY_USER) and not is_environment and not is_disk_full(error) else FAILED
+
+
+def comes_from_input(error: Exception) -> bool:
+    """Report whether an operation failed that the data of an input function is made by, while a step read it."""
+    return re.search(r"IteratorGetNext|Iterator::", str(error)) is not None
 
 
 def is_loss(code: int) -> bool:

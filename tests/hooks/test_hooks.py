@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, Every, Hook, RunConfig, StepResult
 from runner.hooks.builtin_hooks import split_hooks
-from runner.hooks.hook import Interrupted
+from runner.hooks.hook import Interrupted, TimeLimit, WhenDue
 from tests.support.line import LINES, line, mirrored, native_line, points, steps_of
 
 v1 = tf.compat.v1
@@ -107,16 +109,47 @@ def test_hooks_are_told_of_the_step_where_a_run_resumes(tmp_path: Path) -> None:
     assert hook.calls == [("begin", 3), ("before", 3), ("after", 5), ("end", 5)]
 
 
-def test_loops_end_at_the_steps_that_hooks_ask_for(tmp_path: Path) -> None:
-    hook = Recorder(Every(steps=4))
-    train(tmp_path, [hook, Recorder(Every(steps=6))], 14, steps_per_loop=100)
-    assert hook.ends == [4, 6, 8, 12, 14]
+def test_hooks_are_called_at_the_steps_that_they_ask_for_with_all_steps_since(tmp_path: Path) -> None:
+    fours, sixes, all_loops = Recorder(Every(steps=4)), Recorder(Every(steps=6)), Recorder()
+    train(tmp_path, [fours, sixes, all_loops], 14, steps_per_loop=100)
+    assert fours.ends == [4, 8, 12] and sixes.ends == [6, 12], "not at the end, which is no multiple"
+    assert all_loops.ends == [4, 6, 8, 12, 14]
+    assert [call for call in fours.calls if call[0] == "before"] == [("before", 0), ("before", 4), ("before", 8),
+                                                                     ("before", 12)]  # fmt: skip
+    second = fours.results[1]
+    assert (second.first_step, second.num_steps, second.examples) == (5, 4, 8)
+    losses = np.concatenate([result.losses for result in all_loops.results])
+    np.testing.assert_array_equal(np.concatenate([result.losses for result in fours.results]), losses[:12])
+    resumed = Recorder(Every(steps=4))
+    train(tmp_path, [resumed], 6, steps_per_loop=1)
+    assert resumed.ends == [16, 20] and resumed.results[0].first_step == 15
+
+
+def test_a_hook_with_a_cadence_in_seconds_is_called_at_the_first_end_of_a_loop_after_them() -> None:
+    now, hook = [0.0], Recorder(Every(secs=30))
+    due = WhenDue(hook, clock=lambda: now[0])
+    run: Any = SimpleNamespace(global_step=0)
+    for step in range(1, 8):
+        due.before_step(run, step - 1)
+        now[0] += 12
+        run.global_step = step
+        due.after_step(run, StepResult(step, step, np.ones(1), 2, 12.0))
+    assert hook.ends == [3, 6] and hook.results[1].secs == 36
+
+
+def test_training_ends_after_so_many_seconds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock = itertools.count()  # a second at each look: when it begins, and after each loop
+    with caplog.at_level(logging.INFO, "runner"):
+        run = train(tmp_path, [TimeLimit(3, clock=lambda: next(clock))], 100, steps_per_loop=2)
+    assert run.global_step == 6 and run.stop_reason == "train.max_secs=3"
+    assert estimator(tmp_path).get_variable_value("global_step") == 6
+    assert "train.max_secs=3: training ends at step 6." in caplog.text
 
 
 def test_loops_grow_by_themselves_and_still_end_there(tmp_path: Path) -> None:
-    hook = Recorder(Every(steps=40))
-    train(tmp_path, [hook], 100)
-    assert {40, 80, 100} <= set(hook.ends) and len(hook.ends) < 10
+    hook, all_loops = Recorder(Every(steps=40)), Recorder()
+    train(tmp_path, [hook, all_loops], 100)
+    assert hook.ends == [40, 80] and {40, 80, 100} <= set(all_loops.ends) and len(all_loops.ends) < 10
 
 
 def test_native_hook_can_stop(tmp_path: Path) -> None:

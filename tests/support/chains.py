@@ -206,12 +206,22 @@ class Killed(RuntimeError):
     """Stands for a process that was killed: nothing is saved any more."""
 
 
+@dataclasses.dataclass(frozen=True)
+class _EndsAt(Every):
+    """A loop ends at each multiple, and each loop is told of."""
+
+    at: int = 100
+
+    def steps_until_due(self, step: int) -> float:
+        return self.at - step % self.at
+
+
 class Watch(Hook):
     """Notes the losses by step, those of a step that is taken again over the earlier ones; ends a start."""
 
     def __init__(self, losses: dict[int, float], ending: str = "limit", at: int = 0) -> None:
         self._losses, self._ending, self._at = losses, ending, at
-        self.every = Every(steps=at or 100)
+        self.every = _EndsAt(at=at or 100)
 
     def after_step(self, run: Any, result: Any) -> None:
         self._losses |= zip(range(result.first_step, result.last_step + 1), result.losses.tolist(), strict=True)

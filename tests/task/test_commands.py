@@ -203,7 +203,7 @@ def test_only_the_keys_that_are_asked_for(trained: Path, capsys: pytest.CaptureF
 def test_a_failed_prediction_keeps_the_older_file(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(trained, "command=predict") == 0
     before, names = (trained / "run" / "predictions.jsonl").read_bytes(), files(trained)
-    assert run(trained, "command=predict", "input.predict.fn=tests.support.jobs.failing") == 1
+    assert run(trained, "command=predict", "input.predict.fn=tests.support.jobs.failing") == 2
     assert "bad example" in capsys.readouterr().err
     assert (trained / "run" / "predictions.jsonl").read_bytes() == before and files(trained) == names
 

@@ -1,0 +1,54 @@
+"""Lines of the user's own code, told from ours and those of installed packages: in tracebacks, and in texts of them."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import re
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+FRAME = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>\S+)', re.MULTILINE)
+"""A frame in a text: of a traceback, of autograph's "in user code", of TensorFlow's "Detected at node"."""
+
+_MADE_BY_AUTOGRAPH = "__autograph_generated_file"
+
+
+class Frame(NamedTuple):
+    """A line of code that was running, or that made an operation which was."""
+
+    file: str
+    line: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.file}, line {self.line}, in {self.name}: {linecache.getline(self.file, self.line).strip()}"
+
+
+def user_frames(frames: Iterable[Frame]) -> list[Frame]:
+    """Return those of `frames`, the innermost last, that are the user's own: neither ours nor of installed packages.
+
+    What called us (a script, a test) is none of them.
+    """
+    ours, installed = str(Path(__file__).parents[1]), _installed()
+    found: list[Frame] = []
+    was_ours = False
+    for frame in frames:
+        if frame.file.startswith(ours):
+            found = found if was_ours else []
+            was_ours = True
+        elif not frame.file.startswith((*installed, "<")) and _MADE_BY_AUTOGRAPH not in frame.file:
+            found += [frame] if Path(frame.file).exists() else []
+    return found
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    return tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def frames_in(text: str) -> list[Frame]:
+    """Return all frames that a text tells of."""
+    return [Frame(found["file"], int(found["line"]), found["name"]) for found in FRAME.finditer(text)]

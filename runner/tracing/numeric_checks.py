@@ -1,0 +1,154 @@
+"""Which operation of a step made the first value that is not finite (`run.debug=nan`).
+
+Each part of a trace that runs also computes, of every floating-point tensor that is used in it, whether it is finite,
+infinite or has a NaN. Where a value that is not finite reaches the loss, or what changes a variable, the step fails,
+and the operation is found by going back from there to one whose inputs were all finite. So a mask of -inf, and a NaN
+that `tf.where` leaves out, are no mistakes.
+
+`tf.debugging.enable_check_numerics` (TensorFlow 2.21) fails at any such value, does not see the operations of gradients
+inside `wrap_function`, and names an operation after the one that began.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import re
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.system.user_frames import Frame, user_frames
+from runner.tracing.graph_operations import changes_state
+
+_FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+_MARK = "runner/numeric_checks"
+_KINDS = {"1": "an infinite value", "2": "NaN"}
+
+_numbers = itertools.count()
+
+
+class NotFiniteError(tf.compat.v1.train.NanLossDuringTrainingError):
+    """A value that is not finite reached the loss or a variable; the message names the operation that made it."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@dataclasses.dataclass(eq=False)
+class _Checked:
+    """The tensors of a part of a trace that are looked at, and those of them that must be finite."""
+
+    tensors: Sequence[tf.Tensor]
+    roots: Sequence[tf.Tensor]
+    number: int = dataclasses.field(default_factory=lambda: next(_numbers))
+
+
+class NumericChecks:
+    """The checks in the graph of one trace."""
+
+    def __init__(self, graph: Any) -> None:
+        self._graph = graph
+        self._made: list[_Checked] = []
+
+    def added(self, running: Sequence[tf.Operation], fetches: Sequence[tf.Tensor]) -> list[tf.Operation]:
+        """Return operations that fail where a value of a part of the trace is not finite.
+
+        Args:
+          running: all operations of the part.
+          fetches: what it returns.
+        """
+        used = [tensor for operation in running for tensor in operation.inputs] + list(fetches)
+        tensors = {tensor.ref(): tensor for tensor in used if tensor.dtype in _FLOATS}
+        written = [tensor for operation in running if changes_state(operation) for tensor in operation.inputs]
+        roots = [tensor for tensor in (*fetches, *written) if tensor.ref() in tensors]
+        if not roots:
+            return []
+        order = {operation: place for place, operation in enumerate(running)}
+        checked = _Checked(sorted(tensors.values(), key=lambda tensor: order.get(tensor.op, 0)), roots)
+        self._made.append(checked)
+        _known[checked.number] = checked
+        with self._graph.as_default(), tf.name_scope(_MARK):
+            states = {tensor.ref(): _state(tensor) for tensor in checked.tensors}
+            is_fine = tf.reduce_all([tf.equal(states[tensor.ref()], 0) for tensor in roots])
+            text = tf.strings.reduce_join(tf.strings.as_string(tf.stack(list(states.values()))))
+            return [tf.raw_ops.Assert(condition=is_fine, data=[f"{_MARK} {checked.number} ", text], summarize=1)]
+
+
+_known: weakref.WeakValueDictionary[int, _Checked] = weakref.WeakValueDictionary()
+
+
+def _state(tensor: tf.Tensor) -> tf.Tensor:
+    """Return 0: all finite, 1: some infinite, 2: some are NaN."""
+    with tf.device(tensor.device):
+        has_nan, is_finite = tf.reduce_any(tf.math.is_nan(tensor)), tf.reduce_all(tf.math.is_finite(tensor))
+        return tf.where(has_nan, 2, tf.where(is_finite, 0, 1))
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Say of a check that fails, while a step runs, which operation it was, and the user's line that made it.
+
+    Raises: NotFiniteError.
+    """
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = re.search(rf"\[{_MARK} (\d+) \] \[([012]+)\]", str(error))
+        checked = _known.get(int(found.group(1))) if found else None
+        if found is None or checked is None:
+            raise
+        raise _error_of(checked, found.group(2)) from None
+
+
+def _error_of(checked: _Checked, states: str) -> NotFiniteError:
+    """Return the error that names the operation whose inputs were finite, and whose output was not."""
+    state = {tensor.ref(): kind for tensor, kind in zip(checked.tensors, states, strict=True)}
+    places = {tensor.ref(): place for place, tensor in enumerate(checked.tensors)}
+    behind, stack = {}, [tensor for tensor in checked.roots if state[tensor.ref()] != "0"]
+    while stack:
+        tensor = stack.pop()
+        if tensor.ref() not in behind:
+            bad = [one for one in tensor.op.inputs if state.get(one.ref(), "0") != "0"]
+            behind[tensor.ref()] = bad
+            stack += bad
+    first = min((ref for ref, bad in behind.items() if not bad), key=lambda ref: places[ref]).deref()
+    what, operation = _KINDS[state[first.ref()]], first.op
+    if operation.type == "Placeholder":
+        return NotFiniteError(f"the input holds {what}: {operation.name}, {first.dtype.name} {first.shape}.")
+    inputs = ", ".join(f"{one.name} {one.shape}" for one in operation.inputs) or "none"
+    source = _made_by_user(operation)
+    error = NotFiniteError(f"operation {operation.name!r} ({operation.type}) made {what} of finite inputs ({inputs}).")
+    if source is not None:
+        place = "made" if source is operation else f"a part of the gradient of {source.name!r} ({source.type}), made"
+        for note in (place, *(f"in {frame}" for frame in _frames_of(source))):
+            error.add_note(note)
+    return error
+
+
+def _made_by_user(operation: tf.Operation) -> tf.Operation | None:
+    """Return the operation, or the nearest before it that a line of the user's made.
+
+    Gradients are made by us, or where the user says `minimize`: what they are the gradients of says more.
+    """
+    seen, queue = {operation}, [operation]
+    for one in queue:
+        if _frames_of(one) and not _is_gradient(one):
+            return one
+        before = dict.fromkeys(tensor.op for tensor in one.inputs if tensor.op not in seen)
+        # The operation whose gradient it is gives it values; the gradient that comes after it is its other input.
+        queue += sorted(before, key=lambda other: _is_gradient(other) or not _frames_of(other))
+        seen.update(before)
+    return operation if _frames_of(operation) else None
+
+
+def _is_gradient(operation: tf.Operation) -> bool:
+    """Report whether tf.gradients or a tape made it, by the scopes that they name."""
+    return re.search(r"(^|/)(gradients(_\d+)?|gradient_tape)/", operation.name) is not None
+
+
+def _frames_of(operation: tf.Operation) -> list[Frame]:
+    return user_frames(Frame(one.filename, one.lineno, one.name) for one in operation.traceback or ())

@@ -1,0 +1,36 @@
+"""docs/hooks.md tells the truth: its hook runs from the command line that it shows."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from runner import Hook
+from tests.support.jobs import results, run
+
+TEXT = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text()
+
+
+def test_the_hook_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    (command,) = re.findall(r"```\n(python -m runner .*?)```", TEXT, re.DOTALL)
+    (tmp_path / "my_hooks.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    try:
+        (override,) = shlex.split(command)[3:]
+        assert run(tmp_path, override.replace("steps: 50", "steps: 3"), "train.max_steps=7") == 0
+    finally:
+        sys.modules.pop("my_hooks", None)
+    assert results(tmp_path)[0]["global_step"] == 7
+    assert [line.split()[0] for line in (tmp_path / "loss.txt").read_text().splitlines()] == ["1-3", "4-6"]
+
+
+def test_the_table_of_methods_is_that_of_the_class() -> None:
+    named = re.findall(r"^\| `(\w+)\((.*?)\)` \|", TEXT, re.MULTILINE)
+    methods = {name for name, member in vars(Hook).items() if callable(member)}
+    assert {name for name, _ in named} == methods

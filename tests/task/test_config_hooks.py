@@ -1,0 +1,97 @@
+"""Hooks and a time limit of training from the config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from runner import Every, Hook
+from runner.config import parsing, schema, user_code
+from runner.config.schema import ConfigError
+from runner.config.user_code import UserCodeError
+from tests.config.test_config import composed
+from tests.support.jobs import results, run
+
+HERE = "tests.task.test_config_hooks"
+CALLS: list[Any] = []
+
+
+class Watch(Hook):
+    def __init__(self, every: int, label: str = "watch") -> None:
+        self.every, self._label = Every(steps=every), label
+
+    def after_step(self, run: Any, result: Any) -> None:
+        CALLS.append((self._label, result.first_step, result.last_step))
+
+
+class Session(tf.compat.v1.train.SessionRunHook):
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        CALLS.append("session")
+
+
+def stop_at(step: int) -> Any:
+    return tf.compat.v1.train.StopAtStepHook(last_step=step)
+
+
+def no_hook() -> Any:
+    return "hook"
+
+
+@pytest.fixture(autouse=True)
+def calls() -> Any:
+    CALLS.clear()
+
+
+def test_hooks_of_every_kind_are_called(tmp_path: Path) -> None:
+    watch = f"{{fn: {HERE}.Watch, params: {{every: 2, label: mine}}}}"
+    hooks = f"train.hooks=[{watch}, {{fn: {HERE}.Session}}, {{fn: {HERE}.stop_at, params: {{step: 5}}}}]"
+    assert run(tmp_path, hooks, "train.max_steps=8", "train.steps_per_loop=1") == 0
+    assert ["session", ("mine", 1, 2), ("mine", 3, 4)] == CALLS
+    assert results(tmp_path)[0]["global_step"] == 5
+    config = parsing.parse(composed([hooks]))
+    assert parsing.parse(schema.to_tree(config)) == config, "as config.yaml has them"
+
+
+def test_training_ends_at_the_limit_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    limits = ("train.max_secs=1e-6", "train.steps_per_loop=2")
+    assert run(tmp_path, *limits) == 0 and results(tmp_path)[0]["global_step"] == 2
+    assert "eval/loss" in results(tmp_path)[0]["metrics"]
+    assert run(tmp_path, *limits) == 0 and results(tmp_path)[1]["global_step"] == 4
+
+
+@pytest.mark.parametrize(
+    ("hook", "message"),
+    [
+        (f"{{fn: {HERE}.no_hook}}", "TypeError: 'hook' is no hook"),
+        (f"{{fn: {HERE}.Watch, params: {{evry: 2}}}}", "unexpected keyword argument 'evry'"),
+    ],
+)
+def test_what_is_no_hook_is_named_with_its_key(
+    hook: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, f"train.hooks=[{hook}]") == 2
+    said = capsys.readouterr().err
+    assert message in said and "train.hooks[0].fn=tests.task.test_config_hooks." in said
+
+
+@pytest.mark.parametrize(
+    ("hooks", "message"),
+    [
+        ("[mine.Hook]", r"train.hooks\[0\]='mine.Hook' is no hook. Give train.hooks=\[{fn: package.module.Class"),
+        ("[{params: {a: 1}}]", r"train.hooks\[0\]=.* is no hook."),
+        ("[{fn: a.B, parms: {}}]", r"train.hooks\[0\].parms"),
+    ],
+)
+def test_a_hook_that_is_written_wrong_is_refused(hooks: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parsing.parse(composed([f"train.hooks={hooks}"]))
+
+
+def test_a_name_that_leads_nowhere_is_found_without_tensorflow() -> None:
+    config = parsing.parse(composed([f"train.hooks=[{{fn: {HERE}.Wach}}]"]))
+    named = next(entry for entry in config.functions() if entry[0] == "train.hooks[0].fn")
+    with pytest.raises(UserCodeError, match="defines no 'Wach'. Did you mean 'Watch'?"):
+        user_code.locate(*named)

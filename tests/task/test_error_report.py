@@ -1,0 +1,171 @@
+"""What a person reads of a mistake in their own code: one message, the lines of their code, once, and the exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from runner import EstimatorSpec
+from tests.support.jobs import config_file, endless, noted, once, run
+from tests.support.line import line
+
+HERE = "tests.task.test_error_report"
+
+
+def helper(features: Any) -> Any:
+    return tf.matmul(tf.ones([2, 4]), tf.ones([3, 1]))
+
+
+def of_wrong_shape(features: Any, labels: Any, mode: str, params: Any) -> Any:
+    helper(features)
+    return line(features, labels, mode, params)
+
+
+def out_of_range(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    spec = line(features, labels, mode, params)
+    looked_up = tf.gather(tf.ones([2]), tf.cast(features, tf.int32))
+    return spec._replace(loss=spec.loss + 0 * tf.reduce_mean(looked_up))
+
+
+def not_a_number(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    spec = line(features, labels, mode, params)
+    return spec._replace(loss=spec.loss * float("nan"))
+
+
+def unreachable(features: Any, labels: Any, mode: str, params: Any) -> Any:
+    raise RuntimeError("no such service")
+
+
+def no_bucket(params: Any) -> Any:
+    raise ConnectionError("no such bucket")
+
+
+def not_traced(params: Any) -> Any:
+    def parse(x: Any, y: Any) -> Any:
+        return x.nothing, y
+
+    return endless(params).map(parse)
+
+
+def bad_row(params: Any) -> Any:
+    def rows() -> Any:
+        for row in range(4):
+            if row == 3:
+                raise RuntimeError("row 3 is bad")
+            yield np.float32(row), np.float32(row)
+
+    scalar = tf.TensorSpec([], tf.float32)
+    return tf.data.Dataset.from_generator(rows, output_signature=(scalar, scalar)).batch(2)
+
+
+def bad_index(params: Any) -> Any:
+    return once(params).map(lambda x, y: (tf.gather(tf.ones([3]), tf.cast(x, tf.int32)), y))
+
+
+def with_breakpoint(features: Any, labels: Any, mode: str, params: Any) -> Any:
+    breakpoint()
+    return line(features, labels, mode, params)
+
+
+def said_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return the lines from the message on."""
+    lines = capsys.readouterr().err.splitlines()
+    return lines[next(index for index, text in enumerate(lines) if text.startswith("runner: ")) :]
+
+
+def test_a_mistake_in_model_fn_is_one_message_with_the_lines_of_the_user(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, f"model.fn={HERE}.of_wrong_shape") == 2
+    message, *frames, hint = said_of(capsys)
+    assert message.startswith("runner: ") and "Dimensions must be equal" in message
+    assert [frame.partition(", line ")[0] for frame in frames] == [f"  in {__file__}"] * 2
+    assert [frame.partition(", in ")[2] for frame in frames] == [
+        "of_wrong_shape: helper(features)",
+        "helper: return tf.matmul(tf.ones([2, 4]), tf.ones([3, 1]))",
+    ]
+    assert hint == "  HYDRA_FULL_ERROR=1 shows the whole traceback."
+
+
+def test_hydra_full_error_shows_our_lines_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    assert run(tmp_path, f"model.fn={HERE}.of_wrong_shape") == 2
+    said = capsys.readouterr().err
+    assert "Traceback" in said and "runner/model_fn.py" in said and "HYDRA_FULL_ERROR" not in said
+
+
+def test_an_operation_that_fails_names_the_line_that_made_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, f"model.fn={HERE}.out_of_range") == 1
+    message, operation, frame, _ = said_of(capsys)
+    assert message.startswith("runner: InvalidArgumentError: indices[") and message.endswith("is not in [0, 2)")
+    assert operation == "  operation GatherV2, made"
+    assert frame.startswith(f"  in {__file__}, line ")
+    assert frame.endswith("in out_of_range: looked_up = tf.gather(tf.ones([2]), tf.cast(features, tf.int32))")
+    (error,) = [event for event in noted(tmp_path) if event.get("event") == "error"]
+    assert "Traceback" in error["traceback"], "the journal keeps all of it"
+
+
+def test_a_loss_that_is_not_finite_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, f"model.fn={HERE}.not_a_number") == 1
+    (message,) = said_of(capsys)
+    assert message.startswith("runner: NanLossError: the loss became nan at step 1.")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (f"model.fn={HERE}.unreachable", ["RuntimeError: no such service", "in unreachable: raise RuntimeError("]),
+        (f"input.train.fn={HERE}.no_bucket", [
+            "ConnectionError: no such bucket", f"in {HERE}.no_bucket, called for input.train with params",
+            "in no_bucket: raise ConnectionError(",
+        ]),
+        (f"input.train.fn={HERE}.not_traced", [
+            "AttributeError: 'SymbolicTensor' object has no attribute 'nothing'", f"in {HERE}.not_traced, called for",
+            "in parse: return x.nothing, y",
+        ]),
+        (f"input.train.fn={HERE}.bad_row", [
+            "RuntimeError: row 3 is bad", f"in the data of {HERE}.bad_row", "in rows: raise RuntimeError(",
+        ]),
+        (f"input.train.fn={HERE}.bad_index", [
+            "InvalidArgumentError: in Dataset.Map: indices[0] = 3 is not in [0, 3)", f"in the data of {HERE}.bad_index",
+        ]),
+        (f"input.eval.fn={HERE}.bad_index", [
+            "InvalidArgumentError: in Dataset.Map: indices[2] = 3 is not in [0, 3)", f"in the data of {HERE}.bad_index",
+        ]),
+    ],
+)  # fmt: skip
+def test_errors_of_the_users_functions_exit_with_2(
+    settings: str, expected: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, settings) == 2
+    said = said_of(capsys)
+    assert said[0].startswith(f"runner: {expected[0]}")
+    text = "\n".join(said)
+    assert all(text.count(part) == 1 for part in expected), text
+    assert "Traceback" not in text and "runner/data" not in text and "autograph" not in text
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("way", ["breakpoint()", "pdb"])
+def test_a_breakpoint_without_a_terminal_says_what_to_set(way: str, tmp_path: Path) -> None:
+    file = config_file(tmp_path, f"model.fn={HERE}.with_breakpoint")
+    env = {**os.environ, **({"PYTHONBREAKPOINT": "pdb.set_trace"} if way == "pdb" else {})}
+    task = subprocess.run(
+        [sys.executable, "-m", "runner.task", str(file)], cwd=Path(__file__).parents[2], env=env, check=False,
+        capture_output=True, text=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert task.returncode == 2
+    (message,) = [text for text in task.stderr.splitlines() if text.startswith("runner: ")]
+    assert "Set run.inline=true" in message and "in with_breakpoint: " in task.stderr
+    assert "Traceback" not in task.stderr and ("(Pdb)" in task.stdout) == (way == "pdb")
