@@ -43,8 +43,8 @@ RENAMED: Mapping[str, str] = {}
 
 
 ADDED: Mapping[str, Any] = {
-    "eval.checkpoint": None, "eval.name": None, "predict.checkpoint": None, "run.freeze_secs": None,
-    "run.secrets": None, "train.metrics": False,
+    "checkpoint.input_state": "auto", "eval.checkpoint": None, "eval.name": None, "predict.checkpoint": None,
+    "run.freeze_secs": None, "run.secrets": None, "train.metrics": False,
 }  # fmt: skip
 """Key that sweeps of 8664505 did not have -> its default, with which a job computes what it did."""
 
