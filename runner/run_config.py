@@ -142,6 +142,9 @@ class RunConfig:
       keep_checkpoint_every_n_hours: one kept for good in so many hours; None: none for that.
       save_checkpoints_asynchronously: checkpoints are written while training goes on, from a copy in memory. Listeners,
         evaluations, the end of training and errors wait until they are durable.
+      checkpoint_input_state: "saved": a checkpoint holds the state of the training input, its shuffle's buffer among
+        it; "counted": how many batches were read, which a run that resumes reads again; "auto": counted where the state
+        is larger than the variables, and all that the input draws is seeded and in a fixed order.
       warm_start: values that a new model begins with; one that is continued has its own.
       log_step_count_steps: loss and speed are logged every so many steps; None: never.
       steps_per_loop: steps that run in one graph call; None: grows until a call takes about a second, and always
@@ -182,6 +185,7 @@ class RunConfig:
     keep_best: KeepBest | None = None
     keep_checkpoint_every_n_hours: float | None = _key("checkpoint.keep_every_hours")
     save_checkpoints_asynchronously: bool = _key("checkpoint.asynchronous")
+    checkpoint_input_state: str = _key("checkpoint.input_state")
     warm_start: WarmStart | None = None
     log_step_count_steps: int | None = _key("train.log_steps", zero=True)
     steps_per_loop: int | None = _key("train.steps_per_loop", default=None)

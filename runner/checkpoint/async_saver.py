@@ -87,13 +87,13 @@ class Saver:
         """
         assert self._write is None
         if not self._collectives.is_chief:
-            self._inputs_of_others(snapshot.step, iterators)
+            self._inputs_of_others(snapshot, iterators)
             return self._writer.path_of(snapshot.step)
         started = time.perf_counter()
         if asynchronous:
             snapshot = self._memory.copy(snapshot)
         copied = time.perf_counter()
-        inputs = {**self._writer.serialize(iterators), **self._inputs_of_others(snapshot.step, iterators)}
+        inputs = {**self._writer.serialize(iterators), **self._inputs_of_others(snapshot, iterators)}
         saved = Saved(
             step=snapshot.step,
             path=self._writer.path_of(snapshot.step),
@@ -108,7 +108,7 @@ class Saver:
             self._write.run()
         return saved.path
 
-    def _inputs_of_others(self, step: int, iterators: Mapping[int, Any]) -> Mapping[int, Path | None]:
+    def _inputs_of_others(self, snapshot: Snapshot, iterators: Mapping[int, Any]) -> Mapping[int, Path | None]:
         """Return, by worker, what other workers have left for `CheckpointWriter.write` of the chief.
 
         Args:
@@ -119,11 +119,12 @@ class Saver:
         kinds = [float(_NONE)] * self._collectives.num_workers
         if not self._collectives.is_chief:
             for worker, state in self._writer.serialize(iterators).items():
-                kinds[worker] = _SKIPPED if state is None else _SAVED
-                if state is not None:
-                    self._writer.leave_input(step, worker, state)
+                if state is None:
+                    kinds[worker] = _SKIPPED
+                elif self._writer.leave_input(snapshot, worker, state):
+                    kinds[worker] = _SAVED
         return {
-            worker: self._writer.left_input(step, worker) if kind == _SAVED else None
+            worker: self._writer.left_input(snapshot.step, worker) if kind == _SAVED else None
             for worker, kind in enumerate(self._collectives.sum(kinds))
             if kind != _NONE
         }

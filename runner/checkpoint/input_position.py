@@ -18,6 +18,9 @@ import tensorflow as tf
 from runner.checkpoint import reader
 from runner.data.inputs import InputPipeline
 from runner.data.iterators import iterate
+from runner.run_config import DrawnSeed
+from runner.system.console import format_bytes
+from runner.tf_private import datasets
 from runner.types import plain_params
 
 _log = logging.getLogger(__name__)
@@ -36,6 +39,7 @@ class InputPosition:
       skipped: of `elements`, those that the iterator's dataset leaves out by `skip`. A saved iterator can only be
         restored into one over a dataset that skips, too.
       shard: how they divide the data; it tells two divisions by as many processes apart.
+      seed: by which the chief's input was made; None: not known.
     """
 
     source: str
@@ -45,12 +49,13 @@ class InputPosition:
     num_pipelines: int = 1
     skipped: int = 0
     shard: str = ""
+    seed: int | None = None
 
     @classmethod
     def at_start(cls, source: str, pipeline: InputPipeline) -> InputPosition:
         """Before the first element of `pipeline`."""
         num_epochs, num_pipelines = pipeline.num_epochs, pipeline.num_pipelines
-        return cls(source, num_epochs=num_epochs, num_pipelines=num_pipelines, shard=pipeline.shard)
+        return cls(source, num_epochs=num_epochs, num_pipelines=num_pipelines, shard=pipeline.shard, seed=pipeline.seed)
 
     def as_extra(self) -> dict[str, Any]:
         """For the checkpoint; `continued` reads it."""
@@ -174,6 +179,11 @@ def continued(pipeline: InputPipeline, source: str, latest: str | None) -> tuple
     # One iterator of a dataset and no more: they share the state of its shuffle.
     say = _log.warning if pipeline.is_chief else _log.debug
     say("Reading %d batches again, to continue where %s stopped.", position.elements, latest)
+    if saved.get("seed") not in (None, pipeline.seed) and datasets.shuffle_buffers(pipeline.given):
+        say(
+            "They were shuffled by run.seed=%d, and now by %d: some examples of this epoch may be seen again.",
+            saved["seed"], pipeline.seed,
+        )  # fmt: skip
     return iterate(_after(pipeline.dataset, position.elements)), dataclasses.replace(
         position, skipped=position.elements
     )
@@ -246,3 +256,74 @@ def state_is_exact(pipeline: InputPipeline) -> bool:
     repeated = itertools.dropwhile(lambda stage: not stage.startswith("_RepeatDataset"), stages)
     batched = itertools.dropwhile(lambda stage: not ("BatchDataset" in stage and "shape=(None" in stage), repeated)
     return not any(stage.startswith("_ShuffleDataset") for stage in batched)
+
+
+_SMALL_BYTES = 1 << 16
+"""So much is written in no time; to read again what was read takes longer."""
+
+
+class InputState:
+    """What checkpoints hold of the training input beside the count of what was read: its iterator's state, or nothing.
+
+    Args:
+      choice: `checkpoint.input_state`: saved, counted; auto counts where the state is larger than the variables, and
+        what was read can be read again.
+
+    Attributes:
+      is_saved: a checkpoint holds the state, as far as is known now.
+    """
+
+    def __init__(self, choice: str, pipeline: InputPipeline) -> None:
+        self._choice, self._pipeline = choice, pipeline
+        is_exact = state_is_exact(pipeline)
+        self.is_saved = choice != "counted" and is_exact
+        self._is_measured = choice == "counted"
+        self._say = _log.info if pipeline.is_chief else _log.debug
+        if choice == "saved" and not is_exact and pipeline.is_chief:
+            _log.warning(
+                "checkpoint.input_state=saved has no effect: %s. Checkpoints hold a count of the batches read.",
+                "a state would lead to other examples, of shuffle() before batch() and repeat(), with a smaller last "
+                "batch" if isinstance(pipeline.dataset, tf.data.Dataset) else "workers read the data, each on its own",
+            )  # fmt: skip
+        if choice == "counted" and (reason := self._why_not_repeatable()) and pipeline.is_chief:
+            _log.warning(
+                "checkpoint.input_state=counted: a run that resumes reads the input again, and may find other examples "
+                "in it: %s.", reason,
+            )  # fmt: skip
+
+    def is_kept(self, num_bytes: int, variable_bytes: int) -> bool:
+        """Report whether a checkpoint keeps a state of `num_bytes` that was written for it.
+
+        Called in the thread that writes. The first state that is larger than the variables decides for all later ones:
+        a shuffle's buffer fills with the first element, and stays full.
+
+        Args:
+          num_bytes: of this process; others whose data is another part have as much.
+        """
+        total = num_bytes * self._pipeline.num_pipelines
+        if self._is_measured or total <= max(variable_bytes, _SMALL_BYTES):
+            return self.is_saved
+        self._is_measured = True
+        buffers = datasets.shuffle_buffers(self._pipeline.given)
+        size = f"{format_bytes(total)} ({', '.join(f'shuffle({buffer})' for buffer in buffers) or 'no shuffle'})"
+        reason = self._why_not_repeatable()
+        if self._choice == "auto" and reason is None:
+            self.is_saved = False
+            self._say(
+                "The state of the training input takes %s, the variables take %s: checkpoints hold a count of the "
+                "batches read instead, and a run that resumes reads these again (checkpoint.input_state=saved keeps "
+                "the state).", size, format_bytes(variable_bytes),
+            )  # fmt: skip
+        else:
+            self._say(
+                "Each checkpoint holds the state of the training input, %s, beside variables of %s%s.",
+                size, format_bytes(variable_bytes),
+                "" if reason is None else f"; a count of the batches would not do: {reason}",
+            )  # fmt: skip
+        return self.is_saved
+
+    def _why_not_repeatable(self) -> str | None:
+        """Return why the examples that were read cannot be found again by reading; None: they can."""
+        if isinstance(self._pipeline.seed, DrawnSeed) and datasets.shuffle_buffers(self._pipeline.given):
+            return "it is shuffled by a seed that each process draws anew (RunConfig(tf_random_seed=...) gives one)"
+        return datasets.why_not_repeatable(self._pipeline.given)

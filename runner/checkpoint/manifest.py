@@ -83,6 +83,12 @@ def size_of(path: str | os.PathLike[str]) -> int:
     return sum(sizes_of(Path(path)).values())
 
 
+def input_size_of(path: str | os.PathLike[str]) -> int:
+    """Bytes of those of its files that hold the states of training inputs."""
+    sizes = sizes_of(Path(path))
+    return sum(size for name, size in sizes.items() if name.startswith(f"{Path(path).name}.input-"))
+
+
 def num_shards(path: str | os.PathLike[str]) -> int:
     """Files that the tensors of the bundle `path` are in: one for each process that wrote some of them."""
     return sum(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,14 +22,10 @@ from runner.checkpoint.retention import Keep
 from runner.checkpoint.snapshot import Snapshot
 from runner.data.iterators import handle_of
 from runner.system.console import format_bytes
-from runner.system.files import HeldFolder, StorageError, is_disk_full
+from runner.system.files import DiskFullError, HeldFolder, free_bytes, is_disk_full
 from runner.tf_private import tensor_bundle
 
 _log = logging.getLogger(__name__)
-
-
-class DiskFullError(StorageError):
-    """A checkpoint does not fit on the disk."""
 
 
 Inputs = Mapping[int, tf.Tensor | Path | None]
@@ -43,6 +38,8 @@ class CheckpointWriter:
       keep_max: how many stay, the newest; None or 0: all. A `Keep` says which others do.
       clock: seconds since 1970.
       written: called with the path of each checkpoint that has become durable, in the thread that wrote it.
+      keeps_input: called with the bytes of an input's state, once they are written, and those of the variables, in the
+        same thread: False removes the state again.
     """
 
     def __init__(
@@ -51,10 +48,11 @@ class CheckpointWriter:
         keep_max: int | Keep | None,
         clock: Callable[[], float] = time.time,
         written: Callable[[str], None] = lambda path: None,
+        keeps_input: Callable[[int, int], bool] = lambda state, variables: True,
     ) -> None:
         self.model_dir = Path(model_dir)
         self.keep = keep_max if isinstance(keep_max, Keep) else Keep(keep_max)
-        self._clock, self._written = clock, written
+        self._clock, self._written, self._keeps_input = clock, written, keeps_input
         self._warned = False
         self._folder = HeldFolder(self.model_dir) if self.model_dir.is_dir() else None
 
@@ -82,10 +80,30 @@ class CheckpointWriter:
                 self._warn(error)
         return states
 
-    def leave_input(self, step: int, worker: int, state: tf.Tensor) -> None:
-        """Writes where the input of `worker` stands, for the process that will `write` the checkpoint of `step`."""
+    def leave_input(self, snapshot: Snapshot, worker: int, state: tf.Tensor) -> bool:
+        """Write where the input of `worker` stands, for the process that will `write` this checkpoint.
+
+        Returns: False where it is not to be kept.
+        """
         self._hold_folder()
-        tensor_bundle.write_bundle(self.left_input(step, worker), {ITERATOR: state})
+        path, free = self.left_input(snapshot.step, worker), free_bytes(self.model_dir)
+        try:
+            return self._write_input(path, state, snapshot)
+        except Exception as error:
+            if not is_disk_full(error):
+                raise
+            remove_bundle(path)
+            needs = f"the state of the training input of worker {worker}, which takes {format_bytes(_size_of(state))}"
+            said = f"no space left in {self.model_dir} for {needs}: {format_bytes(free)} were free."
+            raise DiskFullError(said) from error
+
+    def _write_input(self, path: Path, state: tf.Tensor, snapshot: Snapshot) -> bool:
+        """Write the state of an input, or remove it again where it is not to be kept. Returns: whether it is there."""
+        tensor_bundle.write_bundle(path, {ITERATOR: state})
+        if self._keeps_input(manifest.size_of(path), snapshot.bytes):
+            return True
+        remove_bundle(path)
+        return False
 
     def left_input(self, step: int, worker: int) -> Path:
         """Where `leave_input` leaves it; one of the `inputs` of `write`."""
@@ -112,7 +130,7 @@ class CheckpointWriter:
         """
         self._hold_folder()
         path = self.path_of(snapshot.step)
-        name, free = os.path.basename(path), _free_bytes(self.model_dir)
+        name, free = os.path.basename(path), free_bytes(self.model_dir)
         try:
             with layout.scratch(self.model_dir) as folder:
                 self._write_files(folder / name, snapshot, inputs)
@@ -124,7 +142,7 @@ class CheckpointWriter:
             self._hold_folder()  # else what was just written lies in a folder that was made for it
         except Exception as error:
             if is_disk_full(error):
-                raise DiskFullError(self._disk_full(path, snapshot, free)) from error
+                raise DiskFullError(self._disk_full(path, snapshot, inputs, free)) from error
             self._hold_folder()  # it may have been deleted meanwhile
             error.add_note(f"while saving {path}; the checkpoints before it are as they were")
             raise
@@ -142,20 +160,22 @@ class CheckpointWriter:
 
     def _write_files(self, path: Path, snapshot: Snapshot, inputs: Inputs) -> None:
         tensor_bundle.write_bundle(path, _tensors_of(snapshot))
+        kinds = {}
         for worker, state in inputs.items():
             if isinstance(state, Path):
                 for file in state.parent.glob(f"{state.name}.*"):
                     os.replace(file, path.parent / file.name.removeprefix("."))
-            elif state is not None:
-                tensor_bundle.write_bundle(input_path(path, worker), {ITERATOR: state})
-        kinds = {worker: "skip" if state is None else "saved" for worker, state in inputs.items()}
+            elif state is not None and not self._write_input(input_path(path, worker), state, snapshot):
+                continue
+            kinds[worker] = "skip" if state is None else "saved"
         manifest.write_manifest(path, snapshot.step, self._clock(), kinds)
 
-    def _disk_full(self, path: str, snapshot: Snapshot, free: int) -> str:
-        latest = layout.latest_checkpoint(self.model_dir)
+    def _disk_full(self, path: str, snapshot: Snapshot, inputs: Inputs, free: int) -> str:
+        latest, states = layout.latest_checkpoint(self.model_dir), sum(map(_size_of, inputs.values()))
+        and_input = f", the state of its input {format_bytes(states)}" if states else ""
         return (
-            f"no space left for the checkpoint {path}: its variables need {format_bytes(snapshot.bytes)}, and "
-            f"{format_bytes(free)} were free in {self.model_dir}. The checkpoints before it are as they were, the "
+            f"no space left for the checkpoint {path}: its variables need {format_bytes(snapshot.bytes)}{and_input}, "
+            f"and {format_bytes(free)} were free in {self.model_dir}. The checkpoints before it are as they were, the "
             f"latest is {latest or 'none'}. Make space, or keep fewer (checkpoint.keep_max={self.keep.newest}), and "
             "run the same again: it goes on from there."
         )
@@ -181,10 +201,17 @@ def serialize_iterator(iterator: tf.data.Iterator) -> tf.Tensor:
     return tf.raw_ops.SerializeIterator(resource_handle=handle_of(iterator), external_state_policy=fail)
 
 
-def _free_bytes(directory: Path) -> int:
-    """Free on the disk that `directory` is on, or will be."""
-    there = next(folder for folder in (directory.absolute(), *directory.absolute().parents) if folder.exists())
-    return shutil.disk_usage(there).free
+def remove_bundle(path: Path) -> None:
+    """Remove the files of the bundle `path`, as far as they are there."""
+    for name in manifest.sizes_of(path):
+        (path.parent / name).unlink(missing_ok=True)
+
+
+def _size_of(state: tf.Tensor | Path | None) -> int:
+    """Return the bytes that the state of an input takes on the disk, or about that."""
+    if state is None:
+        return 0
+    return manifest.size_of(state) if isinstance(state, Path) else int(tf.strings.length(tf.io.serialize_tensor(state)))
 
 
 def _tensors_of(snapshot: Snapshot) -> dict[str, Any]:

@@ -311,6 +311,7 @@ class CheckpointConfig:
     keep_best: KeepBestConfig = field(default_factory=KeepBestConfig)
     keep_every_hours: float | None = _setting(None, above=0)
     asynchronous: bool = True
+    input_state: str = _setting("auto", choices=("auto", "saved", "counted"))
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,7 @@ class InputPipeline:
       given: the dataset without what the runner has added to it.
       is_chief: whether what is to be said of the input is said here, and not by another worker.
       name: of the input function, for messages.
+      seed: what shuffles without a seed of its own follows it; a `DrawnSeed`: another process has another one.
       num_pipelines, pipeline_index: processes that read data of their own, and which of them this is; 1 and 0 where
         there is one, or all read the same.
     """
@@ -102,6 +103,7 @@ class InputPipeline:
     num_pipelines: int = 1
     pipeline_index: int = 0
     name: str = "the input function"
+    seed: int | None = None
 
     @property
     def element_spec(self) -> Any:
@@ -236,6 +238,7 @@ def build_input_pipeline(
         num_epochs,
         given=given,
         name=name,
+        seed=None if config is None else config.seed,
         is_chief=place.worker_index == 0,
         num_pipelines=place.num_workers if sharded.is_own else 1,
         pipeline_index=place.worker_index if sharded.is_own else 0,

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.checkpoint.async_saver import Saved, Saver
-from runner.checkpoint.input_position import state_is_exact
+from runner.checkpoint.input_position import InputState
 from runner.checkpoint.retention import Keep
 from runner.checkpoint.snapshot import Snapshot
 from runner.checkpoint.writer import CheckpointWriter
@@ -52,9 +52,11 @@ class RunCheckpoints:
         self._context, self._setup = context, setup
         self._listeners = [*listeners, *setup.overrides.listeners] if collectives.is_chief else []
         self._is_asynchronous = config.save_checkpoints_asynchronously and not self._listeners
-        writer = CheckpointWriter(context.model_dir, Keep.of(config), written=on_written)
-        self._saving = Saver(writer, collectives, inputs_differ=setup.input.pipeline.num_pipelines > 1)
-        self._state_is_exact = state_is_exact(setup.input.pipeline)
+        pipeline = setup.input.pipeline
+        self._input_state = InputState(config.checkpoint_input_state, pipeline)
+        keeps_input = self._input_state.is_kept
+        writer = CheckpointWriter(context.model_dir, Keep.of(config), written=on_written, keeps_input=keeps_input)
+        self._saving = Saver(writer, collectives, inputs_differ=pipeline.num_pipelines > 1)
         self._saved_at = time.monotonic()
         self._is_logged = False
 
@@ -103,7 +105,7 @@ class RunCheckpoints:
         self.settle()  # one at a time
         setup, train_input = self._setup, self._setup.input
         snapshot = Snapshot(step, setup.model.values(), extra)
-        iterators = {train_input.pipeline.pipeline_index: train_input.iterator} if self._state_is_exact else {}
+        iterators = {train_input.pipeline.pipeline_index: train_input.iterator} if self._input_state.is_saved else {}
         self._is_logged = is_logged
         asynchronous = asynchronous and self._is_asynchronous
         with self._context.journal.phase("save"):

@@ -110,7 +110,7 @@ class Models:
         source = self._as_input(input_fn, mode)
         if mode == ModeKeys.TRAIN and isinstance(source, Input) and source.shard == "off":
             # All of them read all of the data: in one order each step would be one gradient, several times.
-            config = config.replace(tf_random_seed=config.seed + place["worker_index"])
+            config = config.replace(tf_random_seed=type(config.seed)(config.seed + place["worker_index"]))
             if source.shuffle_seed is not None:
                 source = dataclasses.replace(source, shuffle_seed=source.shuffle_seed + place["worker_index"])
         # tf.estimator seeded the graph before it called input_fn: what shuffles in it shuffles the same way.

@@ -83,7 +83,7 @@ class Estimator:
         check_evaluation(config.train_distribute, config.eval_distribute)
         collectives = collectives_of(config.train_distribute)
         if isinstance(config.tf_random_seed, DrawnSeed):
-            config = config.replace(tf_random_seed=int(collectives.broadcast([config.seed])[0]))
+            config = config.replace(tf_random_seed=DrawnSeed(collectives.broadcast([config.seed])[0]))
         self._context = EstimatorContext(
             config,
             params,

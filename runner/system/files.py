@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +23,10 @@ class StorageError(OSError):
     """A run's folder can no longer be written in. The message says all that a person needs; no traceback helps."""
 
 
+class DiskFullError(StorageError):
+    """What was to be written does not fit on the disk."""
+
+
 class FolderLostError(StorageError):
     """A run's folder was deleted while the run went on."""
 
@@ -31,7 +37,35 @@ def is_disk_full(error: BaseException) -> bool:
     TensorFlow 2.21 has no code of its own for it: it is a ResourceExhausted or an Unknown error with the text.
     """
     words = ("No space left on device", "Disk quota exceeded")
+    if isinstance(error, DiskFullError):
+        return True
     return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or any(text in str(error) for text in words)
+
+
+def free_bytes(folder: str | os.PathLike[str]) -> int:
+    """Return what is free on the disk that `folder` is on, or will be."""
+    path = Path(folder).absolute()
+    there = next(one for one in (path, *path.parents) if one.exists())
+    return shutil.disk_usage(there).free
+
+
+@contextlib.contextmanager
+def naming_need(path: str | os.PathLike[str], num_bytes: int) -> Iterator[None]:
+    """While entered, a full disk is said with what is needed and what is free. Raises: DiskFullError: it is full."""
+    try:
+        yield
+    except OSError as error:
+        if not is_disk_full(error) or isinstance(error, DiskFullError):
+            raise
+        free = free_bytes(Path(path).parent)
+        raise DiskFullError(
+            f"no space left for {os.fspath(path)}: it needs {num_bytes:,} B more, and {free:,} B were free"
+            f"{_quota(error)}. Make space, and run the same again: it goes on from its last checkpoint."
+        ) from error
+
+
+def _quota(error: OSError) -> str:
+    return " beside a quota that is used up" if error.errno == errno.EDQUOT else ""
 
 
 class HeldFolder:
@@ -62,17 +96,19 @@ _AFTER_LOSS = "What the run noted and saved there is lost; the same command begi
 
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
     """Replaces `path` in one move; a reader sees the old text or the new one, also after a crash."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, mode)  # mkstemp makes files that only their owner may read
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    data = text.encode()
+    with naming_need(path, len(data)):
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, mode)  # mkstemp makes files that only their owner may read
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -34,7 +34,9 @@ class RunInspection:
 
     Attributes:
       time: when it was written, in seconds since 1970; None: nobody knows.
-      bytes: of all its files.
+      variable_bytes: of the files of its variables, and what the runner notes beside them.
+      input_bytes: of the state of the training input; 0: there is none.
+      counts_input: it says only how much of the training input was read.
       metrics: of the evaluations at its step, `eval/accuracy` and the like.
       damage: what is wrong with it; None: it is whole.
       kept: why it stays, in words; empty where that is not known, and where nothing keeps it.
@@ -43,7 +45,9 @@ class RunInspection:
     step: int
     path: str
     time: float | None
-    bytes: int
+    variable_bytes: int
+    input_bytes: int
+    counts_input: bool
     damage: str | None
     metrics: dict[str, float] = field(default_factory=dict)
     kept: tuple[str, ...] = ()
@@ -78,7 +82,9 @@ def find_checkpoints(model_dir: Path, keep: Keep | None = None) -> list[RunInspe
     for name in layout.list_names(model_dir):
         path, step, kept = str(model_dir / name), layout.step_of(name), tuple(reasons.get(name, ()))
         assert step is not None
-        facts = manifest.time_of(path), manifest.size_of(path), find_damage(path)
+        of_input = manifest.input_size_of(path)
+        is_counted = not of_input and manifest.read_manifest(path) is not None
+        facts = manifest.time_of(path), manifest.size_of(path) - of_input, of_input, is_counted, find_damage(path)
         found.append(RunInspection(step, path, *facts, metrics.get(step, {}), kept))
     return found
 
@@ -115,9 +121,10 @@ def _print_checkpoints(found: Sequence[RunInspection], newest: RunInspection | N
         metrics = [format_number(one.metrics[name]) if name in one.metrics else "-" for name in shown]
         marks = [*(["newest"] if one is newest else []), *one.kept]
         state = f"damaged: {one.damage}" if one.damage else ", ".join(marks)
-        rows.append([str(one.step), age, format_bytes(one.bytes), *metrics, state])
+        of_input = format_bytes(one.input_bytes) if one.input_bytes else "counted" if one.counts_input else "-"
+        rows.append([str(one.step), age, format_bytes(one.variable_bytes), of_input, *metrics, state])
     print()
-    print_table("checkpoints", ["step", "age", "size", *shown, "state"], rows)
+    print_table("checkpoints", ["step", "age", "variables", "input state", *shown, "state"], rows)
     if len(names) > len(shown):
         print(f"... and {len(names) - len(shown)} more metrics: {', '.join(names[len(shown) :])}")
 

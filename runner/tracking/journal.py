@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runner.system.files import naming_need
 from runner.tracking.plain_values import json_value
 
 
@@ -82,8 +83,13 @@ class Journal:
 
     def _append(self, line: dict[str, Any]) -> None:
         text = json.dumps(json_value({"time": self._clock(), **line}), default=str, allow_nan=False)
+        rest = memoryview(text.encode() + b"\n")
         with self._lock:
-            self._file.write(text.encode() + b"\n")  # one write a line: a reader never sees two halves mixed
+            while (
+                rest
+            ):  # one write a line, so a reader never sees two halves mixed; less is taken by a disk that is full
+                with naming_need(self._file.name, len(rest)):
+                    rest = rest[self._file.write(rest) :]
 
 
 class NullJournal:

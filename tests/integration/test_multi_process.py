@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]  # the first waits fo
 
 TWO = (
     "native", "classic", "by_replicas", "drawn_seed", "uneven", "without_data", "nothing_at_all", "own_resumed",
-    "unknown_length", "in_turn", "measured",
+    "own_counted", "unknown_length", "in_turn", "measured",
     "stopped_by_one", "slow_worker", "slow_evaluation", "undisturbed", "stopped_early", "not_finite", "sparse",
     "weighted_losses", "accumulated", "half_precision", "one_file", "metrics_of_files", "pairs", "undying", "dying",
 )  # fmt: skip
@@ -189,6 +189,14 @@ def test_input_of_each_workers_own_goes_on_at_the_next_example(two: Gang, three:
     saved = {file.name for file in (two.folder / "own_resumed" / "pieces").glob("model.ckpt-4.input-*.index")}
     assert saved == {"model.ckpt-4.input-0.index", "model.ckpt-4.input-1.index"}
     assert not list((two.folder / "own_resumed" / "pieces").glob(".model*"))
+
+
+def test_input_of_each_workers_own_goes_on_from_a_count_of_its_batches(two: Gang) -> None:
+    for found in two.results("own_counted"):
+        assert found["pieces"].tolist()[:-1] == found["whole"].tolist()[:-1]
+    folder = two.folder / "own_counted" / "pieces"
+    states = {step: len(list(folder.glob(f"model.ckpt-{step}.input-*.index"))) for step in (2, 3, 4)}
+    assert states == {2: 0, 3: 2, 4: 0} and not list(folder.glob(".model*"))
 
 
 def test_data_of_unknown_length_ends_for_all(two: Gang) -> None:

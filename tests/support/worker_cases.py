@@ -147,8 +147,8 @@ class Ids(Hook):
         return {"ids": np.array([*self.steps, None], dtype=object), "reason": self.reason, **more}
 
 
-def own(counts: list[int], batch: int, shuffle: bool = False) -> Input:
-    """`counts[worker]` examples of each worker, the ids in order."""
+def own(counts: list[int], batch: int, shuffle: bool = False, width: int = 1) -> Input:
+    """`counts[worker]` examples of each worker, the ids in order, beside noise up to a width."""
     ids = np.arange(sum(counts), dtype=np.float64)
     starts = np.cumsum([0, *counts])
 
@@ -157,7 +157,8 @@ def own(counts: list[int], batch: int, shuffle: bool = False) -> Input:
         if input_context.num_input_pipelines > 1:
             worker = input_context.input_pipeline_id
             mine = ids[starts[worker] : starts[worker + 1]]
-        dataset = tf.data.Dataset.from_tensor_slices((mine[:, None], mine[:, None]))
+        noise = np.random.RandomState(0).rand(len(mine), width - 1)
+        dataset = tf.data.Dataset.from_tensor_slices((np.hstack([mine[:, None], noise]), mine[:, None]))
         return (dataset.shuffle(10, seed=3) if shuffle else dataset).batch(batch)
 
     return Input(input_fn, shard="input_fn")
@@ -213,6 +214,17 @@ def own_resumed(folder: Path) -> dict[str, Any]:
     input = own([11, 6, 8][:NUM_WORKERS], 2, shuffle=True)
     whole = see(folder / "whole", input)
     pieces = [see(folder / "pieces", input, max_steps) for max_steps in (2, 4, None)]
+    steps = [step for piece in pieces for step in piece["ids"][:-1]]
+    return {"whole": whole["ids"], "pieces": np.array([*steps, None], dtype=object)}
+
+
+@case
+def own_counted(folder: Path) -> dict[str, Any]:
+    """Wide data of each worker's own: at once, and in pieces whose checkpoints hold its state or a count."""
+    input = own([11, 6, 8][:NUM_WORKERS], 2, shuffle=True, width=3000)
+    whole = see(folder / "whole", input, checkpoint_input_state="saved")
+    starts = ((2, "auto"), (3, "saved"), (4, "counted"), (None, "auto"))
+    pieces = [see(folder / "pieces", input, steps, checkpoint_input_state=choice) for steps, choice in starts]
     steps = [step for piece in pieces for step in piece["ids"][:-1]]
     return {"whole": whole["ids"], "pieces": np.array([*steps, None], dtype=object)}
 

@@ -56,6 +56,8 @@ PRIVATE_NAMES = [
     "tensorflow.python.util.lazy_loader:LazyLoader._load",
     "tensorflow.python.data.ops.dataset_ops:DatasetV1._make_one_shot_iterator",
     "tensorflow.python.data.ops.dataset_ops:DatasetV1._make_initializable_iterator",
+    "tensorflow.python.data.ops.dataset_ops:DatasetV2._inputs",
+    "tensorflow.python.data.ops.dataset_ops:DatasetV2._functions",
     "tf_keras.api._v1.keras.__internal__.legacy.layers:dense",
     "tf_keras.api._v1.keras.__internal__.legacy.rnn_cell:LSTMCell",
     "tensorflow.compat.v2:__internal__.feature_column.DenseColumn",

@@ -1,0 +1,113 @@
+"""Pipelines of tf.data: what they draw at random and compute in parallel, and what they hold in memory for that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from runner.tf_private.random_ops import KERNEL_RANDOM
+
+_SMALL_BYTES = 1 << 24
+_UNKNOWN_ORDER = ("Parallel", "Service", "Snapshot")
+"""In the names of datasets that may give their elements in another order each time."""
+
+
+def stages(dataset: Any) -> list[Any]:
+    """Return the datasets that `dataset` is made of, itself first; not those that its functions make.
+
+    Private: `DatasetV2._inputs`, and `DatasetV1Adapter._dataset`, which holds the dataset that has them.
+
+    Raises:
+      AttributeError: they have moved.
+    """
+    found, waiting = [], [dataset]
+    while waiting:
+        one = waiting.pop()
+        one = getattr(one, "_dataset", one)
+        found.append(one)
+        waiting += one._inputs()
+    return found
+
+
+def shuffle_buffers(dataset: tf.data.Dataset) -> list[int]:
+    """Return the sizes of its shuffles' buffers, in elements. Private: `_ShuffleDataset._buffer_size`."""
+    try:
+        shuffles = [one for one in stages(dataset) if hasattr(one, "_seed")]
+        return [int(one._buffer_size) for one in shuffles if hasattr(one, "_buffer_size")]
+    except (AttributeError, TypeError):
+        return []
+
+
+def why_not_repeatable(dataset: tf.data.Dataset) -> str | None:
+    """Return why another process that makes the same dataset may read other elements; None: it reads the same ones.
+
+    What it cannot know counts as a reason.
+
+    Private: `_seed` and `_seed2` of datasets that draw; `_deterministic` of those that compute in parallel, as the
+    operation has it; `_functions`. Where they have moved, nothing is known.
+    """
+    try:
+        made = stages(dataset)
+        reasons = (_why_not(one) for one in made)
+        if dataset.options().deterministic is False:
+            return "its options say deterministic=False"
+        return next(filter(None, reasons), None)
+    except (AttributeError, TypeError, tf.errors.OpError) as error:
+        return f"nobody knows what it draws ({error})"
+
+
+def _why_not(one: Any) -> str | None:
+    name = type(one).__name__.strip("_").removesuffix("Dataset")
+    if hasattr(one, "_seed") and not (int(one._seed) or int(one._seed2)):
+        return f"{name} has no seed"
+    if not hasattr(one, "_seed") and ("Shuffle" in name or "Random" in name):
+        return f"nobody knows the seed of {name}"
+    order = getattr(one, "_deterministic", None)
+    if order is None and any(word in name for word in _UNKNOWN_ORDER):
+        order = _order_in_graph(one)
+    if order not in (None, "default", "true"):
+        return f"{name} has deterministic={order}"
+    drawing = sorted({node.op for node in _nodes_of_functions(one) if _may_draw(node)})
+    return f"a function of {name} has {', '.join(drawing)}" if drawing else None
+
+
+def _order_in_graph(one: Any) -> str:
+    """Return what the operation of a dataset, which does not keep it, says of its order: default, true, false; unknown.
+
+    The graph holds the data, too: of more than a little it is not asked.
+    """
+    leaves = [leaf for leaf in stages(one) if not leaf._inputs()]
+    if sum(map(_bytes_in_memory, leaves)) > _SMALL_BYTES:
+        return "unknown"
+    text = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.nest.flatten(one, expand_composites=True)[0])
+    graph = tf.compat.v1.GraphDef.FromString(text.numpy())
+    found = [node.attr["deterministic"].s.decode() for node in graph.node if "deterministic" in node.attr]
+    return next((order for order in found if order not in ("default", "true")), "true") if found else "unknown"
+
+
+def _bytes_in_memory(leaf: tf.data.Dataset) -> int:
+    """Return a guess at the bytes of a dataset without inputs; a text counts as a path, unknown shapes as one."""
+    specs, number = tf.nest.flatten(leaf.element_spec, expand_composites=True), int(leaf.cardinality())
+    sizes = [256 if spec.dtype == tf.string else spec.dtype.size or 0 for spec in specs]
+    row = sum(size * (spec.shape.num_elements() or 1) for spec, size in zip(specs, sizes, strict=True))
+    return max(number, 0) * row
+
+
+def _nodes_of_functions(one: Any) -> Iterator[Any]:
+    """Yield the NodeDefs of the functions of a dataset, and of those that they call."""
+    for wrapper in one._functions():
+        graph = wrapper.function.graph.as_graph_def()
+        yield from graph.node
+        for function in graph.library.function:
+            yield from function.node_def
+
+
+def _may_draw(node: Any) -> bool:
+    """Report whether a node keeps a random state, or makes a dataset that may give other elements each time."""
+    is_dataset = "Dataset" in node.op
+    draws = is_dataset and ("Shuffle" in node.op or "Random" in node.op)
+    order = node.attr["deterministic"].s if is_dataset and "deterministic" in node.attr else b"true"
+    is_sloppy = is_dataset and "sloppy" in node.attr and node.attr["sloppy"].b
+    return node.op in KERNEL_RANDOM or draws or is_sloppy or order not in (b"default", b"true")

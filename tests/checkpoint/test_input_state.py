@@ -1,0 +1,223 @@
+"""`checkpoint.input_state`: whether a checkpoint holds the state of the training input or a count of what was read."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from runner import Estimator, EstimatorSpec, Input, RunConfig
+from runner.checkpoint.reader import has_iterator
+from runner.checkpoint.writer import DiskFullError
+from runner.system.files import write_json
+from runner.task.inspect_run import inspect
+from runner.tracking.journal import Journal
+from tests.integration.test_exactness import LossRecorder
+from tests.support.line import mirrored
+
+v1 = tf.compat.v1
+
+NUM_EXAMPLES, WIDTH, BATCH_SIZE = 60, 600, 4
+IMAGES = np.random.RandomState(0).rand(NUM_EXAMPLES, WIDTH).astype(np.float32)
+
+
+def mean_model(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    """Four bytes of weights; the loss of a step tells its examples."""
+    weight = v1.get_variable("weight", [], initializer=v1.zeros_initializer())
+    loss = tf.reduce_mean(tf.square(weight * tf.reduce_mean(features, 1) - features[:, 0]))
+    train_op = v1.train.GradientDescentOptimizer(0.01).minimize(loss, v1.train.get_global_step())
+    return EstimatorSpec(mode, weight, loss, train_op)
+
+
+def images(shuffle: Callable[..., Any], then: Callable[[tf.data.Dataset], tf.data.Dataset]) -> tf.data.Dataset:
+    dataset = tf.data.Dataset.from_tensor_slices(IMAGES)
+    return then(shuffle(dataset)).repeat().batch(BATCH_SIZE, drop_remainder=True)
+
+
+def as_it_is(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    return dataset
+
+
+def shuffled(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    return dataset.shuffle(50)
+
+
+def input_of(then: Callable[[tf.data.Dataset], tf.data.Dataset] = as_it_is, shuffle: Any = shuffled) -> Input:
+    return Input(functools.partial(images, shuffle, then), batch_size=BATCH_SIZE)
+
+
+def train(model_dir: Path, steps: int, source: Input | None = None, **settings: Any) -> list[float]:
+    """Take `steps` more steps and return their losses."""
+    config = {"tf_random_seed": 7, "save_checkpoints_steps": 5, "tensorboard": False, **settings}
+    estimator = Estimator(mean_model, model_dir, RunConfig(**config))
+    estimator.train(source or input_of(), hooks=[recorder := LossRecorder()], steps=steps)
+    return np.concatenate(recorder.losses).tolist()
+
+
+def input_bytes(model_dir: Path, step: int) -> int:
+    return sum(file.stat().st_size for file in model_dir.glob(f"model.ckpt-{step}.input-0.*"))
+
+
+def said_of(caplog: Any) -> str:
+    return "\n".join(record.getMessage() for record in caplog.records if record.name.startswith("runner"))
+
+
+@pytest.mark.parametrize("strategy", [None, mirrored], ids=["default", "mirrored"])
+def test_auto_counts_what_is_larger_than_the_model_and_resumes_to_the_bit(
+    strategy: Any, tmp_path: Path, caplog: Any
+) -> None:
+    settings = {"train_distribute": strategy and strategy()}
+    undisturbed = train(tmp_path / "a", 40, checkpoint_input_state="saved", **settings)
+    assert input_bytes(tmp_path / "a", 40) > 50 * WIDTH * 4
+    with caplog.at_level(logging.INFO, "runner"):
+        first = train(tmp_path / "b", 18, **settings)
+    lines = [line for line in said_of(caplog).splitlines() if "state of the training input" in line]
+    assert len(lines) == 1 and "(shuffle(50))" in lines[0] and "the variables take 12 B" in lines[0], lines
+    assert not input_bytes(tmp_path / "b", 5) and not has_iterator(tmp_path / "b/model.ckpt-18", 0)
+    assert not list((tmp_path / "b").glob(".*"))
+    assert first + train(tmp_path / "b", 22, **settings) == undisturbed
+
+
+@pytest.mark.parametrize(
+    "choices", [("saved", "counted", "saved"), ("counted", "auto", "saved"), ("auto", "saved", "counted")]
+)
+def test_a_run_that_changes_its_choice_goes_on_to_the_bit(choices: Any, tmp_path: Path) -> None:
+    undisturbed = train(tmp_path / "a", 40, checkpoint_input_state="saved")
+    found, step = [], 0
+    for choice, steps in zip((*choices, "saved"), (13, 9, 11, 7), strict=True):
+        found += train(tmp_path / "b", steps, checkpoint_input_state=choice)
+        step += steps
+        assert has_iterator(tmp_path / f"b/model.ckpt-{step}", 0) == (choice == "saved")
+    assert found == undisturbed
+
+
+def parallel(dataset: tf.data.Dataset, **settings: Any) -> tf.data.Dataset:
+    return dataset.map(lambda x: x + 0.0, num_parallel_calls=2, **settings)
+
+
+def interleaved(dataset: tf.data.Dataset, **settings: Any) -> tf.data.Dataset:
+    return dataset.interleave(tf.data.Dataset.from_tensors, 2, num_parallel_calls=2, **settings)
+
+
+def careless(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.deterministic = False
+    return dataset.with_options(options)
+
+
+def careless_inside(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    return dataset.flat_map(lambda x: parallel(tf.data.Dataset.from_tensors(x), deterministic=False))
+
+
+def unseeded(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """As where an input function takes the seed away."""
+    tf.random.set_seed(None)
+    return dataset.shuffle(50)
+
+
+COUNTED = {"in parallel": parallel, "interleaved": interleaved, "cached": lambda dataset: dataset.cache().prefetch(2)}
+SAVED: dict[str, tuple[Any, str]] = {
+    "parallel": (functools.partial(parallel, deterministic=False), "ParallelMap has deterministic=false"),
+    "interleaved": (functools.partial(interleaved, deterministic=False), "ParallelInterleave has deterministic=false"),
+    "options": (careless, "its options say deterministic=False"),
+    "inside": (careless_inside, "a function of FlatMap has ParallelMapDatasetV2"),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_what_is_seeded_and_ordered_is_counted(name: str, tmp_path: Path) -> None:
+    source = input_of(COUNTED[name])
+    undisturbed = train(tmp_path / "a", 20, source, checkpoint_input_state="saved")
+    found = train(tmp_path / "b", 13, source)
+    assert not input_bytes(tmp_path / "b", 13)
+    assert found + train(tmp_path / "b", 7, source) == undisturbed
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_what_could_be_read_in_another_order_is_saved_and_the_reason_said(
+    name: str, tmp_path: Path, caplog: Any
+) -> None:
+    then, reason = SAVED[name]
+    with caplog.at_level(logging.INFO, "runner"):
+        train(tmp_path, 13, input_of(then))
+    assert input_bytes(tmp_path, 13) > 10 * WIDTH * 4
+    lines = [line for line in said_of(caplog).splitlines() if line.startswith("Each checkpoint holds the state")]
+    assert len(lines) == 1 and "shuffle(50)" in lines[0] and reason in lines[0], said_of(caplog)
+
+
+def test_a_shuffle_whose_seed_another_process_does_not_have_is_saved(tmp_path: Path, caplog: Any) -> None:
+    with caplog.at_level(logging.INFO, "runner"):
+        train(tmp_path / "a", 8, tf_random_seed=None)
+        train(tmp_path / "b", 8, input_of(shuffle=unseeded))
+        train(tmp_path / "c", 8, tf_random_seed=None, checkpoint_input_state="counted")
+    assert input_bytes(tmp_path / "a", 8) and input_bytes(tmp_path / "b", 8) and not input_bytes(tmp_path / "c", 8)
+    said = said_of(caplog)
+    assert "by a seed that each process draws anew" in said and "Shuffle has no seed" in said
+    assert "checkpoint.input_state=counted: a run that resumes reads the input again, and may find other" in said
+
+
+def test_another_seed_is_said_where_batches_are_read_again(tmp_path: Path, caplog: Any) -> None:
+    train(tmp_path, 8)
+    train(tmp_path, 8, tf_random_seed=8)
+    assert "They were shuffled by run.seed=7, and now by 8: some examples" in said_of(caplog)
+
+
+def test_a_state_that_cannot_be_saved_is_said_where_it_was_asked_for(tmp_path: Path, caplog: Any) -> None:
+    def smaller_last_batch() -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices(IMAGES).shuffle(50).batch(7).repeat()
+
+    train(tmp_path, 8, Input(smaller_last_batch), checkpoint_input_state="saved")
+    assert "checkpoint.input_state=saved has no effect" in said_of(caplog) and not input_bytes(tmp_path, 8)
+
+
+def test_inspect_shows_the_sizes_of_variables_and_of_the_inputs_state_apart(tmp_path: Path, capsys: Any) -> None:
+    train(tmp_path, 5, checkpoint_input_state="saved")
+    train(tmp_path, 5, checkpoint_input_state="counted")
+    inspect(tmp_path)
+    words = capsys.readouterr().out.split("checkpoints\n")[1].splitlines()
+    assert words[0].split()[:5] == ["step", "age", "variables", "input", "state"], words
+    rows = {row.split()[0]: row for row in words if row.strip()[:1].isdigit()}
+    assert " kB" in rows["5"].split("ago")[-1] and " B " in rows["5"] and "counted" in rows["10"], rows
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 300 kB, where this process may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.system(f"mount -t tmpfs -o size=300k runner-test {folder} 2>/dev/null"):
+        pytest.skip("no right to mount a small disk")
+    yield folder
+    os.system(f"umount {folder}")
+
+
+def test_a_full_disk_names_what_the_state_of_the_input_needs(small_disk: Path) -> None:
+    with pytest.raises(DiskFullError) as caught:
+        train(small_disk, 30, checkpoint_input_state="saved", keep_checkpoint_max=None)
+    said = str(caught.value)
+    assert "its variables need 12 B, the state of its input 1" in said and " kB were free in " in said, said
+
+
+def test_a_full_disk_is_said_by_whoever_notes_something_on_it(small_disk: Path) -> None:
+    journal = Journal(small_disk / "events.chief-0.jsonl")
+    with pytest.raises(OSError, match="no space left") as caught:
+        while True:
+            journal.metrics(1, {"train/loss": 1.0})
+    said = str(caught.value)
+    assert (
+        f"{small_disk}/events.chief-0.jsonl" in said
+        and "0 B were free" in said
+        and re.search(r"needs \d+ B more", said)
+    ), said
+    journal.close()
+    with pytest.raises(OSError, match=r"no space left .*summary.json: .* 0 B were free"):
+        write_json(small_disk / "summary.json", {"status": "finished"})
+    assert os.listdir(small_disk) == ["events.chief-0.jsonl"]
