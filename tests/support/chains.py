@@ -1,7 +1,7 @@
 """Random chains of starts in one model_dir, compared with a run that nobody disturbs.
 
 `python -m tests.support.chains --chains 200 --seed 7` walks 200 of them and prints each that does not come to the same
-numbers, with what it was made of.
+numbers, with what it was made of. `--first 100` starts at the 101st: a chain depends on the seed and its number alone.
 """
 
 from __future__ import annotations
@@ -287,12 +287,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chains", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0)
     arguments = parser.parse_args()
     from runner.distribute.strategy import split_cpu
 
     split_cpu(2)
     failed, started = 0, time.monotonic()
-    for number in range(arguments.chains):
+    for number in range(arguments.first, arguments.first + arguments.chains):
         seed = f"{arguments.seed}-{number}"
         chain = draw(random.Random(seed))
         try:
@@ -305,8 +306,8 @@ def main() -> int:
             )
             traceback.print_exc()
         if number % 10 == 9:
-            print(f"{number + 1} chains, {failed} failed, {time.monotonic() - started:.0f} s", flush=True)
-    print(f"seed {arguments.seed}: {arguments.chains} chains of {NUM_STARTS} starts, {failed} failed")
+            print(f"up to chain {number}: {failed} failed, {time.monotonic() - started:.0f} s", flush=True)
+    print(f"seed {arguments.seed}, from {arguments.first}: {arguments.chains} chains of {NUM_STARTS} starts, {failed} failed")
     return int(failed > 0)
 
 
