@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runner.system.files import HALF_WRITTEN
 from runner.tracking.journal import journals_in, read_journal
 from runner.tracking.tracker import points_of
 
@@ -56,7 +57,7 @@ def draw_curves(model_dir: Path) -> Path | None:
     path = model_dir / CURVES_FILE
     with _DRAWING:
         figure = _figure(panels, model_dir.name)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary = path.with_name(f".{path.name}.{os.getpid():08}{HALF_WRITTEN}")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a name in a script that the font does not have

@@ -1,8 +1,8 @@
 """Runs of `python -m runner` with SIGKILL of any process at any time, compared with runs that nobody disturbs.
 
 `python -m tests.support.kills --runs 40 --seed 7` does 40 of them and prints each, with what was killed and when. A run
-whose command has ended without success is started again by the same command, as a user would. `--first 20` starts at the
-21st: a run depends on the seed and its number alone, but for how fast the machine is.
+whose command has ended without success is started again by the same command, as a user would. `--first 20` starts at
+the 21st: a run depends on the seed and its number alone, but for how fast the machine is.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def draw(rng: random.Random, strategy: str) -> Case:
     kills = []
     for _ in range(rng.randint(1, 3)):
         moment = rng.choice(["clock", "first_step", "metrics", "checkpoint", "checkpoint", "result"])
-        secs = rng.uniform(0, 15) if moment == "clock" else rng.uniform(0, 2) if moment == "result" else rng.random() / 2
+        secs = rng.uniform(0, {"clock": 15.0, "result": 2.0}.get(moment, 0.5))
         count = {"metrics": rng.randint(1, chains.TOTAL), "checkpoint": rng.randint(1, 9)}.get(moment, 1)
         kills.append(Kill(rng.choice(VICTIMS), rng.randint(0, 1), moment, secs, count, rng.random() < 0.5))
     return Case(strategy, tuple(kills), rng.random() < 0.8)
@@ -269,7 +269,7 @@ def compare(folder: Path, whole: Path) -> None:
     assert history.keys() == recorded(whole)[1].keys()
     for name, points in recorded(whole)[1].items():
         assert history[name] == points, f"{name}: {history[name]} in place of {points}"
-    assert left_in(folder) == left_in(whole)
+    assert left_in(folder) == left_in(whole), left_in(folder) ^ left_in(whole)
 
 
 def main() -> int:
