@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runner.config import schema
 from runner.launch.rendezvous import CALL_FILE, PEERS_FOLDER
-from runner.system.files import write_atomically
+from runner.system.files import HALF_WRITTEN, write_atomically
 from runner.tracking import training_status
 from runner.tracking.run_lock import LOCK_FILE, TASK_LOCK_FILE
 
@@ -22,7 +22,14 @@ NOTES_FOLDER = ".hydra"
 _OF_OTHERS = (LOCK_FILE, CALL_FILE, PEERS_FOLDER)
 """What other supervisors of the cluster still read."""
 
-_BEFORE_THE_FIRST_STEP = (*_OF_OTHERS, START_FILE, TASK_LOCK_FILE.format("*"), "events.*.jsonl", training_status.FILE)
+_BEFORE_THE_FIRST_STEP = (
+    *_OF_OTHERS,
+    START_FILE,
+    TASK_LOCK_FILE.format("*"),
+    "events.*.jsonl",
+    training_status.FILE,
+    f".*{HALF_WRITTEN}",
+)
 """What a start that was killed, or another supervisor of the cluster, may have left in the folder of no run."""
 
 

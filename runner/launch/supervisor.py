@@ -35,7 +35,7 @@ from runner.launch.task_group import Tasks, error_of, note_ending, say_errors
 from runner.launch.task_starter import ColdStarter
 from runner.launch.worker_supervisor import WorkerSupervisor, differences
 from runner.system import console
-from runner.system.files import MODEL_SUMMARY_FILE, FolderLostError, HeldFolder, StorageError
+from runner.system.files import MODEL_SUMMARY_FILE, FolderLostError, HeldFolder, StorageError, remove_half_written
 from runner.system.redaction import mask_text, masked, masked_override, secrets_of
 from runner.system.standard_streams import FULL_ERROR, say
 from runner.system.start_status import START_STATUS
@@ -176,6 +176,8 @@ class Supervisor:
         earlier = self._note_start()
         # A task of an earlier start may still be saving: each has written its last line when this returns.
         wait_for_tasks(self.model_dir, "*" if self.place is None else "chief-0")
+        if self.place is None:  # else tasks of other hosts may be writing
+            remove_half_written(self.model_dir, self.model_dir / start_files.NOTES_FOLDER)
         journals = Journals(self.model_dir).mark()
         shipper = self._build_shipper()
         shipper.start()

@@ -94,11 +94,22 @@ class HeldFolder:
 _AFTER_LOSS = "What the run noted and saved there is lost; the same command begins anew."
 
 
+HALF_WRITTEN = ".tmp"
+"""How the names of files end that are to take the place of others once they are whole."""
+
+
+def remove_half_written(*folders: Path) -> None:
+    """Remove what processes that were killed have left of files on their way. Nobody may be writing in `folders`."""
+    for folder in folders:
+        for left in folder.glob(f".*.????????{HALF_WRITTEN}"):  # as mkstemp names them
+            left.unlink(missing_ok=True)
+
+
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
     """Replaces `path` in one move; a reader sees the old text or the new one, also after a crash."""
     data = text.encode()
     with naming_need(path, len(data)):
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        descriptor, temporary = tempfile.mkstemp(HALF_WRITTEN, f".{path.name}.", path.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)

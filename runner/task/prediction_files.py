@@ -18,6 +18,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 
 from runner.config.schema import ConfigError
+from runner.system.files import HALF_WRITTEN
 from runner.tracking.plain_values import json_value, leaves
 
 ONLY_KEY = "predictions"
@@ -51,7 +52,7 @@ def open_predictions(path: Path) -> Iterator[PredictionWriter]:
         raise ConfigError(f"predict.output={path} is a folder. Name a file in it.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        descriptor, temporary = tempfile.mkstemp(HALF_WRITTEN, f".{path.name}.", path.parent)
     except OSError as error:
         raise ConfigError(f"predict.output={path} cannot be written: {error}.") from error
     try:

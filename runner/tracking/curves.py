@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runner.system.files import HALF_WRITTEN
 from runner.tracking.journal import journals_in, read_journal
 from runner.tracking.tracker import points_of
 
@@ -61,7 +62,7 @@ def draw_curves(model_dir: Path) -> Path | None:
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write `figure` as a PNG file, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid():08}{HALF_WRITTEN}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a name in a script that the font does not have

@@ -1,4 +1,4 @@
-"""Chains of starts of `python -m runner` in one model_dir, some of them killed, over one process and two."""
+"""Chains of starts of `python -m runner` in one model_dir, some of them killed, over one process and several."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,13 +26,17 @@ STRATEGIES = {
     "mirrored": ("strategy.virtual_devices=2",),
     "central_storage": ("strategy.virtual_devices=2",),
     "multi_worker": ("cluster.num_workers=2",),
+    "parameter_server": ("cluster.num_workers=2", "cluster.num_ps=1"),
 }
 SETTINGS = (
-    "model=custom", "model.fn=tests.support.chains.classic", "model.params={dropout: false}", "input=custom",
-    "input.train.fn=tests.support.chains.shipped", f"input.train.batch_size={chains.BATCH_SIZE}",
-    "input.train.shard=examples", "input.eval=null", "run.seed=5", "tracking=none", "run.progress=plain",
-    "model_dir=run",
+    "model=custom", "input=custom", f"input.train.batch_size={chains.BATCH_SIZE}", "input.train.shard=examples",
+    "input.eval=null", "run.seed=5", "tracking=none", "run.progress=plain", "model_dir=run",
 )  # fmt: skip
+EXACT = (
+    "model.fn=tests.support.chains.classic", "model.params={dropout: false}",
+    "input.train.fn=tests.support.chains.shipped",
+)  # fmt: skip
+COUNTED = ("model.fn=tests.support.chains.counting", "input.train.fn=tests.support.chains.numbered")
 
 
 def start(folder: Path, strategy: str, *settings: str) -> subprocess.Popen[str]:
@@ -51,17 +56,15 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.communicate(timeout=60)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_a_chain_of_real_starts_comes_to_the_undisturbed_run(seed: int, tmp_path: Path) -> None:
-    rng = random.Random(f"processes-{seed}")
-    kept = None if seed % 2 else rng.choice(["default", "mirrored"])  # None: the strategy changes
+def walk(folder: Path, rng: random.Random, strategies: Sequence[str], *settings: str) -> None:
+    """Do a chain: each start with a random one of `strategies`, the last with the first of them, which finishes."""
     for number in range(chains.NUM_STARTS):
         is_last = number == chains.NUM_STARTS - 1
-        strategy = kept or ("default" if is_last else rng.choice(list(STRATEGIES)))
+        strategy = strategies[0] if is_last else rng.choice(strategies)
         max_steps = chains.TOTAL if is_last else rng.randint(1, chains.TOTAL)
         max_epochs = None if is_last else rng.choice([None, rng.randint(1, 5), 20])
         limits = f"train.max_steps={max_steps}", f"train.max_epochs={'null' if max_epochs is None else max_epochs}"
-        process = start(tmp_path, strategy, *limits, f"checkpoint.save_steps={rng.choice([1, 3, 7])}")
+        process = start(folder, strategy, *settings, *limits, f"checkpoint.save_steps={rng.choice([1, 3, 7])}")
         ending, secs = rng.choice(["limit", "limit", "kill", "stop"]), rng.uniform(0, 15)
         if not is_last and ending != "limit":
             time.sleep(secs)
@@ -73,9 +76,26 @@ def test_a_chain_of_real_starts_comes_to_the_undisturbed_run(seed: int, tmp_path
         said = process.communicate(timeout=240)[1]
         # Stopped before it could save, 1: the start after it goes on all the same.
         assert process.returncode in ((0,) if is_last or ending == "limit" else (0, 1, 3, -signal.SIGTERM)), said
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_chain_of_real_starts_comes_to_the_undisturbed_run(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(f"processes-{seed}")
+    kept = None if seed % 2 else rng.choice(["default", "mirrored"])  # None: the strategy changes
+    synchronous = [name for name in STRATEGIES if name != "parameter_server"]
+    walk(tmp_path, rng, [kept] if kept else synchronous, *EXACT)
     found = chains.variables(tmp_path / "run")
     expected = chains.undisturbed("classic", "shipped", False, kept or "default")[1]
     assert set(found) == set(expected)
     tolerance = 0.0 if kept else chains.TOLERANCE
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_chain_with_parameter_servers_trains_on_each_example_once_an_epoch(seed: int, tmp_path: Path) -> None:
+    others = [name for name in STRATEGIES if name != "parameter_server"] if seed % 2 else []
+    walk(tmp_path, random.Random(f"servers-{seed}"), ["parameter_server", *others], *COUNTED)
+    found = chains.variables(tmp_path / "run")
+    assert found["global_step"] == chains.TOTAL
+    assert found["seen"].tolist() == [chains.TOTAL / chains.STEPS_PER_EPOCH] * chains.NUM_EXAMPLES

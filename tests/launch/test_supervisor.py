@@ -654,3 +654,23 @@ def test_values_of_another_type_in_a_summary_are_ignored_with_a_word(
     assert run(RESULT) == 0
     assert "summary.json: exports=3 is ignored" in capsys.readouterr().err
     assert summary_in(tmp_path / "run")["exports"] == []
+
+
+def half_written(folder: Path) -> list[str]:
+    return [path.name for path in folder.rglob(".*.tmp")]
+
+
+def test_what_a_kill_left_half_written_goes_with_the_next_start(run: Callable[..., int], tmp_path: Path) -> None:
+    notes = {"overrides.yaml": "[]"}
+    assert run(RESULT, notes=notes) == 0
+    for file in ("run.json", ".hydra/overrides.yaml"):
+        script = (
+            "import os, pathlib; from runner.system import files\n"
+            "files.os.replace = lambda *paths: os.kill(os.getpid(), 9)\n"
+            f"files.write_atomically(pathlib.Path('run/{file}'), 'half')\n"
+        )
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        assert subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=env).returncode == -9
+    assert len(half_written(tmp_path / "run")) == 2
+    assert run(RESULT, notes=notes) == 0
+    assert half_written(tmp_path / "run") == []

@@ -1,7 +1,7 @@
 """Random chains of starts in one model_dir, compared with a run that nobody disturbs.
 
 `python -m tests.support.chains --chains 200 --seed 7` walks 200 of them and prints each that does not come to the same
-numbers, with what it was made of.
+numbers, with what it was made of. `--first 100` starts at the 101st: a chain depends on the seed and its number alone.
 """
 
 from __future__ import annotations
@@ -69,6 +69,17 @@ def native(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
     return EstimatorSpec(mode, {"y": predictions}, loss, optimizer=keras.optimizers.SGD(0.03, momentum=0.5))
 
 
+def counting(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    """A model whose `seen` counts how often each example was trained on."""
+    zeros = v1.zeros_initializer()
+    aggregation = tf.VariableAggregation.SUM
+    seen = v1.get_variable("seen", [NUM_EXAMPLES], tf.float64, zeros, trainable=False, aggregation=aggregation)
+    loss = tf.square(v1.get_variable("weight", [], initializer=zeros) - 1.0)
+    count = seen.assign_add(tf.reduce_sum(tf.one_hot(features, NUM_EXAMPLES, dtype=tf.float64), axis=0))
+    update = v1.train.GradientDescentOptimizer(0.01).minimize(loss, v1.train.get_global_step())
+    return EstimatorSpec(mode, loss=loss, train_op=tf.group(count, update))
+
+
 MODELS: dict[str, Callable[..., EstimatorSpec]] = {"classic": classic, "native": native}
 
 
@@ -82,6 +93,12 @@ def arrays() -> Any:
 def shipped(mode: str, params: Any, config: Any, num_epochs: int | None = None) -> tf.data.Dataset:
     """What the shipped input functions make of arrays: it ends after the passes that it is told, else never."""
     return batches_of_arrays(arrays(), NUM_EXAMPLES, mode, params, config, num_epochs)
+
+
+def numbered(mode: str, params: Any, config: Any, num_epochs: int | None = None) -> tf.data.Dataset:
+    """The same with the numbers of the examples, for `counting`."""
+    numbers = np.arange(NUM_EXAMPLES)
+    return batches_of_arrays((numbers, numbers), NUM_EXAMPLES, mode, params, config, num_epochs)
 
 
 def one_pass(params: Any) -> tf.data.Dataset:
@@ -297,12 +314,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chains", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0)
     arguments = parser.parse_args()
     from runner.distribute.strategy import split_cpu
 
     split_cpu(2)
     failed, started = 0, time.monotonic()
-    for number in range(arguments.chains):
+    for number in range(arguments.first, arguments.first + arguments.chains):
         seed = f"{arguments.seed}-{number}"
         chain = draw(random.Random(seed))
         try:
@@ -315,8 +333,9 @@ def main() -> int:
             )
             traceback.print_exc()
         if number % 10 == 9:
-            print(f"{number + 1} chains, {failed} failed, {time.monotonic() - started:.0f} s", flush=True)
-    print(f"seed {arguments.seed}: {arguments.chains} chains of {NUM_STARTS} starts, {failed} failed")
+            print(f"up to chain {number}: {failed} failed, {time.monotonic() - started:.0f} s", flush=True)
+    which = f"seed {arguments.seed}, from {arguments.first}"
+    print(f"{which}: {arguments.chains} chains of {NUM_STARTS} starts, {failed} failed")
     return int(failed > 0)
 
 
