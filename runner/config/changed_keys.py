@@ -44,7 +44,7 @@ RENAMED: Mapping[str, str] = {}
 
 ADDED: Mapping[str, Any] = {
     "eval.checkpoint": None, "eval.name": None, "predict.checkpoint": None, "run.freeze_secs": None,
-    "run.secrets": None, "train.metrics": False,
+    "run.secrets": None, "train.log_gradient_norm": False, "train.metrics": False,
 }  # fmt: skip
 """Key that sweeps of 8664505 did not have -> its default, with which a job computes what it did."""
 

@@ -257,6 +257,7 @@ class TrainConfig:
     early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     log_steps: int | None = _setting(100, minimum=1)
+    log_gradient_norm: bool = False
     metrics: bool = False
     summary_steps: int | None = _setting(100, minimum=1)
 

@@ -52,6 +52,7 @@ def check(config: Config) -> None:
         _check_profile,
         _check_inline,
         _check_jit,
+        _check_gradient_norm,
     ):
         for mistake in find_mistakes(config):
             raise ConfigError(mistake)
@@ -393,6 +394,11 @@ def _check_jit(config: Config) -> Iterator[str]:
             f"train.jit=true does not go with strategy={config.strategy.name}: {reason}. Set train.jit=false, or use "
             f"{', '.join(tried)}."
         )
+
+
+def _check_gradient_norm(config: Config) -> Iterator[str]:
+    if config.train.log_gradient_norm and config.train.log_steps is None:
+        yield "train.log_gradient_norm=true has no effect with train.log_steps=null. Set train.log_steps=100."
 
 
 # --- what several of them have in common ----------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 from rich.console import Console
@@ -31,8 +32,11 @@ class Progress:
     def start(self, total_steps: int | None, step: int) -> None:
         """Training goes from global step `step` up to `total_steps`; None: until the input ends."""
 
-    def update(self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float) -> None:
-        """Training has reached `step`."""
+    def update(
+        self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float,
+        logged: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        """Training has reached `step`. Args: logged: what model_fn logs on progress, by name."""
 
     def count(self, what: str, examples: int) -> None:
         """The evaluation or prediction `what` has seen so many examples."""
@@ -66,8 +70,11 @@ class PlainProgress(Progress):
     def start(self, total_steps: int | None, step: int) -> None:
         self._pace, self._said_at, self._unsaid = _Pace(total_steps), None, []
 
-    def update(self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float) -> None:
-        facts = self._pace.facts(step, loss, steps_per_sec, examples_per_sec)
+    def update(
+        self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float,
+        logged: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        facts = self._pace.facts(step, loss, steps_per_sec, examples_per_sec, logged)
         total = f"/{self._pace.total_steps}" if self._pace.total_steps else ""
         self._unsaid = ["  ".join([f"step {step}{total}", *facts])]
         now = self._clock()
@@ -112,8 +119,11 @@ class RichProgress(Progress):
         self._pace = _Pace(total_steps)
         self._task = self._live().add_task("train", total=total_steps, completed=step, facts="")
 
-    def update(self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float) -> None:
-        facts = self._pace.facts(step, loss, steps_per_sec, examples_per_sec)
+    def update(
+        self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float,
+        logged: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        facts = self._pace.facts(step, loss, steps_per_sec, examples_per_sec, logged)
         if self._bar is not None:
             self._bar.update(self._task, completed=step, facts="  ".join(facts))
 
@@ -153,16 +163,20 @@ class _Pace:
         self._updates = 0
         self._steps_per_sec = self._examples_per_sec = 0.0
 
-    def facts(self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float) -> list[str]:
-        """Loss, steps/s, examples/s and the time that is left, as far as they are known."""
+    def facts(
+        self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float,
+        logged: Mapping[str, float] = MappingProxyType({}),
+    ) -> list[str]:  # fmt: skip
+        """Loss, what is logged, steps/s, examples/s and the time that is left, as far as they are known."""
         self._updates += 1
+        numbers = [f"loss {loss:.4g}", *(f"{name} {value:.4g}" for name, value in logged.items())]
         if self._updates == 1:  # the first loop traces the graph: its speed says nothing
-            return [f"loss {loss:.4g}"]
+            return numbers
         weight = 1.0 if self._updates == 2 else 0.3
         self._steps_per_sec += weight * (steps_per_sec - self._steps_per_sec)
         self._examples_per_sec += weight * (examples_per_sec - self._examples_per_sec)
         facts = [
-            f"loss {loss:.4g}",
+            *numbers,
             f"{format_number(round(self._steps_per_sec, 1))} steps/s",
             f"{format_number(round(self._examples_per_sec))} examples/s",
         ]
