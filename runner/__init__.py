@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from runner.model_fn import ModeKeys as ModeKeys
     from runner.model_log import log as log
     from runner.run_config import RunConfig as RunConfig
+    from runner.tracking.artifacts import log_artifact as log_artifact
+    from runner.tracking.artifacts import log_figure as log_figure
     from runner.types import Params as Params
     from runner.types import StepResult as StepResult
 

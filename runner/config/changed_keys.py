@@ -43,8 +43,9 @@ RENAMED: Mapping[str, str] = {}
 
 
 ADDED: Mapping[str, Any] = {
-    "eval.checkpoint": None, "eval.name": None, "predict.checkpoint": None, "run.freeze_secs": None,
-    "run.secrets": None, "train.log_gradient_norm": False, "train.metrics": False,
+    "eval.checkpoint": None, "eval.name": None, "export.alias": None, "export.register": None,
+    "predict.checkpoint": None, "run.freeze_secs": None, "run.log_level": "info", "run.secrets": None,
+    "train.log_gradient_norm": False, "train.metrics": False,
 }  # fmt: skip
 """Key that sweeps of 8664505 did not have -> its default, with which a job computes what it did."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 _LENGTH = 10
 
-_SHOWN_ONLY = ("run.progress", "run.inline", "run.freeze_secs", "run.secrets", "sweep", "tracking")
+_SHOWN_ONLY = ("run.progress", "run.inline", "run.freeze_secs", "run.log_level", "run.secrets", "sweep", "tracking")
 """Keys that change how a run is shown, watched, ranked or recorded, not what it computes."""
 
 

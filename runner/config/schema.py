@@ -196,6 +196,7 @@ class RunSettings:
     freeze_secs: int | None = _setting(None, minimum=10)
     debug: str | None = _setting(None, choices=("fast_dev", "overfit"))
     profile: str | None = None
+    log_level: str = _setting("info", choices=("debug", "info", "warning", "error"))
     secrets: list[str] | None = None
 
 
@@ -314,6 +315,8 @@ class ExportConfig:
     Attributes:
       receiver_fn: None: requests are the features of the input.
       checkpoint: best, a step, a name or a path, for command=export; None: the newest.
+      register: name in MLflow's registry of which what is exported becomes a version; None: of none.
+      alias: of that version; None: it gets none.
     """
 
     exporters: list[str] | None = _setting(None, choices=("final", "latest", "best"))
@@ -322,6 +325,8 @@ class ExportConfig:
     best: ExportBestConfig = field(default_factory=ExportBestConfig)
     receiver_fn: str | None = None
     checkpoint: str | None = None
+    register: str | None = None
+    alias: str | None = None
 
 
 @dataclass(frozen=True)
@@ -335,6 +340,16 @@ class TrackingConfig:
     tags: dict[str, str] = field(default_factory=dict)
     tensorboard: bool = True
     system_metrics: bool = False
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything records the run outside of model_dir."""
+        return self.backend != "none"
+
+    @property
+    def has_mlflow(self) -> bool:
+        """Whether MLflow records the run."""
+        return self.backend == "mlflow"
 
 
 @dataclass(frozen=True)

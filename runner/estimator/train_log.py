@@ -17,6 +17,7 @@ from runner.hooks.hook import Every
 from runner.programs.train_loop import Schedule
 from runner.programs.train_scalars import RESERVED, over_workers
 from runner.tracking import tensorboard
+from runner.tracking.artifacts import current
 from runner.types import StepResult
 
 _log = logging.getLogger(__name__)
@@ -187,7 +188,9 @@ class TrainLog:
         totals = over_workers(ours, self._keys[0], self._context.collectives) if self._keys[0] else {}
         if not self._config.is_chief:
             return
-        protos: list[tuple[int, bytes]] = [(step, proto) for proto in values]
+        num_protos = len(values) - len(self._program.images)
+        protos: list[tuple[int, bytes]] = [(step, proto) for proto in values[:num_protos]]
+        self._keep_images([*map(_images_of_v1, values[:num_protos])], values[num_protos:], step)
         if self._scalars.summaries:
             found: dict[int, list[Any]] = {}
             for at, value in self._scalars.summaries_of(packed, totals, step):
@@ -198,14 +201,32 @@ class TrainLog:
             for at, proto in protos:
                 tf.summary.experimental.write_raw_pb(proto, step=at)
 
+    def _keep_images(self, of_v1: Sequence[Mapping[str, bytes]], of_v2: Sequence[bytes], step: int) -> None:
+        """Keep the images of a step with the run; those of a step that was kept are not kept again."""
+        artifacts = current()
+        if artifacts is None or not artifacts.keeps_images or self._is_between(step):
+            return
+        found = {tag: png for images in of_v1 for tag, png in images.items()}
+        for image, value in zip(self._program.images, of_v2, strict=True):
+            pngs = tf.io.parse_tensor(value, tf.string).numpy()[2:] if value else ()
+            found |= {f"{image.tag}/{n}" if len(pngs) > 1 else image.tag: png for n, png in enumerate(pngs)}
+        for tag, png in found.items():
+            artifacts.image(tag, png, step)
+
+    def _is_between(self, step: int) -> bool:
+        """Report whether a step writes summaries only as it is the first of a run that resumes.
+
+        An undisturbed run has no point there.
+        """
+        every = self._config.save_summary_steps or 1
+        return step == self._first_step + 1 and not self._is_new and step % every != 0
+
     def _note_summaries(self, found: Mapping[int, Sequence[Any]], step: int) -> None:
         """Note scalars of summaries in the journal, at the step that they are written at.
 
-        A run that resumes writes its first step for TensorBoard; its points are those of an undisturbed one. What the
-        runner or a metric reports under the same name stays.
+        What the runner or a metric reports under the same name stays.
         """
-        every = self._config.save_summary_steps
-        if step == self._first_step + 1 and not self._is_new and every and step % every:
+        if self._is_between(step):
             return
         own = {*RESERVED, *self._program.reported_names}
         for at, summaries in found.items():
@@ -224,6 +245,12 @@ class TrainLog:
             return []
         chosen = (steps % every == 0) | (first & (steps == self._first_step + 1))
         return [(int(step), float(loss)) for step, loss in zip(steps[chosen], losses[chosen], strict=True)]
+
+
+def _images_of_v1(proto: bytes) -> dict[str, bytes]:
+    """Return tag -> PNG of the images in a serialised Summary."""
+    values = tf.compat.v1.Summary.FromString(bytes(proto)).value
+    return {one.tag: one.image.encoded_image_string for one in values if one.HasField("image")}
 
 
 def _number(value: Any) -> float:

@@ -28,7 +28,7 @@ from runner.programs.optimizer_step import Update, advance, apply_update, gradie
 from runner.programs.program import ModelToTrace, Program, TracedReplica, replica_inputs, split_fetches, step_inputs
 from runner.programs.train_loop import Loop, RecordingLoop, Step
 from runner.programs.train_scalars import Fetched, ReplicaScalars, StepScalars, replica_scalars
-from runner.tf_private.summaries import SummaryScalar, collecting, summaries_noted
+from runner.tf_private.summaries import Collector, SummaryImage, SummaryScalar, collecting, summaries_noted
 from runner.tracing import xla
 from runner.tracing.graph_operations import needed, operations
 from runner.tracing.trace_step import Replica
@@ -50,6 +50,7 @@ class TrainedReplica(TracedReplica):
       loss: the replica's part of the loss of the step (the parts add up to the mean over the global batch).
       v2_summaries: operations of `tf.summary`.
       summaries: scalars that it summarises.
+      images: that it summarises with `tf.summary`.
       scalars: their sums, and those of metrics and of what model_fn logs.
       made: what the update tells of itself; None of a train_op.
       together: sums of a model_fn's losses in which other processes take part, and that each step computes: what is
@@ -62,6 +63,7 @@ class TrainedReplica(TracedReplica):
     loss: tf.Tensor
     v2_summaries: Sequence[tf.Operation]
     summaries: Sequence[SummaryScalar]
+    images: Sequence[SummaryImage]
     scalars: ReplicaScalars
     made: Update | None = None
     together: Sequence[tf.Tensor] = ()
@@ -100,7 +102,7 @@ class TrainProgram(Program):
 
         def replica_fn(replica: Replica) -> TrainedReplica:
             with _summaries(summary_writer, replica):
-                collected = collecting(summary_writer) if config.tensorboard else contextlib.nullcontext(())
+                collected = collecting(summary_writer) if config.tensorboard else contextlib.nullcontext(None)
                 with collected as summaries:
                     return _train_replica(model, pipeline, replica, summaries)
 
@@ -122,6 +124,8 @@ class TrainProgram(Program):
         merged = {one.operation for one in found}
         self.summary_protos = [one for one in protos if one.op not in merged]
         """Tensors of serialised `tf.compat.v1.Summary`. Their values follow in a step with summaries."""
+        self.images = self.outputs[0].images if collectives_of(model.store.strategy).is_chief else ()
+        """Images of `tf.summary`, whose values come last in a step with summaries."""
         self._merged_v2 = {write for one in found if one.metadata for write in _writes_of(one.operation)}
         self.kept_metrics = self._metrics_with_state()
         """Metrics of TRAIN that keep state, and are reported."""
@@ -153,7 +157,7 @@ class TrainProgram(Program):
     @property
     def num_summary_values(self) -> int:
         """Return how many values a step with summaries returns for them."""
-        return min(1, len(self.scalars.summaries)) + len(self.summary_protos)
+        return min(1, len(self.scalars.summaries)) + len(self.summary_protos) + len(self.images)
 
     @property
     def summary_names(self) -> set[str]:
@@ -190,7 +194,8 @@ class TrainProgram(Program):
 
     def _step(self, request: StepRequest, *, summaries: bool) -> Step:
         tensors, effects = split_fetches(request.fetches)
-        fetched = Fetched(self.scalars, [*(self.summary_protos if summaries else []), *tensors], summaries=summaries)
+        of_summaries = [*self.summary_protos, *(one.value for one in self.images)] if summaries else []
+        fetched = Fetched(self.scalars, [*of_summaries, *tensors], summaries=summaries)
         extra = fetched.tensors
         losses = [output.loss for output in self.outputs]
         specs = [tf.TensorSpec([], losses[0].dtype), *fetched.specs]
@@ -321,7 +326,7 @@ class TrainProgram(Program):
 
 
 def _train_replica(
-    model: ModelToTrace, pipeline: InputPipeline, replica: Replica, noted: Sequence[SummaryScalar]
+    model: ModelToTrace, pipeline: InputPipeline, replica: Replica, collected: Collector | None
 ) -> TrainedReplica:
     config = model.config
     features, labels = replica_inputs(pipeline, replica)
@@ -332,11 +337,13 @@ def _train_replica(
         loss = spec.loss if is_cut and spec.optimizer is not None else objective(spec, replica)
     v1.add_to_collection(v1.GraphKeys.LOSSES, spec.loss)  # as in tf.estimator, whose hooks look here
     # What is not reported is not fetched, and so does not run; with optimizer=, all that changes a variable does.
+    noted = collected.scalars if collected is not None else ()
     is_logged = bool(config.log_step_count_steps)
     is_reported = is_logged and (spec.optimizer is not None or config.train_metrics)
     metrics = spec.eval_metric_ops if is_reported else None
     scalars = replica_scalars(noted, metrics, logged if is_logged else None, replica)
-    summaries = (_v2_summaries(), tuple(noted), scalars)
+    images = tuple(collected.images) if collected is not None else ()
+    summaries = (_v2_summaries(), tuple(noted), images, scalars)
     if spec.optimizer is None:
         moved = ema.update(replica, config.ema_decay)
         counted = advance(replica, spec.train_op)
