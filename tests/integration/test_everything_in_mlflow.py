@@ -69,7 +69,7 @@ def test_images_and_figures_are_artifacts(tracked: dict[str, Any]) -> None:
     assert [one.path for one in client.list_artifacts(run_id, "plots")] == ["plots/line.png"]
     images = [one.path for one in client.list_artifacts(run_id, "images") if one.path.endswith(".png")]
     steps = sorted((one.split("+")[0], int(one.split("+")[2])) for one in images)
-    expected = [(name, step) for name in ("images/old~image", "images/pictures") for step in (1, 2, 4)]
+    expected = [(name, step) for name in ("images/old~image~0", "images/pictures") for step in (1, 2, 4)]
     assert steps == expected
 
 
@@ -82,7 +82,7 @@ def test_inputs_are_datasets_of_the_run(tracked: dict[str, Any]) -> None:
 def test_the_exported_model_is_registered(tracked: dict[str, Any]) -> None:
     version = tracked["client"].get_model_version_by_alias("lines", "champion")
     assert version.run_id == tracked["runs"][0].info.run_id
-    model = tracked["client"].get_logged_model(version.model_id)
+    model = tracked["client"].get_logged_model(version.source.removeprefix("models:/"))
     assert model.name == "tracked-final"
 
 

@@ -173,10 +173,10 @@ def test_a_step_that_a_loss_scale_leaves_out_has_no_norm_and_no_rate(tmp_path: P
     journal.close()
     lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     found = [line["metrics"] for line in lines if "metrics" in line]
-    by_step = {line["step"]: line["metrics"] for line in lines if "metrics" in line}
-    assert len(found) > 2 and by_step[1]["train/gradient_norm"] == pytest.approx(30, rel=1e-2)
+    by_step = {line["step"]: line["metrics"] for line in lines if "train/gradient_norm" in line.get("metrics", ())}
+    assert len(found) > len(by_step) == 2 and by_step[1]["train/gradient_norm"] == pytest.approx(30, rel=1e-2)
     assert [one["train/learning_rate"] for one in by_step.values()] == pytest.approx([0.01, 0.005])
-    assert "NaN" not in str(found) and "nan" not in str([one.get("train/gradient_norm") for one in found])
+    assert "nan" not in str([one.get("train/gradient_norm") for one in found])
 
 
 def test_a_run_that_resumes_has_neither_a_hole_nor_a_point_more(tmp_path: Path) -> None:
