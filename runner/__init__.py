@@ -40,7 +40,10 @@ if TYPE_CHECKING:
     from runner.hooks.hook import Hook as Hook
     from runner.model_fn import EstimatorSpec as EstimatorSpec
     from runner.model_fn import ModeKeys as ModeKeys
+    from runner.model_log import log as log
     from runner.run_config import RunConfig as RunConfig
+    from runner.tracking.artifacts import log_artifact as log_artifact
+    from runner.tracking.artifacts import log_figure as log_figure
     from runner.types import Params as Params
     from runner.types import StepResult as StepResult
 

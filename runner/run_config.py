@@ -157,6 +157,7 @@ class RunConfig:
       learning_rate_scaling: "none", or by the replicas: "linear", "sqrt" of their number.
       warmup_steps: updates until the learning rate is what it is to be.
       jit: XLA compiles what each replica computes, from its batch to its gradients.
+      log_gradient_norm: the global norm of the gradient, before it is clipped, is logged where the loss is.
       train_metrics: `eval_metric_ops` of TRAIN are computed and reported with `train_op=`, too; with `optimizer=` they
         are in any case.
       precision: what Keras 3 layers compute in: "float32" leaves it to them, "mixed_bfloat16", "mixed_float16".
@@ -196,6 +197,7 @@ class RunConfig:
     learning_rate_scaling: str = _key("train.learning_rate_scaling")
     warmup_steps: int = _key("train.warmup_steps")
     jit: bool = _key("train.jit")
+    log_gradient_norm: bool = _key("train.log_gradient_norm")
     train_metrics: bool = _key("train.metrics")
     precision: str = _key("train.precision")
     ema_decay: float | None = _key("train.ema_decay")

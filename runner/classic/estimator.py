@@ -175,7 +175,7 @@ class LoggedProgress(NullProgress):
 
     _loss: float | None = None
 
-    def update(self, step: int, loss: float, *speeds: float) -> None:
+    def update(self, step: int, loss: float, *others: Any) -> None:
         self._loss = loss
 
     def stop(self) -> None:

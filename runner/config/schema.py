@@ -197,6 +197,7 @@ class RunSettings:
     preload: Any = _setting("auto", choices=("auto", False))
     debug: str | None = _setting(None, choices=("fast_dev", "overfit", "nan"))
     profile: str | None = None
+    log_level: str = _setting("info", choices=("debug", "info", "warning", "error"))
     secrets: list[str] | None = None
 
 
@@ -271,6 +272,7 @@ class TrainConfig:
     early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     log_steps: int | None = _setting(100, minimum=1)
+    log_gradient_norm: bool = False
     metrics: bool = False
     summary_steps: int | None = _setting(100, minimum=1)
     hooks: list[Any] = field(default_factory=list)
@@ -329,6 +331,8 @@ class ExportConfig:
     Attributes:
       receiver_fn: None: requests are the features of the input.
       checkpoint: best, a step, a name or a path, for command=export; None: the newest.
+      register: name in MLflow's registry of which what is exported becomes a version; None: of none.
+      alias: of that version; None: it gets none.
     """
 
     exporters: list[str] | None = _setting(None, choices=("final", "latest", "best"))
@@ -337,6 +341,8 @@ class ExportConfig:
     best: ExportBestConfig = field(default_factory=ExportBestConfig)
     receiver_fn: str | None = None
     checkpoint: str | None = None
+    register: str | None = None
+    alias: str | None = None
 
 
 @dataclass(frozen=True)
@@ -350,6 +356,16 @@ class TrackingConfig:
     tags: dict[str, str] = field(default_factory=dict)
     tensorboard: bool = True
     system_metrics: bool = False
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything records the run outside of model_dir."""
+        return self.backend != "none"
+
+    @property
+    def has_mlflow(self) -> bool:
+        """Whether MLflow records the run."""
+        return self.backend == "mlflow"
 
 
 @dataclass(frozen=True)

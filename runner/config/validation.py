@@ -53,6 +53,7 @@ def check(config: Config) -> None:
         _check_inline,
         _check_jit,
         _check_debug,
+        _check_gradient_norm,
     ):
         for mistake in find_mistakes(config):
             raise ConfigError(mistake)
@@ -277,6 +278,17 @@ def _check_export(config: Config) -> Iterator[str]:
     evaluates = config.command in schema.EVALUATING_COMMANDS and config.input.evals
     if "best" in exporters and config.command in schema.TRAINING_COMMANDS and not evaluates:
         yield f"export.exporters has best, and command={config.command} evaluates nothing."
+    if export.register is not None and not config.tracking.has_mlflow:
+        yield (
+            f"export.register={export.register} is a name in MLflow's registry, and tracking.backend="
+            f"{config.tracking.backend} records nothing there. Set tracking=mlflow, or export.register=null."
+        )
+    if export.register is not None and not config.exports and config.command in schema.TRAINING_COMMANDS:
+        yield f"export.register={export.register} has no effect without export.exporters, such as [final]."
+    if export.alias is not None and export.register is None:
+        yield f"export.alias={export.alias} has no effect without export.register, the name of the registered model."
+    if export.alias is not None and (export.alias == "latest" or re.fullmatch(r"v\d+", export.alias)):
+        yield f"export.alias={export.alias}: MLflow keeps this name for itself. Use another one, as champion."
     if export.best.metric is not None:
         yield from _check_metric("export.best.metric", export.best.metric, config)
 
@@ -414,6 +426,11 @@ def _check_debug(config: Config) -> Iterator[str]:
 
 
 _TRIED = ("default", "one_device", "mirrored", "central_storage")
+
+
+def _check_gradient_norm(config: Config) -> Iterator[str]:
+    if config.train.log_gradient_norm and config.train.log_steps is None:
+        yield "train.log_gradient_norm=true has no effect with train.log_steps=null. Set train.log_steps=100."
 
 
 # --- what several of them have in common ----------------------------------------------------------------------------

@@ -4,5 +4,5 @@
 data (`shard: auto|files|examples|input_fn|off`) and gives input_fn its `InputContext`; `replica_batches` divides a
 global batch over the replicas of a process, uneven remainders included; `dataset_adapter` takes arrays, tensors and
 iterators of TF 1, too. `iterators` owns the open iterators of the process. `ps_ranges` hands ranges of batches to the
-workers of parameter servers.
+workers of parameter servers. `dataset_facts` says what an input is without reading it.
 """

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from runner.data.dataset_facts import dataset_facts
 from runner.data.inputs import Input, InputPipeline, build_input_pipeline
 from runner.data.sharding import WorkerPlace
 from runner.distribute.collectives import Collectives
@@ -17,7 +18,7 @@ from runner.programs.model import Model
 from runner.run_config import RunConfig
 from runner.system.console import NullProgress, Progress
 from runner.tracing.random_state import seeded
-from runner.tracking.journal import Journal, NullJournal
+from runner.tracking.journal import DATASET, Journal, NullJournal
 
 _log = logging.getLogger(__name__)
 
@@ -124,7 +125,17 @@ class Models:
                 num_epochs=num_epochs,
             )
         self.log_once(f"Input ({mode}): sharding {pipeline.shard}: {pipeline.reason}")
+        self._note_dataset(source, pipeline, mode)
         return pipeline
+
+    def _note_dataset(self, source: InputFn, pipeline: InputPipeline, mode: str) -> None:
+        """Note in the journal what the input is, once."""
+        if self._context.is_chief and not isinstance(self._context.journal, NullJournal):
+            facts = dataset_facts(source, pipeline, mode)
+            key = f"{mode} {facts['name']} {facts['digest']}"
+            if key not in self._logged:
+                self._logged.add(key)
+                self._context.journal.event(DATASET, **facts)
 
     def features_spec(self, input_fn: InputFn, mode: str) -> Any:
         """Return the spec of the features that an input function gives. No strategy takes part."""

@@ -15,9 +15,10 @@ from runner.estimator.context import EstimatorContext
 from runner.estimator.train_setup import TrainSetup
 from runner.hooks.hook import Every
 from runner.programs.train_loop import Schedule
-from runner.programs.train_scalars import over_workers
+from runner.programs.train_scalars import RESERVED, over_workers
 from runner.system.console import Epochs
 from runner.tracking import tensorboard
+from runner.tracking.artifacts import current
 from runner.types import StepResult
 
 _log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class TrainLog:
         self._scalars = setup.program.scalars
         self._keys: tuple[Sequence[str], Sequence[str]] = ([], [])
         self._window = np.zeros(2 * len(self._scalars.metrics))  # sums and weights of metrics since their last point
+        self._is_at_step = np.tile(self._scalars.is_at_step, 2)
 
     def begin(self, target: int | None) -> None:
         """Start the progress line. Args: target: the last step, where one is known."""
@@ -103,8 +105,10 @@ class TrainLog:
             "train/steps_per_sec": result.num_steps / result.secs,
             "train/examples_per_sec": result.examples / result.secs,
         }
-        for step, loss in self._at(self._config.log_step_count_steps, steps, result.losses, first=self._is_new):
-            values: Mapping[str, float] = {"train/loss": loss, **points.get(step, {})}
+        logged = self._at(self._config.log_step_count_steps, steps, result.losses, first=self._is_new)
+        rates = {f"train/{name}": rate for name, rate in self._program.rates().items()} if logged else {}
+        for step, loss in logged:
+            values: Mapping[str, float] = {"train/loss": loss, **rates, **points.get(step, {})}
             if step + (self._config.log_step_count_steps or 0) > result.last_step:
                 values = {**values, **speed}
             self._context.journal.metrics(step, values)
@@ -113,9 +117,15 @@ class TrainLog:
                 scalars = {"global_step/sec": speed["train/steps_per_sec"]}
                 scalars |= {"loss": loss} if self._writes_loss else {}
                 self._write_numbers(scalars, step)
-            for step, scalars in points.items() if self._config.save_summary_steps else ():
-                self._write_numbers(scalars, step)
-        self._context.progress.update(result.last_step, float(result.losses[-1]), *speed.values())
+            for step, _ in logged if self._config.save_summary_steps else ():
+                scalars = {**rates, **points.get(step, {})}
+                if scalars:
+                    self._write_numbers(scalars, step)
+        steps_per_sec, examples_per_sec = speed.values()
+        shown = self._shown(metrics[-1])
+        self._context.progress.update(
+            result.last_step, float(result.losses[-1]), steps_per_sec, examples_per_sec, shown
+        )
 
     def repeated(self, step: int, asked: int, twice: int) -> None:
         """Log that steps were asked for once more, as a worker was lost.
@@ -141,7 +151,8 @@ class TrainLog:
         for step in due:
             last = places[step] + 1
             self._add(metrics[first:last])
-            sums, weights = np.split(self._window, 2)
+            row = np.where(self._is_at_step, metrics[last - 1], self._window) if metrics.size else self._window
+            sums, weights = np.split(row, 2)
             ours = dict(zip(self._scalars.metrics, zip(sums.tolist(), weights.tolist(), strict=True), strict=True))
             totals = over_workers(ours, self._keys[1], self._context.collectives)
             points[step] = {f"train/{name}": total / weight for name, (total, weight) in totals.items() if weight}
@@ -154,6 +165,14 @@ class TrainLog:
             )
             points[due[-1]] |= {f"train/{name}": value for name, value in kept.items()}
         return points
+
+    def _shown(self, metrics: np.ndarray) -> dict[str, float]:
+        """Return what model_fn logs for the progress line, of one step and this process."""
+        if not self._scalars.on_progress:
+            return {}
+        names, (sums, weights) = list(self._scalars.metrics), np.split(metrics, 2)
+        pairs = {name: (sums[names.index(name)], weights[names.index(name)]) for name in self._scalars.on_progress}
+        return {name: float(total / weight) for name, (total, weight) in pairs.items() if weight}
 
     def _add(self, metrics: np.ndarray) -> None:
         if metrics.size:  # one after the other, so that no bit depends on the length of loops
@@ -176,15 +195,52 @@ class TrainLog:
         totals = over_workers(ours, self._keys[0], self._context.collectives) if self._keys[0] else {}
         if not self._config.is_chief:
             return
-        protos: list[tuple[int, bytes]] = [(step, proto) for proto in values]
+        num_protos = len(values) - len(self._program.images)
+        protos: list[tuple[int, bytes]] = [(step, proto) for proto in values[:num_protos]]
+        self._keep_images([*map(_images_of_v1, values[:num_protos])], values[num_protos:], step)
         if self._scalars.summaries:
             found: dict[int, list[Any]] = {}
             for at, value in self._scalars.summaries_of(packed, totals, step):
                 found.setdefault(at, []).append(value)
+            self._note_summaries(found, step)
             protos += [(at, tf.compat.v1.Summary(value=one).SerializeToString()) for at, one in found.items()]
         with self._summary_writer.as_default():
             for at, proto in protos:
                 tf.summary.experimental.write_raw_pb(proto, step=at)
+
+    def _keep_images(self, of_v1: Sequence[Mapping[str, bytes]], of_v2: Sequence[bytes], step: int) -> None:
+        """Keep the images of a step with the run; those of a step that was kept are not kept again."""
+        artifacts = current()
+        if artifacts is None or not artifacts.keeps_images or self._is_between(step):
+            return
+        found = {tag: png for images in of_v1 for tag, png in images.items()}
+        for image, value in zip(self._program.images, of_v2, strict=True):
+            pngs = tf.io.parse_tensor(value, tf.string).numpy()[2:] if value else ()
+            found |= {f"{image.tag}/{n}" if len(pngs) > 1 else image.tag: png for n, png in enumerate(pngs)}
+        for tag, png in found.items():
+            artifacts.image(tag, png, step)
+
+    def _is_between(self, step: int) -> bool:
+        """Report whether a step writes summaries only as it is the first of a run that resumes.
+
+        An undisturbed run has no point there.
+        """
+        every = self._config.save_summary_steps or 1
+        return step == self._first_step + 1 and not self._is_new and step % every != 0
+
+    def _note_summaries(self, found: Mapping[int, Sequence[Any]], step: int) -> None:
+        """Note scalars of summaries in the journal, at the step that they are written at.
+
+        What the runner or a metric reports under the same name stays.
+        """
+        if self._is_between(step):
+            return
+        own = {*RESERVED, *self._program.reported_names}
+        for at, summaries in found.items():
+            values = {one.tag: _number(one) for one in summaries if one.tag.removeprefix("train/") not in own}
+            if values:
+                points = {name if name.startswith("train/") else f"train/{name}": one for name, one in values.items()}
+                self._context.journal.metrics(at, points)
 
     def end(self) -> None:
         """Return when all events are on the disk."""
@@ -196,3 +252,14 @@ class TrainLog:
             return []
         chosen = (steps % every == 0) | (first & (steps == self._first_step + 1))
         return [(int(step), float(loss)) for step, loss in zip(steps[chosen], losses[chosen], strict=True)]
+
+
+def _images_of_v1(proto: bytes) -> dict[str, bytes]:
+    """Return tag -> PNG of the images in a serialised Summary."""
+    values = tf.compat.v1.Summary.FromString(bytes(proto)).value
+    return {one.tag: one.image.encoded_image_string for one in values if one.HasField("image")}
+
+
+def _number(value: Any) -> float:
+    """Return the scalar in a Summary.Value."""
+    return float(tf.make_ndarray(value.tensor) if value.HasField("tensor") else value.simple_value)

@@ -13,6 +13,7 @@ from runner.launch.rendezvous import CALL_FILE, PEERS_FOLDER
 from runner.system.files import HALF_WRITTEN, write_atomically
 from runner.tracking import training_status
 from runner.tracking.run_lock import LOCK_FILE, TASK_LOCK_FILE
+from runner.tracking.run_record import RUN_FILE
 
 START_FILE = ".start.yaml"
 """In model_dir, while a start trains: the config that its tasks do. It becomes config.yaml with the first step."""
@@ -23,13 +24,9 @@ _OF_OTHERS = (LOCK_FILE, CALL_FILE, PEERS_FOLDER)
 """What other supervisors of the cluster still read."""
 
 _BEFORE_THE_FIRST_STEP = (
-    *_OF_OTHERS,
-    START_FILE,
-    TASK_LOCK_FILE.format("*"),
-    "events.*.jsonl",
-    training_status.FILE,
+    *_OF_OTHERS, START_FILE, RUN_FILE, TASK_LOCK_FILE.format("*"), "events.*.jsonl", training_status.FILE,
     f".*{HALF_WRITTEN}",
-)
+)  # fmt: skip
 """What a start that was killed, or another supervisor of the cluster, may have left in the folder of no run."""
 
 

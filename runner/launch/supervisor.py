@@ -194,7 +194,7 @@ class Supervisor:
             summary = summary_of(outcome, self.config, run_id, self.secrets)
             if not self.record.is_held:
                 self._close(shipper, outcome, summary, files)
-            self._print(summary, outcome.code, is_fresh=is_fresh)
+            self._print({**summary, "mlflow": shipper.address()}, outcome.code, is_fresh=is_fresh)
             code = outcome.code
         finally:
             tasks.rendezvous.end(code)
@@ -403,7 +403,16 @@ class Supervisor:
             copy = Path(scratch) / (saved_config.FILE if self.trains else self.file.name)
             copy.write_text(schema.as_yaml(masked(schema.to_tree(self.config))))
             paths = [copy, *(self.model_dir / name for name in (*files, MODEL_SUMMARY_FILE))]
-            shipper.close(outcome.mlflow_status, tags, paths, exported_models(outcome.facts.get("exported", [])))
+            export = self.config.export
+            models = exported_models(
+                outcome.facts.get("exported", []), self._model_name(), export.register, export.alias
+            )
+            shipper.close(outcome.mlflow_status, tags, paths, models)
+
+    def _model_name(self) -> str:
+        """Return what the model is called by its function: digits of model_fns.digits.model_fn."""
+        parts = str(self.config.model.fn).split(".")
+        return parts[-2] if parts[-1] == "model_fn" and len(parts) > 1 else parts[-1]
 
     def _print(self, summary: Mapping[str, Any], code: int, *, is_fresh: bool) -> None:
         shown = {**summary, "resume": self._resume_command() if code == INTERRUPTED else None}

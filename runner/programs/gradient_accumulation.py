@@ -8,6 +8,7 @@ the model's own graph, where replicas could not meet.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from runner.distribute.collectives import Collectives
 from runner.distribute.reductions import scale
 from runner.model_fn import EstimatorSpec
 from runner.programs.mixed_precision import LossScale
-from runner.programs.optimizer_step import Pair, apply_update, gradients_of, loss_sum, sum_over_replicas
+from runner.programs.optimizer_step import Pair, Update, apply_update, gradients_of, loss_sum, sum_over_replicas
 from runner.programs.program import step_inputs
 from runner.run_config import RunConfig
 from runner.tracing.trace_step import Replica
@@ -37,6 +38,7 @@ class GradientCut:
       is_sparse: for each of `sums`: it is one of those two.
       scale: placeholder of the loss scale; None without one.
       loss: of the step: this replica's part.
+      made: the rest of what the update tells of itself.
       first_of_update: number of the graph's first operation of the update; of the first replica alone.
     """
 
@@ -45,6 +47,7 @@ class GradientCut:
     is_sparse: Sequence[bool]
     scale: tf.Tensor | None
     loss: tf.Tensor
+    made: Update
     first_of_update: int | None
 
 
@@ -73,8 +76,8 @@ def trace_cut(tape: tf.GradientTape, spec: EstimatorSpec, replica: Replica, conf
     loss = fed[0] * factor
     if loss_scale is not None:
         factor /= tf.cast(loss_scale, factor.dtype)
-    loss = apply_update(spec, _scaled(pairs, fed[2:], factor), loss, replica, config)
-    return GradientCut(sums, fed, is_sparse, loss_scale, loss, first[0] if first else None)
+    made = apply_update(spec, _scaled(pairs, fed[2:], factor), loss, replica, config)
+    return GradientCut(sums, fed, is_sparse, loss_scale, made.loss, made, first[0] if first else None)
 
 
 def _shape(tensor: tf.Tensor, sparse: bool) -> tf.TensorShape:
@@ -106,7 +109,8 @@ class AccumulatedStep:
 
     Attributes:
       micro_batch, last: programs of the gradients, without and with what was fetched.
-      update: (sums of all replicas, loss scale of each if any) -> the loss of each replica.
+      update: (sums of all replicas, loss scale of each if any) -> (the loss of each replica, values of the update).
+      value_types: of the values of the update, scalars.
       num_numbers: how many placeholders take the number of the micro-batch: one for each replica, if any.
       collectives: of the workers, which take their micro-batches and updates together.
     """
@@ -114,7 +118,8 @@ class AccumulatedStep:
     cuts: Sequence[GradientCut]
     micro_batch: MicroBatchProgram
     last: MicroBatchProgram
-    update: Callable[..., Sequence[tf.Tensor]]
+    update: Callable[..., tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]]
+    value_types: Sequence[tf.DType]
     num_numbers: int
     num_micro_batches: int
     loss_scale: LossScale | None
@@ -123,7 +128,7 @@ class AccumulatedStep:
     def take(
         self, batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Return [the loss, what was fetched]. In graph."""
+        """Return [the loss, what was fetched, the values of the update]. In graph."""
         assert not values  # see support_checks.check_feeds
         scales = [] if self.loss_scale is None else [self.loss_scale.value()] * len(self.cuts)
         if self.num_micro_batches == 1:
@@ -132,30 +137,39 @@ class AccumulatedStep:
             totals = [tensor for each in sums for tensor in each]
         else:
             totals, extra = self._accumulated(batches, scales)
-        loss = tf.add_n(self.update(*totals)) if self.loss_scale is None else self._scaled_update(totals, scales)
+        if self.loss_scale is None:
+            losses, values = self.update(*totals)
+            loss = tf.add_n(losses)
+        else:
+            loss, *values = self._scaled_update(totals, scales)
         loss.set_shape([])  # the sum of a tensor of unknown rank does not know that it is a scalar
-        return [loss, *extra]
+        return [loss, *extra, *values]
 
-    def _scaled_update(self, totals: Sequence[tf.Tensor], scales: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Update, unless a gradient is not finite; the loss scale follows. Return the loss."""
+    def _scaled_update(self, totals: Sequence[tf.Tensor], scales: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Update, unless a gradient is not finite; the loss scale follows.
+
+        Returns: the loss, then the values of the update: NaN where there was none.
+        """
         loss_scale, width = self.loss_scale, len(self.cuts[0].sums)  # width: tensors of one replica among the sums
         gradients = [one for number, one in enumerate(totals) if number % width > 1 and one.dtype.is_floating]
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(one)) for one in gradients])
         assert loss_scale is not None
         not_finite = self.collectives.sum_in_graph(tf.cast(~finite, tf.int64))
 
-        def update() -> tf.Tensor:
-            losses = self.update(*totals, *scales)
+        def update() -> list[tf.Tensor]:
+            losses, values = self.update(*totals, *scales)
             loss_scale.grow()
-            return tf.add_n(losses)
+            return [tf.add_n(losses), *values]
 
-        def skip() -> tf.Tensor:
+        def skip() -> list[tf.Tensor]:
             loss_scale.shrink()
             loss_and_weight = tf.stack([tf.add_n(totals[::width]), tf.add_n(totals[1::width])])
             total, weight = tf.unstack(self.collectives.sum_in_graph(loss_and_weight))
-            return tf.math.divide_no_nan(total, weight)
+            nothing = [tf.constant(math.nan, dtype) for dtype in self.value_types]
+            return [tf.math.divide_no_nan(total, weight), *nothing]
 
-        return tf.cond(not_finite == 0, update, skip)
+        found = tf.cond(not_finite == 0, update, skip)
+        return list(found) if isinstance(found, list | tuple) else [found]
 
     def _accumulated(self, batches: Sequence[ReplicaBatch], scales: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Any]:
         # Rows are divided with the longer micro-batches first, so one without an example is one of the last.

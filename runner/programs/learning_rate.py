@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from runner.run_config import RunConfig
 from runner.tf_private.v1 import scale_rate_of_v1
+from runner.tracing.trace_step import Replica
 
 v1 = tf.compat.v1
 
@@ -37,6 +39,52 @@ def factor(config: RunConfig, global_step: tf.Variable) -> tf.Tensor | None:
     if config.learning_rate_scaling == "none":
         return tf.minimum((step + 1) / steps, 1)
     return 1 + (target - 1) * tf.minimum(step / steps, 1)
+
+
+def rate_of(optimizer: Any) -> Any:
+    """Return the learning rate of an optimizer of Keras in this update: a variable or a tensor; None: not known here.
+
+    That of other optimizers is an input of the operations that they make; see `RatesOfUpdates`.
+    """
+    if isinstance(optimizer, v1.train.Optimizer) or hasattr(optimizer, "_decayed_lr"):
+        return None
+    return getattr(optimizer, "learning_rate", None)
+
+
+def name_of(rate: Any, replica: Replica) -> str | None:
+    """Return the name of the variable that a rate is; None: it is none of the model's."""
+    found = (
+        name
+        for name, (variable, owner) in replica.requested.requests.items()
+        if rate is not None and (rate is owner or rate is variable)
+    )
+    return next(found, None)
+
+
+class RatesOfUpdates:
+    """The learning rates of the operations by which optimizers of v1 update variables: ResourceApplyAdam and the like.
+
+    Args:
+      updates: operations of one replica that run.
+
+    Attributes:
+      constants: those that never change, by name: learning_rate, or learning_rate_1 and so on where there are several.
+      tensors: of the others. Tensors of the traced graph.
+    """
+
+    def __init__(self, updates: Iterable[tf.Operation]) -> None:
+        found: dict[Any, Any] = {}
+        for operation in updates:
+            if not re.fullmatch(r"Resource(Sparse)?Apply\w+", operation.type):
+                continue
+            arguments = zip(operation.op_def.input_arg, operation.inputs, strict=True)
+            for rate in (tensor for argument, tensor in arguments if argument.name in ("lr", "alpha")):
+                value = tf.get_static_value(rate)
+                found[id(rate) if value is None else float(value)] = rate if value is None else float(value)
+        only = len(found) == 1
+        named = {"learning_rate" if only else f"learning_rate_{n}": one for n, one in enumerate(found.values(), 1)}
+        self.constants = {name: one for name, one in named.items() if isinstance(one, float)}
+        self.tensors = {name: one for name, one in named.items() if not isinstance(one, float)}
 
 
 def in_words(config: RunConfig) -> str | None:

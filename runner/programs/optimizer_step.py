@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -74,17 +75,33 @@ def gradients_of(tape: tf.GradientTape, loss: tf.Tensor, replica: Replica) -> li
     return pairs
 
 
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """An update of the model, as one replica sees it. Tensors of the traced graph.
+
+    Attributes:
+      loss: such that it adds up over the replicas of this process.
+      values: to report of it, by name, the same on all replicas: the learning rate where it is computed, and the norm
+        of the gradient.
+      rate: name of the variable of the learning rate, where it is one.
+    """
+
+    loss: tf.Tensor
+    values: Mapping[str, tf.Tensor]
+    rate: str | None
+
+
 def apply_update(
     spec: EstimatorSpec, pairs: Sequence[Pair], loss: tf.Tensor, replica: Replica, config: RunConfig
-) -> tf.Tensor:
+) -> Update:
     """Update the model once: sum over replicas, clip, apply, average, count.
 
     Args:
       pairs: of this replica; over all replicas the gradients add up to that of the global batch.
       loss: of this replica; over all replicas it adds up to the loss of the step.
-
-    Returns: the loss such that it adds up over the replicas of this process.
     """
+    values: dict[str, tf.Tensor] = {}
+    rate_name: str | None = None
     with replica.reductions.as_is():
         reduced: Sequence[Any] = [gradient for gradient, _, _ in pairs]
         if replica.num_replicas > replica.num_local:  # with the gradients, it costs no message of its own
@@ -92,15 +109,25 @@ def apply_update(
             loss = total if replica.index == 0 else tf.zeros_like(total)
         elif replica.num_replicas > 1:
             reduced = all_reduce(reduced)
-        if config.clip_global_norm is not None:
-            reduced = clipped(reduced, config.clip_global_norm)
+        if config.clip_global_norm is not None or config.log_gradient_norm:
+            merged = [_without_duplicates(gradient) for gradient in reduced]
+            norm = global_norm(merged)
+            if config.log_gradient_norm:
+                values["gradient_norm"] = norm
+            if config.clip_global_norm is not None:
+                reduced = _scaled_down(merged, norm, config.clip_global_norm)
         # Keras's `compile` puts a LossScaleOptimizer around the optimizer; the runner scales the loss itself.
         optimizer = getattr(spec.optimizer, "inner_optimizer", spec.optimizer)
         with learning_rate.scaled(optimizer, learning_rate.factor(config, replica.global_step)):
+            if config.log_step_count_steps:
+                rate = learning_rate.rate_of(optimizer)
+                rate_name = learning_rate.name_of(rate, replica)
+                if rate_name is None and isinstance(rate, tf.Tensor):
+                    values["learning_rate"] = rate
             apply_gradients(optimizer, [(g, v, owner) for g, (_, v, owner) in zip(reduced, pairs, strict=True)])
         ema.update(replica, config.ema_decay)
         replica.global_step.assign_add(1, read_value=False)
-    return loss
+    return Update(loss, values, rate_name)
 
 
 def clipped(gradients: Sequence[Any], norm: float) -> list[Any]:
@@ -112,10 +139,19 @@ def clipped(gradients: Sequence[Any], norm: float) -> list[Any]:
     an embedding up twice have one gradient for it, and its norm is that of the sum.
     """
     gradients = [_without_duplicates(gradient) for gradient in gradients]
+    return _scaled_down(gradients, global_norm(gradients), norm)
+
+
+def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
+    """Return the norm of all gradients together, a float32 or float64 scalar. IndexedSlices have each row once."""
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     dtype = tf.float64 if any(value.dtype == tf.float64 for value in values) else tf.float32
-    total = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(tf.cast(value, dtype))) for value in values]))
-    limit = tf.constant(norm, dtype)
+    return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(tf.cast(value, dtype))) for value in values]))
+
+
+def _scaled_down(gradients: Sequence[Any], total: tf.Tensor, norm: float) -> list[Any]:
+    """Return `gradients`, whose global norm is `total`, with one of at most `norm`."""
+    limit = tf.constant(norm, total.dtype)
     factor = limit / tf.maximum(total, limit) + (total - total)
     return [scale(g, tf.cast(factor, g.dtype)) for g in gradients]
 

@@ -77,6 +77,8 @@ def _needs_optimizer(config: RunConfig) -> Iterator[tuple[str, str]]:
     applies = "takes its gradients and applies them by itself, replica by replica"
     if config.clip_global_norm is not None:
         yield f"train.clip_global_norm={config.clip_global_norm:g}", applies
+    if config.log_gradient_norm:
+        yield "train.log_gradient_norm=true", applies
     if config.gradient_accumulation > 1:
         yield f"train.gradient_accumulation={config.gradient_accumulation}", applies
     if config.jit:

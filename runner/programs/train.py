@@ -17,18 +17,20 @@ from runner.data.replica_batches import ReplicaBatch
 from runner.distribute.collectives import collectives_of
 from runner.distribute.reductions import spans_processes
 from runner.model_fn import ModeKeys
+from runner.model_log import logging_values
 from runner.programs import ema, support_checks
 from runner.programs.batch_losses import PartOfBatch, PartOfStep, WholeBatch, model_fn_has
 from runner.programs.evaluate import KeptMetrics, is_pair
 from runner.programs.gradient_accumulation import AccumulatedStep, GradientCut, trace_cut
+from runner.programs.learning_rate import RatesOfUpdates
 from runner.programs.mixed_precision import LossScale
-from runner.programs.optimizer_step import advance, apply_update, gradients_of, objective, sum_over_replicas
+from runner.programs.optimizer_step import Update, advance, apply_update, gradients_of, objective, sum_over_replicas
 from runner.programs.program import ModelToTrace, Program, TracedReplica, replica_inputs, split_fetches, step_inputs
 from runner.programs.train_loop import Loop, RecordingLoop, Step
 from runner.programs.train_scalars import Fetched, ReplicaScalars, StepScalars, replica_scalars
-from runner.tf_private.summaries import SummaryScalar, collecting, summaries_noted
+from runner.tf_private.summaries import Collector, SummaryImage, SummaryScalar, collecting, summaries_noted
 from runner.tracing import xla
-from runner.tracing.graph_operations import operations
+from runner.tracing.graph_operations import needed, operations
 from runner.tracing.numeric_checks import NumericChecks
 from runner.tracing.trace_step import Replica
 from runner.types import StepRequest
@@ -49,7 +51,9 @@ class TrainedReplica(TracedReplica):
       loss: the replica's part of the loss of the step (the parts add up to the mean over the global batch).
       v2_summaries: operations of `tf.summary`.
       summaries: scalars that it summarises.
-      scalars: their sums, and those of metrics.
+      images: that it summarises with `tf.summary`.
+      scalars: their sums, and those of metrics and of what model_fn logs.
+      made: what the update tells of itself; None of a train_op.
       together: sums of a model_fn's losses in which other processes take part, and that each step computes: what is
         fetched by one process alone (summaries, hooks of the chief) would wait for the others.
       averages: of a train_op: what moves the averages of the weights.
@@ -60,7 +64,9 @@ class TrainedReplica(TracedReplica):
     loss: tf.Tensor
     v2_summaries: Sequence[tf.Operation]
     summaries: Sequence[SummaryScalar]
+    images: Sequence[SummaryImage]
     scalars: ReplicaScalars
+    made: Update | None = None
     together: Sequence[tf.Tensor] = ()
     averages: Sequence[tf.Operation] = ()
     advance: Sequence[tf.Operation] = ()
@@ -91,12 +97,13 @@ class TrainProgram(Program):
         loop_type: Callable[..., Any] | None = None,
     ) -> None:
         config, num_replicas = model.config, model.store.num_replicas
+        self._config = config
         self._loops: dict[Any, Loop] = {}
         self.loss_scale = LossScale(model.store) if config.precision == "mixed_float16" else None
 
         def replica_fn(replica: Replica) -> TrainedReplica:
             with _summaries(summary_writer, replica):
-                collected = collecting(summary_writer) if config.tensorboard else contextlib.nullcontext(())
+                collected = collecting(summary_writer) if config.tensorboard else contextlib.nullcontext(None)
                 with collected as summaries:
                     return _train_replica(model, pipeline, replica, summaries)
 
@@ -112,11 +119,16 @@ class TrainProgram(Program):
         if collectives_of(model.store.strategy).is_chief:  # others give what the chief asks for
             of_v1 = {one.op for one in protos}
             found = [one for one in found if one.operation is not None and (one.metadata or one.operation in of_v1)]
-        self.scalars = StepScalars([output.scalars for output in self.outputs], found)
+        values = self._values_of_step()
+        self.scalars = StepScalars(
+            [output.scalars for output in self.outputs], found, values, may_lack=self.loss_scale is not None
+        )
         """What a loop fetches, before all else: the metrics of each step, and the scalars of one with summaries."""
         merged = {one.operation for one in found}
         self.summary_protos = [one for one in protos if one.op not in merged]
         """Tensors of serialised `tf.compat.v1.Summary`. Their values follow in a step with summaries."""
+        self.images = self.outputs[0].images if collectives_of(model.store.strategy).is_chief else ()
+        """Images of `tf.summary`, whose values come last in a step with summaries."""
         self._merged_v2 = {write for one in found if one.metadata for write in _writes_of(one.operation)}
         self.kept_metrics = self._metrics_with_state()
         """Metrics of TRAIN that keep state, and are reported."""
@@ -148,7 +160,7 @@ class TrainProgram(Program):
     @property
     def num_summary_values(self) -> int:
         """Return how many values a step with summaries returns for them."""
-        return min(1, len(self.scalars.summaries)) + len(self.summary_protos)
+        return min(1, len(self.scalars.summaries)) + len(self.summary_protos) + len(self.images)
 
     @property
     def summary_names(self) -> set[str]:
@@ -185,18 +197,23 @@ class TrainProgram(Program):
 
     def _step(self, request: StepRequest, *, summaries: bool) -> Step:
         tensors, effects = split_fetches(request.fetches)
-        fetched = Fetched(self.scalars, [*(self.summary_protos if summaries else []), *tensors], summaries=summaries)
+        of_summaries = [*self.summary_protos, *(one.value for one in self.images)] if summaries else []
+        fetched = Fetched(self.scalars, [*of_summaries, *tensors], summaries=summaries)
         extra = fetched.tensors
         losses = [output.loss for output in self.outputs]
         specs = [tf.TensorSpec([], losses[0].dtype), *fetched.specs]
         effects = [*self._effects(summaries=summaries), *effects]
         if self._is_cut:
             support_checks.check_feeds(request.feeds)
-            step = self._accumulated_step(effects, extra)
+            of_update = self._tensors_of_update()
+            places = [number for number, tensor in enumerate(extra) if any(tensor is one for one in of_update)]
+            others = [number for number in range(len(extra)) if number not in places]
+            step = self._accumulated_step(effects, [extra[number] for number in others], [extra[n] for n in places])
 
             def take_parts(*arguments: Any) -> list[tf.Tensor]:
                 loss, *values = step.take(*arguments)
-                return [loss, *fetched.packed(values)]
+                by_place = dict(zip([*others, *places], values, strict=True))
+                return [loss, *fetched.packed([by_place[number] for number in range(len(extra))])]
 
             return Step(take_parts, specs)
         function = self.trace.function([losses, extra], effects, feeds=request.feeds)
@@ -224,10 +241,48 @@ class TrainProgram(Program):
         effects += [one[1] for output in self.outputs for one in output.scalars.metrics.values() if is_pair(one)]
         return effects + ([op for op in v2 if op not in self._merged_v2] if summaries else [])
 
+    def _values_of_step(self) -> dict[str, tf.Tensor]:
+        """Return what is reported of a step beside what model_fn reports: rates that are computed, and the norm."""
+        made = self.outputs[0].made
+        self._rates: dict[str, Any] = {}
+        values = dict(made.values) if made is not None else {}
+        if not self._config.log_step_count_steps or "learning_rate" in values:
+            return values
+        if made is not None and made.rate is not None:
+            self._rates = {"learning_rate": made.rate}
+            return values
+        running = needed(self.trace.graph, operations(self._updating()))
+        rates = RatesOfUpdates(self.trace.updates_of(0, running))
+        self._rates = dict(rates.constants)
+        return {**values, **rates.tensors}
+
+    def _updating(self) -> list[Any]:
+        return self.trace.all_effects() if self.is_native else [output.spec.train_op for output in self.outputs]
+
+    def rates(self) -> dict[str, float]:
+        """Return the learning rates that are the same in each step since the host last looked, by name."""
+        own = {**self.outputs[0].scalars.metrics, **self.outputs[0].scalars.logged_sums}
+        return {
+            name: float(self._store[one].numpy()) if isinstance(one, str) else one
+            for name, one in self._rates.items()
+            if name not in own
+        }
+
+    @property
+    def reported_names(self) -> set[str]:
+        """Return the names of all that is reported of a step as train/<name>, but for scalars of summaries."""
+        return {*self.outputs[0].scalars.metrics, *self.scalars.metrics, *self._rates}
+
+    def _tensors_of_update(self) -> list[tf.Tensor]:
+        made = self.outputs[0].made
+        return [] if made is None else list(made.values.values())
+
     def _metrics_with_state(self) -> KeptMetrics:
         found: dict[str, Any] = {}
         for name in self.outputs[0].scalars.left_out:
-            _log.warning("eval_metric_ops[%r] is not reported in training: train/%s is the runner's.", name, name)
+            logged = name in self.outputs[0].scalars.names_logged
+            what = f"runner.log({{{name!r}: ...}})" if logged else f"eval_metric_ops[{name!r}]"
+            _log.warning("%s is not reported in training: train/%s is the runner's.", what, name)
         for name, metric in self.outputs[0].scalars.metrics.items():
             try:
                 found |= {name: metric} if KeptMetrics(self.trace, self._store, {name: metric}) else {}
@@ -235,8 +290,15 @@ class TrainProgram(Program):
                 _log.warning("It is not reported in training: %s", error)
         return KeptMetrics(self.trace, self._store, found)
 
-    def _accumulated_step(self, effects: Sequence[Any], extra: Sequence[tf.Tensor]) -> AccumulatedStep:
-        """Return the step as programs of gradients (those of the last micro-batch with `extra`) and of the update."""
+    def _accumulated_step(
+        self, effects: Sequence[Any], extra: Sequence[tf.Tensor], values: Sequence[tf.Tensor]
+    ) -> AccumulatedStep:
+        """Return the step as programs of gradients and of the update.
+
+        Args:
+          extra: fetched with the gradients of the last micro-batch.
+          values: fetched with the update.
+        """
         cuts = [output.cut for output in self.outputs if output.cut is not None]
         scales = [cut.scale for cut in cuts if cut.scale is not None]
         numbers = [number for number in self.trace.micro_batch_numbers if number is not None]
@@ -248,7 +310,7 @@ class TrainProgram(Program):
             return self._gradients([sums, list(fetched)], before_update, feeds=[*scales, *numbers])
 
         update = self.trace.function(
-            [cut.loss for cut in cuts],
+            ([cut.loss for cut in cuts], list(values)),
             [op for op in self.trace.all_effects() if op in updates],
             with_inputs=False,
             feeds=[*(tensor for cut in cuts for tensor in cut.fed), *scales],
@@ -258,6 +320,7 @@ class TrainProgram(Program):
             micro_batch=gradients([], self._effects(summaries=False)),
             last=gradients(extra, effects),
             update=update,
+            value_types=[one.dtype for one in values],
             num_numbers=len(numbers),
             num_micro_batches=self._pipeline.num_micro_batches,
             loss_scale=self.loss_scale,
@@ -266,30 +329,34 @@ class TrainProgram(Program):
 
 
 def _train_replica(
-    model: ModelToTrace, pipeline: InputPipeline, replica: Replica, noted: Sequence[SummaryScalar]
+    model: ModelToTrace, pipeline: InputPipeline, replica: Replica, collected: Collector | None
 ) -> TrainedReplica:
     config = model.config
     features, labels = replica_inputs(pipeline, replica)
     is_cut = config.gradient_accumulation > 1 or config.precision == "mixed_float16" or config.jit
     tape, part = tf.GradientTape(persistent=False), _part(replica, is_cut=is_cut)
-    with tape, model_fn_has(part):
+    with tape, model_fn_has(part), logging_values() as logged:
         spec = model.call(features, labels, ModeKeys.TRAIN)
         loss = spec.loss if is_cut and spec.optimizer is not None else objective(spec, replica)
     v1.add_to_collection(v1.GraphKeys.LOSSES, spec.loss)  # as in tf.estimator, whose hooks look here
     # What is not reported is not fetched, and so does not run; with optimizer=, all that changes a variable does.
-    is_reported = bool(config.log_step_count_steps) and (spec.optimizer is not None or config.train_metrics)
-    scalars = replica_scalars(noted, spec.eval_metric_ops if is_reported else None, replica)
-    summaries = (_v2_summaries(), tuple(noted), scalars)
+    noted = collected.scalars if collected is not None else ()
+    is_logged = bool(config.log_step_count_steps)
+    is_reported = is_logged and (spec.optimizer is not None or config.train_metrics)
+    metrics = spec.eval_metric_ops if is_reported else None
+    scalars = replica_scalars(noted, metrics, logged if is_logged else None, replica)
+    images = tuple(collected.images) if collected is not None else ()
+    summaries = (_v2_summaries(), tuple(noted), images, scalars)
     if spec.optimizer is None:
         moved = ema.update(replica, config.ema_decay)
         counted = advance(replica, spec.train_op)
         together = part.sums if spans_processes(tf.distribute.get_strategy()) else ()
-        return TrainedReplica(spec, loss, *summaries, together, moved, counted)
+        return TrainedReplica(spec, loss, *summaries, None, together, moved, counted)
     if not is_cut:
-        loss = apply_update(spec, gradients_of(tape, loss, replica), loss, replica, config)
-        return TrainedReplica(spec, loss, *summaries)
+        made = apply_update(spec, gradients_of(tape, loss, replica), loss, replica, config)
+        return TrainedReplica(spec, made.loss, *summaries, made)
     cut = trace_cut(tape, spec, replica, config)
-    return TrainedReplica(spec, cut.loss, *summaries, cut=cut)
+    return TrainedReplica(spec, cut.loss, *summaries, cut.made, cut=cut)
 
 
 def _part(replica: Replica, *, is_cut: bool) -> WholeBatch:

@@ -1,4 +1,4 @@
-"""Numbers that a training step reports beside its loss: scalars of summaries, and metrics of TRAIN.
+"""Numbers that a training step reports beside its loss: scalars of summaries, metrics of TRAIN, what is logged.
 
 Each is a sum over a replica's examples and their weight, so that it can be added up over all replicas and workers.
 """
@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner.distribute.collectives import Collectives
+from runner.model_log import LoggedValues
 from runner.programs.evaluate import sum_and_weight
 from runner.tf_private.summaries import SummaryScalar
 from runner.tracing.trace_step import Replica
@@ -29,31 +30,48 @@ Pair = tuple[float, float]
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaScalars:
-    """The numbers of one replica. Tensors of the traced graph.
+    """The numbers of one replica. Tensors of the traced graph. Another replica or process may lack some of them.
 
     Attributes:
       summary_sums: of scalars that it summarises, by key.
       metric_sums: of the metrics that are a tensor, by name.
       metrics: all that are reported, by name.
       left_out: names of those that are not, as the runner has them itself.
+      logged_sums: of what model_fn logs, by name.
+      on_progress: names of those that the progress line shows.
+      names_logged: names that model_fn logs, reported or not.
     """
 
-    summary_sums: Mapping[str, Sum]
-    metric_sums: Mapping[str, Sum]
-    metrics: Mapping[str, Any]
-    left_out: Sequence[str]
+    summary_sums: Mapping[str, Sum] = dataclasses.field(default_factory=dict)
+    metric_sums: Mapping[str, Sum] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    left_out: Sequence[str] = ()
+    logged_sums: Mapping[str, Sum] = dataclasses.field(default_factory=dict)
+    on_progress: Sequence[str] = ()
+    names_logged: Sequence[str] = ()
 
 
 def replica_scalars(
-    summaries: Sequence[SummaryScalar], metrics: Mapping[str, Any] | None, replica: Replica
+    summaries: Sequence[SummaryScalar], metrics: Mapping[str, Any] | None, logged: LoggedValues | None, replica: Replica
 ) -> ReplicaScalars:
     """Return the numbers of a replica. In its graph, after model_fn.
 
     Args:
       metrics: `eval_metric_ops` of TRAIN; None: nobody wants them.
+      logged: what model_fn logs; None: nobody wants it.
+
+    Raises:
+      ValueError: model_fn logs under the name of a metric.
     """
-    if not summaries and not metrics:
-        return ReplicaScalars({}, {}, {}, ())
+    values = logged.values if logged is not None else {}
+    if not summaries and not metrics and not values:
+        return ReplicaScalars()
+    twice = next((name for name in values if name in (metrics or {})), None)
+    if twice is not None:
+        raise ValueError(
+            f"runner.log({{{twice!r}: ...}}): eval_metric_ops has a metric of this name, and both are reported as "
+            f"train/{twice}. Give one of them another name."
+        )
     count = tf.cast(replica.weights.counts[replica.index], tf.float64)
 
     def present(total: tf.Tensor, weight: tf.Tensor) -> Sum:
@@ -72,11 +90,15 @@ def replica_scalars(
         return present(tf.cast(total, tf.float64), tf.cast(weight, tf.float64))
 
     chosen = {name: metric for name, metric in (metrics or {}).items() if name not in RESERVED}
+    kept = {name: value for name, value in values.items() if name not in RESERVED}
     return ReplicaScalars(
         {one.key: of_scalar(one.value) for one in summaries},
         {name: of_metric(metric) for name, metric in chosen.items() if tf.is_tensor(metric)},
         chosen,
-        [name for name in RESERVED if name in (metrics or {})],
+        [name for name in RESERVED if name in (metrics or {}) or name in values],
+        {name: of_scalar(one) if one.shape.rank == 0 else of_metric(one) for name, one in kept.items()},
+        [name for name in (logged.on_progress if logged is not None else ()) if name in kept],
+        list(values),
     )
 
 
@@ -86,16 +108,33 @@ class StepScalars:
     Args:
       replicas: of this process. What one of them lacks has no weight there.
       summaries: those of the first one that are wanted.
+      values: scalars of the step that are the same on all replicas, by name; where model_fn reports something of the
+        same name, that stays. One that is NaN is left out where `may_lack` says so.
 
     Attributes:
       summaries: the same by key.
-      metrics: names of those that are a tensor.
+      metrics: names of metrics that are a tensor, then of what is reported as it is at a step.
+      is_at_step: for each of `metrics`: it is one of the latter.
+      on_progress: names of `metrics` that the progress line shows.
     """
 
-    def __init__(self, replicas: Sequence[ReplicaScalars], summaries: Sequence[SummaryScalar]) -> None:
-        self._replicas = replicas
+    def __init__(
+        self,
+        replicas: Sequence[ReplicaScalars],
+        summaries: Sequence[SummaryScalar],
+        values: Mapping[str, tf.Tensor],
+        *,
+        may_lack: bool = False,
+    ) -> None:
+        first = replicas[0]
+        self._replicas, self._may_lack = replicas, may_lack
         self.summaries: Mapping[str, SummaryScalar] = {one.key: one for one in summaries}
-        self.metrics: Sequence[str] = list(replicas[0].metric_sums)
+        own = {**first.metrics, **first.logged_sums}
+        self.values: Mapping[str, tf.Tensor] = {name: one for name, one in values.items() if name not in own}
+        self._summed = [*first.metric_sums, *first.logged_sums]
+        self.metrics: Sequence[str] = [*self._summed, *self.values]
+        self.is_at_step = np.array([name not in first.metric_sums for name in self.metrics], bool)
+        self.on_progress: Sequence[str] = first.on_progress
 
     # --- in graph -------------------------------------------------------------------------------------------------
 
@@ -109,7 +148,7 @@ class StepScalars:
     @property
     def metric_tensors(self) -> list[tf.Tensor]:
         """Return what each step fetches."""
-        return self._flat(self.metrics, lambda one: one.metric_sums)
+        return self._flat(self._summed, _sums_of_steps) + list(self.values.values())
 
     def _flat(self, keys: Sequence[str], sums_of: Callable[[ReplicaScalars], Mapping[str, Sum]]) -> list[tf.Tensor]:
         there = [(sums_of(one), key) for key in keys for one in self._replicas]
@@ -127,7 +166,15 @@ class StepScalars:
 
     def packed_metrics(self, fetched: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return values of `metric_tensors` as one float64 vector: sums, then weights."""
-        return tf.stack(self._added(self.metrics, lambda one: one.metric_sums, iter(fetched)))
+        end = len(fetched) - len(self.values)
+        sums = self._added(self._summed, _sums_of_steps, iter(fetched[:end]))
+        values = [_scalar(value) for value in fetched[end:]]
+        one, zero = tf.constant(1.0, tf.float64), tf.constant(0.0, tf.float64)
+        weights = [tf.where(tf.math.is_nan(value), zero, one) if self._may_lack else one for value in values]
+        if self._may_lack:
+            values = [tf.where(tf.math.is_nan(value), zero, value) for value in values]
+        half = len(sums) // 2
+        return tf.stack([*sums[:half], *values, *sums[half:], *weights])
 
     def _added(self, keys: Sequence[str], sums_of: Callable[[ReplicaScalars], Mapping[str, Sum]], values: Any) -> Any:
         totals, weights = [], []
@@ -192,6 +239,10 @@ class Fetched:
             *([self._scalars.packed_summaries(summaries)] if summaries else []),
             *values[end:],
         ]
+
+
+def _sums_of_steps(one: ReplicaScalars) -> Mapping[str, Sum]:
+    return {**one.metric_sums, **one.logged_sums}
 
 
 def _summary_value(one: SummaryScalar, value: float) -> tf.compat.v1.Summary.Value:

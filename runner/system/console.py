@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 from rich.console import Console, Group, RenderableType
@@ -39,8 +40,11 @@ class Progress:
           epochs: the passes over its data; None: nobody counts them.
         """
 
-    def update(self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float) -> None:
-        """Training has reached `step`."""
+    def update(
+        self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float,
+        logged: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        """Training has reached `step`. Args: logged: what model_fn logs on progress, by name."""
 
     def count(self, what: str, examples: int) -> None:
         """The evaluation or prediction `what` has seen so many examples."""
@@ -78,8 +82,11 @@ class PlainProgress(Progress):
     def start(self, total_steps: int | None, step: int, epochs: Epochs | None = None) -> None:
         self._pace, self._said_at, self._unsaid = _Pace(total_steps, epochs), None, []
 
-    def update(self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float) -> None:
-        facts = self._pace.facts(step, loss, steps_per_sec, examples_per_sec)
+    def update(
+        self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float,
+        logged: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        facts = self._pace.facts(step, loss, steps_per_sec, examples_per_sec, logged)
         total = f"/{self._pace.total_steps}" if self._pace.total_steps else ""
         epoch, left = self._pace.epoch(step), self._pace.time_left(step)
         self._unsaid = ["  ".join([f"step {step}{total}", *epoch, *facts, *left])]
@@ -136,8 +143,11 @@ class RichProgress(Progress):
         self._bar = ProgressBar(total=total_steps, completed=step, pulse=False)
         self._show()
 
-    def update(self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float) -> None:
-        self._facts = self._pace.facts(step, loss, steps_per_sec, examples_per_sec)
+    def update(
+        self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float,
+        logged: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        self._facts = self._pace.facts(step, loss, steps_per_sec, examples_per_sec, logged)
         self._step = step
         if self._bar is not None:
             self._bar.update(step)
@@ -256,16 +266,20 @@ class _Pace:
         self._updates = 0
         self._steps_per_sec = self._examples_per_sec = 0.0
 
-    def facts(self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float) -> list[str]:
-        """Loss, steps/s and examples/s, as far as they are known."""
+    def facts(
+        self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float,
+        logged: Mapping[str, float] = MappingProxyType({}),
+    ) -> list[str]:  # fmt: skip
+        """Loss, what is logged, steps/s and examples/s, as far as they are known."""
         self._updates += 1
+        numbers = [f"loss {loss:.4g}", *(f"{name} {value:.4g}" for name, value in logged.items())]
         if self._updates == 1:  # the first loop traces the graph: its speed says nothing
-            return [f"loss {loss:.4g}"]
+            return numbers
         weight = 1.0 if self._updates == 2 else 0.3
         self._steps_per_sec += weight * (steps_per_sec - self._steps_per_sec)
         self._examples_per_sec += weight * (examples_per_sec - self._examples_per_sec)
         return [
-            f"loss {loss:.4g}",
+            *numbers,
             f"{format_number(round(self._steps_per_sec, 1))} steps/s",
             f"{format_number(round(self._examples_per_sec))} examples/s",
         ]
@@ -407,7 +421,10 @@ def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         *((name, summary.get(name) and format_number(summary[name])) for name in ("repeated_steps", "steps_per_sec")),
         ("time", ", ".join(f"{name} {_format_phase(secs)}" for name, secs in phases.items())),
         ("strategy", None if replicas is None else strategy),
-        *((name, summary.get(name)) for name in ("checkpoint", "predictions", "exports", "mlflow_run_id", "resume")),
+        *(
+            (name, summary.get(name))
+            for name in ("checkpoint", "predictions", "exports", "mlflow_run_id", "mlflow", "resume")
+        ),
     ]
     return [(name, str(value)) for name, value in rows if value]
 

@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,8 +33,10 @@ from runner.system.heartbeat import Heartbeat
 from runner.system.redaction import secrets_of
 from runner.system.standard_streams import say
 from runner.system.start_status import take_terminal
+from runner.task import user_mlflow
 from runner.task.error_report import refuse_breakpoint, report_error
 from runner.task.stop_hook import ForwardedStop, StopRequest
+from runner.tracking.artifacts import Artifacts, keeping
 from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR, code_of_error
 from runner.tracking.journal import Journal, NullJournal, journal_path
 from runner.tracking.run_lock import only_task_in
@@ -102,11 +105,21 @@ def _run(
     path = journal_path(Path(config.model_dir), cluster.role, cluster.task_index)
     journal = Journal(path) if recorded else NullJournal()
     progress = console.build_progress(progress_mode)
+    mlflow_env = {name: os.environ.get(name) for name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID")}
     try:
         stop.journal = journal
         stop.install()
-        with said_log(progress, is_quiet=progress_mode == "off"):
+        is_quiet = progress_mode == "off"
+        kept = Artifacts(
+            Path(config.model_dir), journal, cluster.is_chief or cluster.is_evaluator, config.tracking.is_on
+        )
+        with (
+            said_log(progress, is_quiet=is_quiet),
+            said_log_of_user(config.run.log_level, progress, is_quiet=is_quiet),
+            keeping(kept) if recorded else nullcontext(),
+        ):
             journal.event("started", pid=os.getpid(), command=config.command)
+            user_mlflow.watch_import(config, cluster, journal, inline=goes_on)
             commands = _import_commands(config, journal)
             journal.show_phase = progress.phase
             result = commands.run(config, commands.TaskContext(journal, progress, stop, started, cluster))
@@ -133,6 +146,8 @@ def _run(
         # All is said and saved: a stop that comes while Python and TensorFlow end, which takes them a while, must not
         # make a finished task one that was killed.
         stop.uninstall(None if goes_on else signal.SIG_IGN)
+        if goes_on:
+            user_mlflow.forget(mlflow_env)
         progress.stop()
         with suppress(OSError):  # the disk is full, which has been said
             journal.event("ended")
@@ -179,6 +194,47 @@ def said_log(progress: console.Progress, *, is_quiet: bool) -> Iterator[None]:
         yield
     finally:
         logger.handlers, logger.level, logger.propagate = before
+
+
+class _OfUser(logging.Filter):
+    """Lets through what the user's own code logs, and of installed packages warnings.
+
+    Args:
+      level: from which on.
+    """
+
+    def __init__(self, level: int) -> None:
+        super().__init__()
+        self._level = level
+        paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+        self._installed = tuple(os.path.join(path, "") for path in paths)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        logger: logging.Logger | None = logging.getLogger(record.name)
+        while logger is not None and logger.parent is not None:
+            if logger.handlers:  # somebody shows it already
+                return False
+            logger = logger.parent
+        is_installed = record.pathname.startswith(self._installed)
+        return record.levelno >= (max(self._level, logging.WARNING) if is_installed else self._level)
+
+
+@contextmanager
+def said_log_of_user(level_name: str, progress: console.Progress, *, is_quiet: bool) -> Iterator[None]:
+    """Say what the user's own loggers log while it is entered, from `run.log_level` on."""
+    level = max(getattr(logging, level_name.upper()), logging.WARNING if is_quiet else logging.DEBUG)
+    handler = _ProgressHandler(console.PlainProgress() if is_quiet else progress)
+    handler.setLevel(level)
+    handler.addFilter(_OfUser(level))
+    root = logging.getLogger()
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(min(level, before or level))
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import contextlib
 import contextvars
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -19,7 +19,7 @@ from tensorflow.python.summary import summary
 from runner.tf_private.replaced import replaced
 
 v1 = tf.compat.v1
-_SCALARS = "scalars"  # TensorBoard's name of the plugin that shows them
+_SCALARS, _IMAGES = "scalars", "images"  # TensorBoard's names of the plugins that show them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +45,21 @@ class SummaryScalar:
     step: tf.Tensor | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class SummaryImage:
+    """One call of `tf.summary.image` that writes. Tensors of the traced graph.
+
+    Attributes:
+      tag: TensorBoard's name of it.
+      value: a serialised vector of strings: width, height, then a PNG for each image; '' where it is not written.
+    """
+
+    tag: str
+    value: tf.Tensor
+
+
 class Collector:
-    """Notes the scalars of one replica.
+    """Notes the scalars and images of one replica.
 
     Args:
       graph: that is traced. What is summarised in a branch, a loop or a function of it stays there.
@@ -55,6 +68,7 @@ class Collector:
 
     def __init__(self, graph: Any, writer: Any) -> None:
         self.scalars: list[SummaryScalar] = []
+        self.images: list[SummaryImage] = []
         self._graph, self._handle = graph, getattr(writer, "_resource", None)
         self._step = tf.summary.experimental.get_step()
         self._numbers: collections.Counter[str] = collections.Counter()
@@ -92,6 +106,23 @@ class Collector:
             own_step = None if step is None else tf.cast(step, tf.int64)
             self.scalars.append(SummaryScalar(key, value, written.op, tag, metadata, condition, own_step))
 
+    def image(self, tensor: Any) -> Any:
+        """Return the images of a call before they are written: made outside of the branch that may write them."""
+        return tensor() if callable(tensor) and v1.get_default_graph() is self._graph else None
+
+    def note_image(self, tag: str, images: Any, written: Any) -> None:
+        """Note a call of `tf.summary.image` that gave `written`."""
+        if images is None or not tf.is_tensor(written):
+            return
+        branch = written.op if written.op.type.endswith("If") else next(
+            (one.op for one in written.op.inputs if one.op.type.endswith("If")), None
+        )  # fmt: skip
+        write = branch or next((one for one in written.op.control_inputs if one.type == "WriteSummary"), None)
+        if write is not None and self._is_ours(write):
+            value = tf.io.serialize_tensor(images)
+            value = value if branch is None else tf.where(branch.inputs[0], value, "")
+            self.images.append(SummaryImage(tag, value))
+
     def _is_ours(self, write: tf.Operation) -> bool:
         inputs = {tensor.name for tensor in write.inputs}
         return any(inner.name in inputs and outer is self._handle for outer, inner in self._graph.captures)
@@ -111,12 +142,12 @@ def is_collecting() -> bool:
 
 
 @contextlib.contextmanager
-def collecting(writer: Any) -> Iterator[Sequence[SummaryScalar]]:
-    """Note in what is yielded the scalars that model_fn summarises meanwhile, in this thread; see Collector."""
+def collecting(writer: Any) -> Iterator[Collector]:
+    """Note in what is yielded the scalars and images that model_fn summarises meanwhile, in this thread."""
     collector = Collector(v1.get_default_graph(), writer)
     token = _collector.set(collector)
     try:
-        yield collector.scalars
+        yield collector
     finally:
         _collector.reset(token)
 
@@ -140,8 +171,12 @@ def summaries_noted() -> Iterator[None]:
 
     def write(tag: str, tensor: Any, step: Any = None, metadata: Any = None, name: str | None = None) -> Any:
         collector = _collector.get()
+        plugin = metadata.plugin_data.plugin_name if hasattr(metadata, "plugin_data") else ""
+        images = collector.image(tensor) if collector is not None and plugin == _IMAGES else None
         written = own_write(tag, tensor, step, metadata, name)
-        is_scalar = hasattr(metadata, "plugin_data") and metadata.plugin_data.plugin_name == _SCALARS
+        if collector is not None:
+            collector.note_image(tag, images, written)
+        is_scalar = plugin == _SCALARS
         if collector is not None and is_scalar and tf.is_tensor(tensor) and tf.is_tensor(written):
             own_step = collector.step_of_model_fn(step)
             collector.note_v2(tag, tensor, own_step, metadata.SerializeToString(), written)

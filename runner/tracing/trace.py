@@ -108,6 +108,12 @@ class Trace:
         """Return the placeholder by which the graph knows a variable; None: it does not use it."""
         return next((internal for external, internal in self.graph.captures if external is variable.handle), None)
 
+    def updates_of(self, replica: int, running: Iterable[tf.Operation]) -> list[tf.Operation]:
+        """Return those of `running` that take a variable of the model, as this local replica has it."""
+        names = self._captured([variable for variable, _ in self.requested.requests.values()], replica)
+        among = set(running)
+        return self._of_tensors(names, among.__contains__)
+
     def _calls_with(self, variables: Sequence[Any]) -> list[tf.Operation]:
         return self._of_tensors(self._captured(variables), lambda operation: operation.type in CALLS)
 

@@ -24,6 +24,11 @@ from typing import Any
 from runner.system.files import naming_need
 from runner.tracking.plain_values import json_value
 
+WANTS_RUN = "wants_run"
+"""Event: code of the user's has imported MLflow, and is to find the run there."""
+ARTIFACT, IMAGE, DATASET = "artifact", "image", "dataset"
+"""Events: a file or folder to keep with the run (path in model_dir, folder), a PNG of a step, what an input is."""
+
 
 class Journal:
     """Appends to one file; every line is flushed, so a reader or a crash loses nothing that was said.
@@ -129,8 +134,11 @@ def task_of(path: Path) -> str:
     return role if role in ("chief", "evaluator") else f"{role}:{index}"
 
 
-def read_journal(path: str | Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+def read_journal(path: str | Path, offset: int = 0, max_bytes: int = -1) -> tuple[list[dict[str, Any]], int]:
     """Return the lines written after `offset`, and the offset to go on from.
+
+    Args:
+      max_bytes: so much at once, to the end of a line; negative: all.
 
     A last line that is still being written is left for the next call; one that a crash cut short is passed over.
     A file that is not there (yet) has no lines.
@@ -138,7 +146,9 @@ def read_journal(path: str | Path, offset: int = 0) -> tuple[list[dict[str, Any]
     try:
         with open(path, "rb") as file:
             file.seek(offset)
-            data = file.read()
+            data = file.read(max_bytes)
+            if max_bytes > 0 and len(data) == max_bytes:
+                data += file.readline()
     except FileNotFoundError:
         return [], offset
     whole = data[: data.rfind(b"\n") + 1]

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import tempfile
 import time
 import warnings
@@ -26,7 +27,8 @@ from filelock import FileLock
 
 from runner.config.schema import TrackingConfig
 from runner.system import gc_pause
-from runner.tracking.tracker import ExportedModel, NullTracker, Point, Tracker, describe
+from runner.system.redaction import mask_text
+from runner.tracking.tracker import DatasetFacts, ExportedModel, NullTracker, Point, Tracker, describe
 
 MAX_NAME, MAX_PARAM, MAX_TAG = 250, 6000, 8000
 """Characters in a name, in the value of a parameter and in that of a tag; MLflow's own limits."""
@@ -96,6 +98,7 @@ class MlflowTracker(Tracker):
         self._client: Any = None
         self._experiment_id: str | None = None
         self._run_id: str | None = None
+        self._found: tuple[str, int | None] | None = None  # status and end of a run that was joined
         self._made_at = time.time()  # when the run starts; its record may have to wait for a server
         self._metric_names = UniqueNames()
         self._monitoring = ExitStack()
@@ -117,9 +120,10 @@ class MlflowTracker(Tracker):
 
     def join(self, run_id: str) -> bool:
         self._connect()
-        if self._existing(run_id) is None:
+        run = self._existing(run_id)
+        if run is None:
             return False
-        self._run_id = run_id
+        self._run_id, self._found = run_id, (run.info.status, run.info.end_time)
         return True
 
     def log_points(self, points: Sequence[Point]) -> None:
@@ -131,8 +135,31 @@ class MlflowTracker(Tracker):
     def set_tags(self, tags: Mapping[str, str]) -> None:
         self._log(tags=_run_tags(tags))
 
-    def log_file(self, path: Path) -> None:
-        self._client.log_artifact(self._run_id, str(path))
+    def log_file(self, path: Path, folder: str = "") -> None:
+        self._client.log_artifact(self._run_id, str(path), folder or None)
+
+    def log_image(self, name: str, path: Path, step: int, time: float) -> None:
+        from PIL import Image
+
+        key = re.sub(r"[^a-zA-Z0-9_\-./ ]", "_", name)[:MAX_NAME]
+        with Image.open(path) as image:
+            image.load()
+            self._client.log_image(
+                self._run_id, image, key=key, step=step, timestamp=round(time * 1000), synchronous=True
+            )
+
+    def log_input(self, dataset: DatasetFacts) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        entity = Dataset(
+            name=clean_text(dataset.name, MAX_NAME),
+            digest=dataset.digest,
+            source_type="code",
+            source=clean_text(json.dumps(dataset.source, default=str), MAX_PARAM),
+            profile=json.dumps(dataset.profile, default=str),
+        )
+        tag = InputTag("mlflow.data.context", dataset.context)
+        self._client.log_inputs(self._run_id, [DatasetInput(entity, [tag])])
 
     def log_model(self, model: ExportedModel) -> None:
         from mlflow.entities import LoggedModelOutput
@@ -147,10 +174,49 @@ class MlflowTracker(Tracker):
             self._client.log_model_artifacts(known.model_id, str(folder))
         self._client.finalize_logged_model(known.model_id, "READY")
         self._client.log_outputs(self._run_id, [LoggedModelOutput(known.model_id, model.step)])
+        if model.registered_name is not None:
+            self._register(model, known.model_id)
+
+    def _register(self, model: ExportedModel, model_id: str) -> None:
+        """Make the model a version of a registered one, with its alias."""
+        from mlflow.exceptions import MlflowException
+
+        name = model.registered_name
+        try:
+            self._client.create_registered_model(name)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        version = self._client.create_model_version(
+            name, f"models:/{model_id}", self._run_id, tags={"step": str(model.step)}, model_id=model_id
+        )
+        if model.alias is not None:
+            self._client.set_registered_model_alias(name, model.alias, version.version)
 
     def end(self, status: str) -> None:
         self._monitoring.close()
         self._client.set_terminated(self._run_id, status=status)
+
+    def leave(self) -> None:
+        status, end_time = self._found or ("", None)
+        if status and self._client.get_run(self._run_id).info.status != status:
+            self._client.set_terminated(self._run_id, status=status, end_time=end_time)
+
+    def delete(self) -> None:
+        self._monitoring.close()
+        self._client.delete_run(self._run_id)
+        self._run_id = None
+
+    def address(self) -> str | None:
+        if self._run_id is None:
+            return None
+        if re.match(r"https?://", self.uri):
+            shown = mask_text(self.uri, ()).rstrip("/")
+            return f"{shown}/#/experiments/{self._experiment_id}/runs/{self._run_id}"
+        path, uri = sqlite_path(self.uri), mask_text(self.uri, ())
+        if path is not None and path.is_relative_to(Path.cwd()):
+            uri = _sqlite_uri(path.relative_to(Path.cwd()))
+        return f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
 
     def running_on(self, host: str) -> Mapping[str, str]:
         self._connect()
@@ -165,6 +231,8 @@ class MlflowTracker(Tracker):
         if self._client.get_run(run_id).info.status == "RUNNING":
             self._client.log_batch(run_id, tags=_run_tags(tags), synchronous=True)
             self._client.set_terminated(run_id, status=status, end_time=round(time * 1000))
+            if run_id == self._run_id:
+                self._found = (status, round(time * 1000))
 
     def _log(self, **entities: Sequence[Any]) -> None:
         """Log metrics, params or tags, in requests that MLflow takes."""
@@ -242,6 +310,9 @@ class MlflowTracker(Tracker):
 
         names = UniqueNames()
         texts = {names.clean(name): clean_text(value, MAX_PARAM) for name, value in params.items()}
+        nulls = {name for name, value in zip(texts, params.values(), strict=True) if value is None}
+        # What is not set says nothing; one that a resumed run no longer sets does.
+        texts = {name: text for name, text in texts.items() if name not in nulls or name in known}
         shown = dict(list(texts.items())[:MAX_PARAMS_OF_A_RUN])
         self._log(params=[Param(name, text) for name, text in shown.items() if name not in known])
         changed = {name: text for name, text in shown.items() if known.get(name, text) != text}
@@ -263,6 +334,13 @@ class MlflowTracker(Tracker):
         self._monitoring.callback(monitor.finish)
 
 
+def tracking_uri(settings: TrackingConfig, env: Mapping[str, str], cwd: Path) -> str:
+    """Return where MLflow records: `tracking.uri`, else MLFLOW_TRACKING_URI, else `sqlite:///mlflow.db` in `cwd`."""
+    uri = settings.uri or env.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+    path = sqlite_path(uri)
+    return uri if path is None else _sqlite_uri(cwd / path) + "".join(uri.partition("?")[1:])
+
+
 def build_tracker(settings: TrackingConfig, env: Mapping[str, str], cwd: Path) -> Tracker:
     """Return the tracker that `tracking.backend` names. Creates nothing yet.
 
@@ -271,12 +349,8 @@ def build_tracker(settings: TrackingConfig, env: Mapping[str, str], cwd: Path) -
     """
     if settings.backend == "none":
         return NullTracker()
-    uri = settings.uri or env.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
-    path = sqlite_path(uri)
-    if path is not None:
-        uri = _sqlite_uri(cwd / path) + "".join(uri.partition("?")[1:])
     experiment = settings.experiment or env.get("MLFLOW_EXPERIMENT_NAME") or "runner"
-    return MlflowTracker(uri, experiment, settings.system_metrics)
+    return MlflowTracker(tracking_uri(settings, env, cwd), experiment, settings.system_metrics)
 
 
 def _save_model(model: ExportedModel, folder: Path) -> None:

@@ -11,6 +11,9 @@ from typing import Any
 from runner.config.schema import ConfigError
 from runner.system.files import read_dataclass, write_json
 
+RUN_FILE = ".mlflow_run"
+"""In model_dir, while a run goes on: the id of its MLflow run, for code of the user's that logs to MLflow itself."""
+
 _SAVING = threading.Lock()
 
 _TYPES: Mapping[str, tuple[Any, str]] = {

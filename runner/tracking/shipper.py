@@ -15,17 +15,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
+from runner.system.files import write_atomically
 from runner.tracking.curves import draw_curves, import_matplotlib
 from runner.tracking.exit_codes import MLFLOW_STATUS, STILL_RUNNING
-from runner.tracking.journal import Journals, journals_in, read_journal
+from runner.tracking.journal import ARTIFACT, DATASET, IMAGE, WANTS_RUN, Journals, journals_in, read_journal
 from runner.tracking.run_lock import LOCK_FILE
-from runner.tracking.run_record import RunRecord
+from runner.tracking.run_record import RUN_FILE, RunRecord
 from runner.tracking.summary import SUMMARY_FILE, as_killed, read_summary, write_summary
-from runner.tracking.tracker import ExportedModel, Point, RunDescription, Tracker, describe, points_of
+from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, RunDescription, Tracker, describe, points_of
 
 PERIOD_SECS = 2.0
 GLANCE_SECS = 0.2
+MAX_BYTES = 1_000_000
+"""Of a journal that are read and shipped at once, however far behind the tracker is."""
 CLOSING_ATTEMPTS = 3
 CLOSING_TIMEOUT_SECS = 20.0
 """How long the end of a run waits for a tracker that answers nothing: a frozen server, a database that is locked."""
@@ -63,12 +67,18 @@ class Shipper:
         self._is_enough: Callable[[], bool] = lambda: False
         self._run_id = record.mlflow_run_id
         self._warned = self._opened = self._is_guest = False
+        self._is_offered = self._is_made_early = False
         self._journals = Journals(model_dir).mark()  # an earlier start has left its own first step
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._ship_until_end, name="shipper", daemon=True)
 
     def start(self) -> None:
+        (self._model_dir / RUN_FILE).unlink(missing_ok=True)  # of a start that was killed
         self._thread.start()
+
+    def address(self) -> str | None:
+        """Return where a person looks at the run; None: nowhere."""
+        return self._tracker.address() if self._opened and self._run_id is not None else None
 
     def drain(self, is_enough: Callable[[], bool] = lambda: False, *, is_recorded: bool = True) -> str | None:
         """Ships what is left and ends the thread. The MLflow run's id; None when there is none.
@@ -81,6 +91,7 @@ class Shipper:
         self._ending.set()
         self._answered()
         self._wait_for(self._thread)
+        (self._model_dir / RUN_FILE).unlink(missing_ok=True)
         return self._run_id
 
     def close(
@@ -116,11 +127,13 @@ class Shipper:
                 self._answered(file.stat().st_size)
                 self._tracker.log_file(file)
             for model in models:
-                self._answered(sum(path.stat().st_size for path in model.path.rglob("*") if path.is_file()))
+                self._answered(size_of(model.path))
                 self._tracker.log_model(model)
             self._answered()
         with self._failures_said():
-            if not self._is_guest:
+            if self._is_guest:
+                self._tracker.leave()
+            else:
                 self._tracker.end(status)
 
     def _answered(self, num_bytes: int = 0) -> None:
@@ -134,6 +147,7 @@ class Shipper:
 
     def _ship_until_end(self) -> None:
         if not self._wait_for_first_step():
+            self._take_back()
             return
         while not self._ending.is_set():
             self._ship()
@@ -150,9 +164,37 @@ class Shipper:
             if self._journals.events("first_step"):
                 self._on_first_step()
                 return True
+            if not self._is_offered and self._journals.events(WANTS_RUN):
+                self._offer()
             if self._ending.wait(GLANCE_SECS):
                 return self._is_recorded
         return True
+
+    def _offer(self) -> None:
+        """Have the MLflow run before the first step, since code of the user's logs to MLflow itself."""
+        with self._failures_said():
+            known = self.record.mlflow_run_id
+            if known is None or not self._tracker.join(known):
+                run_id = self._tracker.start(
+                    self._of_a_killed_start(), self._described.name, self._described.params, self._described.tags
+                )
+                self._is_made_early = True
+            else:
+                run_id = known
+            self._is_offered = True
+            self._tell_tasks(run_id)
+
+    def _take_back(self) -> None:
+        """Leave MLflow as it was, where a run was offered and no step was taken."""
+        with self._failures_said():
+            if self._is_made_early:
+                self._tracker.delete()
+            elif self._is_offered:
+                self._tracker.leave()
+
+    def _tell_tasks(self, run_id: str | None) -> None:
+        if run_id is not None:
+            write_atomically(self._model_dir / RUN_FILE, run_id)
 
     def _ship(self) -> bool:
         """Ship what is new, and report whether that worked."""
@@ -191,6 +233,7 @@ class Shipper:
         if self._run_id is not None:  # an untracked start leaves the record of tracked ones as it is
             self.record.belongs_to(self._run_id)
             self.record.save(self._model_dir)
+            self._tell_tasks(self._run_id)
 
     def _of_a_killed_start(self) -> str | None:
         """The MLflow run of a start that was killed before it could note it here. We hold its lock, so it is ours."""
@@ -201,17 +244,42 @@ class Shipper:
         return next((run_id for run_id, lock in running.items() if lock == self._described.tags.get("lock")), None)
 
     def _ship_journal(self, path: Path) -> None:
-        lines, offset = read_journal(path, self.record.offsets.get(path.name, 0))
-        last_steps = dict(self.record.last_steps)
-        points = [point for line in lines for point in points_of(line) if self._is_new(point, last_steps)]
-        if points:
-            self._tracker.log_points(points)
-            self._answered()
+        before = -1
+        while before != (before := self.record.offsets.get(path.name, 0)):
+            lines, offset = read_journal(path, before, MAX_BYTES)
+            last_steps = dict(self.record.last_steps)
+            points = [point for line in lines for point in points_of(line) if self._is_new(point, last_steps)]
+            if points:
+                self._tracker.log_points(points)
+                self._answered()
+            self.record.last_steps = last_steps
+            for line in lines:
+                self._ship_thing(line)
+            if offset != before:
+                # After log_points: a crash in between ships points twice; MLflow stores them once (same time and step).
+                self.record.offsets = {**self.record.offsets, path.name: offset}
+                self.record.save(self._model_dir)
+
+    def _ship_thing(self, line: Mapping[str, Any]) -> None:
+        """Ship what a line tells of, where that is a file, an image or an input."""
+        kind = line.get("event")
+        if kind == DATASET:
+            names = ("context", "name", "digest", "source", "profile")
+            self._tracker.log_input(DatasetFacts(*(line[name] for name in names)))
+        if kind not in (ARTIFACT, IMAGE):
+            return
+        path = self._model_dir / line["path"]
+        if not path.exists():
+            self._warn(f"tracking: {path} is not kept: it is gone.")
+            return
+        self._answered(size_of(path))
+        if kind == ARTIFACT:
+            self._tracker.log_file(path, line["folder"])
+            return
+        last_steps, point = dict(self.record.last_steps), Point(f"images/{line['name']}", 0.0, line["step"], 0.0)
+        if self._is_new(point, last_steps):
+            self._tracker.log_image(line["name"], path, line["step"], line["time"])
         self.record.last_steps = last_steps
-        if offset != self.record.offsets.get(path.name, 0):
-            # After log_points: a crash in between ships points twice; MLflow stores them once (same time and step).
-            self.record.offsets = {**self.record.offsets, path.name: offset}
-            self.record.save(self._model_dir)
 
     def _is_new(self, point: Point, last_steps: dict[str, int]) -> bool:
         last = last_steps.get(point.name, -1)
@@ -243,6 +311,12 @@ class Shipper:
                 kept = f"the journals in {self._model_dir} keep everything; ship later with: {self._ship_later}"
             self._warn(f"tracking: {describe(error)} ({kept})")
         self._warned = True
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, or of all files in a folder."""
+    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
+    return sum(one.stat().st_size for one in files)
 
 
 def close_abandoned(tracker: Tracker, host: str) -> None:

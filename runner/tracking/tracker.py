@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ class ExportedModel:
       path: of the SavedModel.
       inputs, outputs: of its default signature: name -> (dtype, shape with -1).
       step: global step of the checkpoint that was exported.
+      registered_name: of the model in the registry, of which this becomes a version; None: of none.
+      alias: of that version; None: it gets none.
     """
 
     name: str
@@ -30,6 +32,27 @@ class ExportedModel:
     inputs: Mapping[str, tuple[str, Sequence[int]]]
     outputs: Mapping[str, tuple[str, Sequence[int]]]
     step: int = 0
+    registered_name: str | None = None
+    alias: str | None = None
+
+
+@dataclass(frozen=True)
+class DatasetFacts:
+    """What is known of an input without reading it.
+
+    Attributes:
+      context: what it is for: train, eval, eval_<name>.
+      name: of its input_fn, or of its file.
+      digest: of what describes it: function, params, files with their sizes and times.
+      source: dotted name of its input_fn, its params and files.
+      profile: batches or examples, where they are known.
+    """
+
+    context: str
+    name: str
+    digest: str
+    source: Mapping[str, Any]
+    profile: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -75,14 +98,30 @@ class Tracker:
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Add tags to the run."""
 
-    def log_file(self, path: Path) -> None:
-        """Keep a copy of a file with the run."""
+    def log_file(self, path: Path, folder: str = "") -> None:
+        """Keep a copy of a file, or of a folder, with the run. Args: folder: of the run's files; '': the top."""
+
+    def log_image(self, name: str, path: Path, step: int, time: float) -> None:
+        """Keep a copy of a PNG of a step with the run."""
+
+    def log_input(self, dataset: DatasetFacts) -> None:
+        """Record what an input is."""
 
     def log_model(self, model: ExportedModel) -> None:
         """Keep a copy of an exported model with the run, as a model that MLflow can load and serve."""
 
     def end(self, status: str) -> None:
         """Close the run as FINISHED, FAILED or KILLED."""
+
+    def leave(self) -> None:
+        """Give a run that was joined the status that it had then: the user's code may have opened and closed it."""
+
+    def delete(self) -> None:
+        """Remove the run that was made."""
+
+    def address(self) -> str | None:
+        """Return where a person looks at the run: a URL, or the command that shows it. None: nowhere."""
+        return None
 
     def running_on(self, host: str) -> Mapping[str, str]:
         """Return the other runs of this experiment that are RUNNING with the tag host=`host`: id -> its tag `lock`."""
@@ -96,8 +135,34 @@ class NullTracker(Tracker):
     """A Tracker that records nothing."""
 
 
-def exported_models(lines: Sequence[Mapping[str, Any]]) -> list[ExportedModel]:
-    """Return the newest model of each folder that a journal tells of, and that is still there: best, final, latest."""
+_ALIASED = ("best", "final", "latest")
+"""Exporters, that whose model gets `export.alias` first."""
+
+
+def exported_models(
+    lines: Sequence[Mapping[str, Any]], prefix: str = "", registered_name: str | None = None, alias: str | None = None
+) -> list[ExportedModel]:
+    """Return the newest model of each folder that a journal tells of, and that is still there: best, final, latest.
+
+    Args:
+      prefix: of each name.
+      registered_name, alias: in the registry. One model gets the alias: the best, else the final, else the latest.
+    """
+    found = _newest_models(lines)
+    names = [one.name for one in found]
+    aliased = next((name for name in (*_ALIASED, *names) if name in names), None)
+    return [
+        replace(
+            one,
+            name=f"{prefix}-{one.name}" if prefix else one.name,
+            registered_name=registered_name,
+            alias=alias if one.name == aliased else None,
+        )
+        for one in found
+    ]
+
+
+def _newest_models(lines: Sequence[Mapping[str, Any]]) -> list[ExportedModel]:
     newest: dict[Path, ExportedModel] = {}
     for line in lines:
         path, tensors = Path(str(line["path"])), line.get("tensors") or {}

@@ -58,10 +58,10 @@ def train_measured(folder: Path, config: RunConfig, style: str) -> None:
 
 
 def journaled(folder: Path) -> dict[int, dict[str, float]]:
-    """Return step -> what the journal of the chief has of it."""
+    """Return step -> what the journal of the chief has of a step whose loss is logged; not scalars of summaries."""
     found: dict[int, dict[str, float]] = {}
     for line in map(json.loads, (folder / "events.0.jsonl").read_text().splitlines()):
-        if "metrics" in line:
+        if "train/loss" in line.get("metrics", ()):
             found.setdefault(line["step"], {}).update(line["metrics"])
     return found
 

@@ -60,7 +60,7 @@ class RecordingTracker(Tracker):
 
     def log_model(self, model: Any) -> None: ...
 
-    def log_file(self, path: Path) -> None:
+    def log_file(self, path: Path, folder: str = "") -> None:
         self.files.append(path.name)
 
     def end(self, status: str) -> None:

@@ -1,0 +1,130 @@
+"""Microseconds per training step of logging every step: a step of 1 ms and a tiny one, with five metrics of the user.
+
+    python benchmarks/tracked_step.py [--rounds 7] [--steps 3000]
+
+Each step logs five values with `runner.log`, beside the loss and the learning rate; they are in the journal, and
+another process ships it to MLflow in a sqlite database, as the supervisor of a run does. Beside it is the same
+training that logs every 100 steps, and the five values are none of its graph. The last table says how far MLflow was
+behind when training ended: how long the last flush took, and what it shipped.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+from _estimators import Stopwatch
+from _rounds import Case, Ratio, Times, arguments, measure, show
+
+import runner
+from runner.tracking.journal import Journal, journal_path
+
+SHIPS = """
+import sys
+from pathlib import Path
+from runner.tracking.mlflow_tracker import MlflowTracker
+from runner.tracking.run_record import RunRecord
+from runner.tracking.shipper import Shipper
+from runner.tracking.tracker import RunDescription
+
+model_dir = Path(sys.argv[1])
+tracker = MlflowTracker(f"sqlite:///{model_dir}/mlflow.db", "benchmark")
+shipper = Shipper(model_dir, tracker, RunRecord(), RunDescription("benchmark", {}, {}), print)
+shipper.start()
+sys.stdin.read()
+shipper.drain()
+shipper.close("FINISHED", {}, [])
+"""
+
+NAMES = [f"metric_{number}" for number in range(5)]
+
+
+def model_fn(width: int, depth: int, *, logs: bool) -> Callable[..., runner.EstimatorSpec]:
+    """An MLP of `depth` layers of `width` units, which logs five values or none."""
+
+    def made(features: tf.Tensor, labels: tf.Tensor, mode: str) -> runner.EstimatorSpec:
+        hidden = features
+        for _ in range(depth):
+            hidden = keras.layers.Dense(width, activation="relu")(hidden)
+        predictions = keras.layers.Dense(1)(hidden)
+        loss = tf.reduce_mean(tf.math.squared_difference(predictions, labels))
+        if logs:
+            runner.log({name: loss * number for number, name in enumerate(NAMES)})
+        return runner.EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(0.001))
+
+    return made
+
+
+def input_fn() -> tf.data.Dataset:
+    random = np.random.default_rng(1)
+    features = random.normal(size=(64, 32, 16)).astype(np.float32)
+    return tf.data.Dataset.from_tensor_slices((features, features.sum(-1, keepdims=True) / 16)).repeat()
+
+
+def case(name: str, width: int, depth: int, steps: int, *, logs: bool) -> Case:
+    """Rows: a step in the steady state, and where it is tracked the seconds of the last flush."""
+    config = runner.RunConfig(log_step_count_steps=1 if logs else 100, save_summary_steps=None, steps_per_loop=200)
+    estimators: list[Any] = []
+
+    def run() -> dict[str, Times]:
+        if not estimators:
+            folder = Path(tempfile.mkdtemp(prefix="benchmark-"))
+            journal = Journal(journal_path(folder))
+            estimator = runner.Estimator(model_fn(width, depth, logs=logs), folder, config, journal=journal)
+            estimators.append((folder, estimator))
+        ((folder, estimator),) = estimators
+        command = [sys.executable, "-c", SHIPS, str(folder)]
+        shipping = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) if logs else None
+        if shipping is not None:
+            time.sleep(WARM_SECS)  # it imports MLflow and makes the database, which a run does once
+        watch = Stopwatch(min(100, steps))
+        estimator.train(input_fn, hooks=[watch], steps=steps)
+        rows = {name: watch.spent / max(1, watch.steps)}
+        if shipping is not None:
+            started = Times.now()
+            shipping.communicate()
+            rows[f"{name}, last flush"] = Times.now() - started
+        return rows
+
+    return run
+
+
+WARM_SECS = 8.0
+LONG, TINY = "a step of about 1 ms", "a tiny step"
+
+
+def main() -> None:
+    global WARM_SECS
+    parsed = arguments(__doc__, 7, steps=(3000, 20, "steps of one round"))
+    WARM_SECS = 0.5 if parsed.tiny else WARM_SECS
+    cases = [
+        case(f"{name}, {what}", width, depth, parsed.steps, logs=logs)
+        for name, width, depth in ((LONG, 384, 5), (TINY, 16, 1))
+        for what, logs in (("untracked", False), ("each step tracked", True))
+    ]
+    rows = measure(cases, parsed.rounds)
+    flushes = {name: times for name, times in rows.items() if name.endswith("last flush")}
+    steps = {name: times for name, times in rows.items() if name not in flushes}
+    ratios = [Ratio(f"{LONG}, each step tracked", f"{LONG}, untracked", promise=1.05)]
+    ratios.append(Ratio(f"{TINY}, each step tracked", f"{TINY}, untracked"))
+    show(f"{parsed.steps} steps a round, seven values a step", steps, ratios)
+    show("until MLflow has all", flushes, [], "s")
+    for name in (LONG, TINY):
+        pair = zip(rows[f"{name}, each step tracked"], rows[f"{name}, untracked"], strict=True)
+        extra = sorted(1e6 * (tracked.wall - untracked.wall) / (len(NAMES) + 2) for tracked, untracked in pair)
+        print(f"{name}: {extra[len(extra) // 2]:.2f} us a value")
+
+
+if __name__ == "__main__":
+    main()

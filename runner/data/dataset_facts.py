@@ -1,0 +1,87 @@
+"""What is known of an input without reading it: its name, a digest of what describes it, its size."""
+
+from __future__ import annotations
+
+import functools
+import glob
+import hashlib
+import inspect
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from runner.data.inputs import Input, InputPipeline
+from runner.system.redaction import masked
+from runner.tracking.plain_values import leaves
+from runner.types import plain_params
+
+MAX_FILES = 1000
+"""Files whose size and time are looked up."""
+
+_GENERAL_NAMES = ("input_fn", "train_input_fn", "eval_input_fn", "__call__")
+
+
+def dataset_facts(input_fn: Any, pipeline: InputPipeline, mode: str) -> dict[str, Any]:
+    """Return the fields of a `dataset` event of the journal, as `runner.tracking.tracker.DatasetFacts` has them.
+
+    The digest is one of the function, its source, its params, and the sizes and times of the files that they name: data
+    that the function gets elsewhere may change behind it.
+    """
+    fn, params = (input_fn.fn, input_fn.params) if isinstance(input_fn, Input) else (input_fn, None)
+    params = plain_params(params)
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    function = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"
+    files = list(_files(params))
+    source = {"input_fn": function, "params": masked(params) if isinstance(params, Mapping) else None, "files": files}
+    described = json.dumps([source, _source_of(fn), str(pipeline.element_spec)], default=str, sort_keys=True)
+    return {
+        "context": mode,
+        "name": _name(function, files),
+        "digest": hashlib.sha256(described.encode("utf-8", "replace")).hexdigest()[:8],
+        "source": source,
+        "profile": _size(pipeline),
+    }
+
+
+def _name(function: str, files: list[dict[str, Any]]) -> str:
+    """Return what a person calls the data: by its file, where there is one, else by the function."""
+    if len(files) == 1:
+        return Path(files[0]["path"]).name
+    parts = [part for part in function.split(".") if part not in (*_GENERAL_NAMES, "<locals>", "<lambda>")]
+    return parts[-1] if parts else function
+
+
+def _size(pipeline: InputPipeline) -> dict[str, Any]:
+    """Return batches and examples, as far as they are known."""
+    batches, size = int(pipeline.given.cardinality()), pipeline.global_batch_size
+    found: dict[str, Any] = {"element_spec": str(pipeline.element_spec)}
+    if size:
+        found["batch_size"] = size
+    if batches == tf.data.INFINITE_CARDINALITY:
+        found["num_batches"] = "without end"
+    elif batches >= 0:
+        found["num_batches"] = batches
+        if size:
+            found["num_examples"] = f"{batches * size} at most"  # the last batch may have fewer
+    return found
+
+
+def _files(params: Any) -> Iterator[dict[str, Any]]:
+    """Yield the files that params name, by path or pattern."""
+    texts = [text for _, text in leaves("", params) if isinstance(text, str) and text] if params else []
+    found = (path for text in texts if "://" not in text for path in sorted(glob.glob(text)))
+    for path in (one for one, _ in zip((Path(each) for each in found), range(MAX_FILES), strict=False)):
+        if path.is_file():
+            stat = path.stat()
+            yield {"path": str(path), "bytes": stat.st_size, "modified": round(stat.st_mtime)}
+
+
+def _source_of(fn: Any) -> str:
+    try:
+        return inspect.getsource(fn)
+    except (OSError, TypeError):
+        return ""

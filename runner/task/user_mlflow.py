@@ -1,0 +1,150 @@
+"""`mlflow.log_*` of user code: in this run's MLflow run, and never in one that nobody asked for.
+
+MLflow finds its run by MLFLOW_TRACKING_URI and MLFLOW_RUN_ID. The supervisor makes the run when there is something to
+record, as a start that comes to nothing leaves none; a task that imports MLflow asks for it at once, and waits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.abc
+import importlib.machinery
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from runner.config.schema import UNRECORDED_COMMANDS, Config
+from runner.distribute.cluster import Cluster
+from runner.tracking.journal import WANTS_RUN, Journal, NullJournal
+from runner.tracking.mlflow_tracker import tracking_uri
+from runner.tracking.run_record import RUN_FILE
+
+_log = logging.getLogger(__name__)
+
+_MODULE = "mlflow"
+WAIT_SECS = 60.0
+"""How long a task waits for the run: the supervisor imports MLflow, and may have to make the database (up to 9 s)."""
+
+
+def watch_import(config: Config, cluster: Cluster, journal: Journal | NullJournal, *, inline: bool) -> None:
+    """From now on, have MLflow find the run as soon as it is imported.
+
+    The chief and an evaluator log to the run. What other tasks, which call the same functions, log is dropped, and so
+    is all that a command logs of which nothing stays (dry_run). Without tracking in MLflow nothing is done.
+
+    Args:
+      inline: the supervisor is in this process. It imports MLflow, too, so that waiting here would be for ever: the
+        environment says so as soon as the run is there.
+    """
+    if not config.tracking.has_mlflow:
+        return
+    if config.command in UNRECORDED_COMMANDS or not (cluster.is_chief or cluster.is_evaluator):
+        _on_import(_drop, lambda: None)
+        return
+    run_file = Path(str(config.model_dir)) / RUN_FILE
+
+    def ask() -> None:
+        os.environ["MLFLOW_TRACKING_URI"] = tracking_uri(config.tracking, os.environ, Path.cwd())
+        journal.event(WANTS_RUN)
+
+    def join() -> None:
+        run_id = _wait_for(run_file, WAIT_SECS)
+        if run_id:
+            os.environ["MLFLOW_RUN_ID"] = run_id
+        elif not inline:
+            _log.warning(
+                "There is no MLflow run yet: what mlflow.log_* of your code logs now may be in a run of its own."
+            )
+
+    def join_beside() -> None:
+        threading.Thread(target=join, name="joins MLflow", daemon=True).start()
+
+    _on_import(ask, join_beside if inline else join)
+
+
+def _wait_for(file: Path, secs: float) -> str | None:
+    until = time.monotonic() + secs
+    while True:
+        try:
+            return file.read_text()
+        except FileNotFoundError:
+            if time.monotonic() >= until:
+                return None
+        time.sleep(0.05)
+
+
+def _drop() -> None:
+    """Have MLflow record in a place that goes away with this process."""
+    folder = tempfile.mkdtemp(prefix="runner-mlflow-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
+    os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"] = f"file://{folder}"  # else files go to ./mlruns
+    for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME"):
+        os.environ.pop(name, None)
+
+
+def _on_import(before: Callable[[], None], after: Callable[[], None]) -> None:
+    """Call `before` when MLflow begins to be imported, and `after` when it is."""
+    if _MODULE in sys.modules:
+        before()
+        after()
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder(before, after))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds MLflow as Python does, with a loader that tells when it is imported. Looking for it is no import."""
+
+    def __init__(self, before: Callable[[], None], after: Callable[[], None]) -> None:
+        self._before, self._after = before, after
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != _MODULE:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self)
+        return spec
+
+    def run(self, load: Callable[[], None]) -> None:
+        """Import, with what comes before and after it; once."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        self._before()
+        load()
+        self._after()
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, loader: Any, finder: _Finder) -> None:
+        self._loader, self._finder = loader, finder
+
+    def __getattr__(self, name: str) -> Any:  # resources, source code
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._finder.run(lambda: self._loader.exec_module(module))
+
+
+def forget(env: Mapping[str, str | None]) -> None:
+    """Give the environment back, where this process does something else afterwards."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+    for name, value in env.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

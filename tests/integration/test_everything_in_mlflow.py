@@ -1,0 +1,106 @@
+"""All that a user logs is in the run of MLflow: of the runner, of MLflow's own functions, files, images, inputs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from tests.support.jobs import SMALL
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    settings = [one for one in SMALL if not one.startswith(("tracking=", "run.progress"))]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+    return subprocess.run(
+        [sys.executable, "-m", "runner", *settings, "model_dir=run", "run.progress=plain", *overrides],
+        cwd=folder, env={**env, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("tracked")
+    done = start(
+        folder, "model.fn=tests.support.tracked.model_fn", "train.log_steps=2", "train.summary_steps=2",
+        "export.exporters=[final]", "export.register=lines", "export.alias=champion", "train.max_steps=4",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    client = MlflowClient(tracking_uri=f"sqlite:///{folder}/mlflow.db")
+    runs = client.search_runs([one.experiment_id for one in client.search_experiments()])
+    return {"done": done, "client": client, "runs": runs, "folder": folder}
+
+
+def test_what_user_code_logs_to_mlflow_joins_the_run(tracked: dict[str, Any]) -> None:
+    assert len(tracked["runs"]) == 1, "a stray run"
+    (run,) = tracked["runs"]
+    assert (run.info.status, run.data.tags["status"]) == ("FINISHED", "finished")
+    assert run.data.params["mine"] == "7" and run.data.metrics["own"] == 3.5
+    assert sorted(path.name for path in tracked["folder"].iterdir()) == [
+        "mlartifacts", "mlflow.db", "mlflow.db.lock", "notes.txt", "run",
+    ]  # fmt: skip
+
+
+def test_training_scalars_are_at_the_steps_they_belong_to(tracked: dict[str, Any]) -> None:
+    run_id = tracked["runs"][0].info.run_id
+    for name, steps in {"train/x": [1, 2, 4], "train/learning_rate": [1, 2, 4], "train/loss": [1, 2, 4]}.items():
+        found = tracked["client"].get_metric_history(run_id, name)
+        assert [one.step for one in found] == steps, name
+    assert [one.value for one in tracked["client"].get_metric_history(run_id, "train/x")] == [1.5, 3.5, 7.5]
+
+
+def test_params_are_those_that_are_set_and_the_config_is_an_artifact(tracked: dict[str, Any]) -> None:
+    (run,) = tracked["runs"]
+    assert "None" not in run.data.params.values() and run.data.params["train.max_steps"] == "4"
+    files = {one.path for one in tracked["client"].list_artifacts(run.info.run_id)}
+    assert {"config.yaml", "summary.json", "notes.txt", "plots", "images"} <= files
+
+
+def test_images_and_figures_are_artifacts(tracked: dict[str, Any]) -> None:
+    run_id = tracked["runs"][0].info.run_id
+    client = tracked["client"]
+    assert [one.path for one in client.list_artifacts(run_id, "plots")] == ["plots/line.png"]
+    images = [one.path for one in client.list_artifacts(run_id, "images") if one.path.endswith(".png")]
+    steps = sorted((one.split("+")[0], int(one.split("+")[2])) for one in images)
+    expected = [(name, step) for name in ("images/old~image~0", "images/pictures") for step in (1, 2, 4)]
+    assert steps == expected
+
+
+def test_inputs_are_datasets_of_the_run(tracked: dict[str, Any]) -> None:
+    inputs = tracked["runs"][0].inputs.dataset_inputs
+    found = {one.tags[0].value: (one.dataset.name, len(one.dataset.digest)) for one in inputs}
+    assert found["train"] == ("endless", 8) and found["eval"] == ("once", 8)
+
+
+def test_the_exported_model_is_registered(tracked: dict[str, Any]) -> None:
+    version = tracked["client"].get_model_version_by_alias("lines", "champion")
+    assert version.run_id == tracked["runs"][0].info.run_id
+    model = tracked["client"].get_logged_model(version.source.removeprefix("models:/"))
+    assert model.name == "tracked-final"
+
+
+def test_the_screen_says_where_to_look_and_what_the_users_loggers_say(tracked: dict[str, Any]) -> None:
+    done = tracked["done"]
+    assert "mlflow: mlflow ui --backend-store-uri sqlite:///mlflow.db" in done.stdout.splitlines()[-3:]
+    assert "my own word" in done.stderr
+    assert "x 7.5" in done.stderr
+
+
+def test_a_start_without_a_step_leaves_no_run(tmp_path: Path) -> None:
+    done = start(tmp_path, "model.fn=tests.support.tracked.failing")
+    assert done.returncode == 2 and "the user's mistake" in done.stderr
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    assert client.search_runs([one.experiment_id for one in client.search_experiments()]) == []
+
+
+def test_a_dry_run_leaves_no_run(tmp_path: Path) -> None:
+    done = start(tmp_path, "model.fn=tests.support.tracked.model_fn", "command=dry_run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not (tmp_path / "mlflow.db").exists() and not (tmp_path / "mlruns").exists()
