@@ -47,9 +47,9 @@ def preload() -> None:
 
 def describe_unfit() -> str:
     """Return why a child of this process might hang or fail, in words; '': it is fit to be forked."""
-    from runner.tf_private import eager_context
+    from runner.tf_private import cluster
 
-    if not eager_context.is_untouched():
+    if not cluster.is_unused():
         return "importing TensorFlow has used it"
     if threading.active_count() > 1:
         names = sorted(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())

@@ -1,8 +1,11 @@
-"""Clusters: the devices of a worker, datasets that read a part of the files, how many replicas a trace sees."""
+"""Processes: the devices of a worker, datasets that read a part of the files, how many replicas a trace sees, whether a
+process can be forked.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import Any
 
 import tensorflow as tf
@@ -90,3 +93,19 @@ def chosen_cross_device_ops(strategy: tf.distribute.Strategy) -> tf.distribute.C
     """
     chosen: tf.distribute.CrossDeviceOps | None = getattr(strategy.extended, "_cross_device_ops", None)
     return chosen
+
+
+def is_unused() -> bool:
+    """Report whether TensorFlow was imported and nothing more: no operation has run, no device was looked at.
+
+    A process in which it was used is not fit to fork from. False where nobody can know.
+
+    Private: `context._context`, None or an object that notes in `_initialized` that it has devices and threads. The
+    public names (tf.executing_eagerly, tf.config) make the context that they are asked about. When it moves: nothing is
+    forked, and each task imports TensorFlow itself.
+    """
+    try:
+        context = sys.modules["tensorflow.python.eager.context"]._context
+        return context is None or not context._initialized
+    except (KeyError, AttributeError):
+        return False

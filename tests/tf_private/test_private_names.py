@@ -13,7 +13,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from runner.tf_private import cluster, eager_context, graphs, keras3, parameter_server, variables
+from runner.tf_private import cluster, graphs, keras3, parameter_server, variables
 from runner.tf_private import v1 as tf1
 from runner.tf_private.replaced import replaced
 from runner.tracing.graph_operations import needed
@@ -96,12 +96,12 @@ def test_a_process_that_has_used_tensorflow_is_known(monkeypatch: pytest.MonkeyP
     from tensorflow.python.eager import context
 
     tf.constant(1)
-    assert not eager_context.is_untouched()
+    assert not cluster.is_unused()
     fresh = context.Context()
     monkeypatch.setattr(context, "_context", fresh)
-    assert eager_context.is_untouched()
+    assert cluster.is_unused()
     monkeypatch.delattr(fresh, "_initialized")  # it has moved: nobody can know, and nothing is forked
-    assert not eager_context.is_untouched()
+    assert not cluster.is_unused()
 
 
 def test_graphs_keep_their_attributes() -> None:
