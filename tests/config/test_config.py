@@ -527,11 +527,7 @@ class Refusal(NamedTuple):
 
 REFUSE_ALL = """
 import contextlib, io, json, os, pathlib, sys
-from hydra._internal.hydra import Hydra
 from runner.launch import app
-
-# It composes the config only to read hydra.mode, and says None when it cannot: a third of the time of all cases.
-Hydra.get_mode = lambda *args, **settings: None
 
 results = []
 for number, arguments in enumerate(json.load(sys.stdin)):
