@@ -72,6 +72,18 @@ def test_the_jobs_of_a_sweep_come_to_the_bits_of_runs_that_import_tensorflow_the
     assert alone["metrics"] == forked["metrics"] and alone["global_step"] == forked["global_step"] == 5
 
 
+@pytest.mark.slow
+def test_tasks_of_one_server_leave_nothing_behind_and_its_memory_is_flat(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.support.served_tasks", str(tmp_path), "--starts", "100", "--kills", "10"]
+    done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["lost codes"] == found["wrong codes"] == found["left"] == []
+    assert sum(found["kills"].values()) == 10 and found["server is gone"]
+    first, *_, last = found["server: USS MB, files, threads"]
+    assert last[1:] == first[1:] and last[0] < first[0] + 5
+
+
 def test_a_run_whose_task_and_server_are_killed_starts_cold_says_so_once_and_resumes(tmp_path: Path) -> None:
     settings = [one for one in SMALL if not one.startswith("train.max_steps")]
     command = [
