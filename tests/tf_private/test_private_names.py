@@ -21,7 +21,6 @@ from runner.tracing.graph_operations import needed
 v1 = tf.compat.v1
 
 PRIVATE_NAMES = [
-    "tensorflow.python.distribute.mirrored_strategy:MirroredExtended._get_cross_device_ops",
     "tensorflow.core.function.polymorphism.function_type:from_structured_signature",
     "tensorflow.python.distribute.distribute_lib:_DefaultDistributionExtended._num_replicas_in_sync",
     "tensorflow.python.eager.context:Context._set_global_seed",
@@ -87,6 +86,23 @@ def test_private_name_is_there(name: str) -> None:
             f"{name} has moved: see what the file of runner/tf_private that names it says about it"
         )
         target = getattr(target, part)
+
+
+def test_a_mirrored_strategy_tells_which_cross_device_ops_were_chosen_for_it() -> None:
+    """`_cross_device_ops` of its extended object, which is there once the strategy is made."""
+    ops = tf.distribute.ReductionToOneDevice()
+    assert cluster.chosen_cross_device_ops(tf.distribute.MirroredStrategy(["/cpu:0"], ops)) is ops
+    assert hasattr(tf.distribute.MirroredStrategy(["/cpu:0"]).extended, "_cross_device_ops")
+
+
+def test_a_writer_of_summaries_has_the_handle_that_its_operations_take(tmp_path: Path) -> None:
+    """`writer._resource`, by which scalars of tf.summary are told from those of a writer of model_fn's own."""
+    writer = tf.summary.create_file_writer(str(tmp_path))
+    graph = tf.function(lambda: tf.summary.scalar("a", 1.0, 0)).get_concrete_function
+    with writer.as_default():
+        graph = graph().graph
+    assert writer._resource.dtype == tf.resource
+    assert any(captured is writer._resource for captured, _ in graph.captures)
 
 
 def test_graphs_keep_their_attributes() -> None:
