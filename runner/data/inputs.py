@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import logging
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,6 +26,8 @@ __all__ = ["Input", "InputContext", "InputPipeline", "build_input_pipeline"]
 SHARD_CHOICES = ("auto", "files", "examples", "input_fn", "off")
 ARGUMENTS = ("mode", "params", "config", "input_context", "num_epochs")
 _BLOCKS = {"train": "input.train", "eval": "input.eval", "infer": "input.predict"}
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +147,28 @@ class InputPipeline:
         if cardinality == tf.data.INFINITE_CARDINALITY:
             return math.inf
         return math.ceil((cardinality - elements) / self.division.elements_per_step)
+
+
+def say_small_batches(pipeline: InputPipeline, num_steps: int, examples: int) -> None:
+    """Log it where the first batches of training hold fewer examples than `batch_size`, by which a person reckons steps
+    and learning rates. They are trained on: data may have no more, and the last batch of a pass seldom has.
+
+    Args:
+      num_steps, examples: of the first loop. One of several steps may have read the ends of passes, so it is named only
+        where the batches are at most half as large.
+    """
+    size = pipeline.global_batch_size
+    if size is None or not examples or not pipeline.is_chief:
+        return
+    if examples >= num_steps * size or (num_steps > 1 and 2 * examples > num_steps * size):
+        return
+    each = f"{examples / num_steps:.1f}".removesuffix(".0")
+    first = "the first step had" if num_steps == 1 else f"the first {num_steps} steps had"
+    _log.warning(
+        "input.train.batch_size=%d, but the batches of %s hold fewer: %s %s examples%s. Use params[\"batch_size\"] in "
+        ".batch(), or set batch_size=null to keep its own size, unless the data has no more.",
+        size, pipeline.name, first, each, "" if num_steps == 1 else " each",
+    )  # fmt: skip
 
 
 def check_examples(pipeline: InputPipeline, num_steps: int, examples: int) -> None:

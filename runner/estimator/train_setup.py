@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from runner.checkpoint.input_position import InputPosition, continued, source_of, was_read_to_its_end
-from runner.data.inputs import Input, InputPipeline, check_examples
+from runner.data.inputs import Input, InputPipeline, check_examples, say_small_batches
 from runner.data.iterators import iterate
 from runner.estimator.context import EstimatorContext, Models
 from runner.estimator.specs import InputFn
@@ -50,7 +50,10 @@ class TrainInput:
 
     def advance(self, result: LoopResult) -> bool:
         """Note what a loop has read. Returns: whether the data has ended. Raises: ValueError: as `check_examples`."""
-        check_examples(self.pipeline, result.num_steps + result.repeated_steps, result.examples)
+        num_steps = result.num_steps + result.repeated_steps
+        check_examples(self.pipeline, num_steps, result.examples)
+        if self.position.elements == 0:
+            say_small_batches(self.pipeline, num_steps, result.examples)
         read = self.position.elements + result.num_steps * self.pipeline.division.elements_per_step
         cardinality = int(self.pipeline.given.cardinality())
         # The last step may find fewer than it takes: a larger max_epochs goes on after those that there were.

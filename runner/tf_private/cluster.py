@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -27,6 +28,28 @@ def replicas_in_sync(count: int) -> contextlib.AbstractContextManager[None]:
     discover variables under the real strategy.
     """
     return replaced(type(tf.distribute.get_strategy().extended), "_num_replicas_in_sync", property(lambda self: count))
+
+
+_FRAMEWORKS = ("keras", "tensorflow", "tf_keras")
+
+
+@contextlib.contextmanager
+def strategy_seen(is_there: bool) -> Iterator[None]:
+    """While entered, with `is_there`, `tf.distribute.has_strategy()` says to a model_fn under the default strategy that
+    there is one. What TensorFlow and Keras make of their answer goes by the strategy that they meet.
+
+    Private: none; the function is replaced in the public modules, where code of the user's looks it up.
+    """
+    has_one = tf.distribute.has_strategy
+
+    def has_strategy() -> bool:
+        caller = str(sys._getframe(1).f_globals.get("__name__", ""))
+        return bool(has_one()) or caller.partition(".")[0] not in _FRAMEWORKS
+
+    with contextlib.ExitStack() as stack:
+        for module in (tf.distribute, tf.compat.v1.distribute, tf.compat.v2.distribute) if is_there else ():
+            stack.enter_context(replaced(module, "has_strategy", has_strategy))
+        yield
 
 
 def cpus_of_worker(count: int) -> contextlib.AbstractContextManager[None]:

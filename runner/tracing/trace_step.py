@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from runner.distribute.reductions import Reductions, ReplicaWeights, local_replica
 from runner.tf_private import graphs
-from runner.tf_private.cluster import replicas_in_sync
+from runner.tf_private.cluster import replicas_in_sync, strategy_seen
 from runner.tf_private.keras3 import keras_trace
 from runner.tf_private.variables import initial_values_from_checkpoints
 from runner.tracing.graph_operations import needed
@@ -147,12 +147,13 @@ def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[Vari
 
     # What model_fn makes of the number of replicas, a learning rate for one, becomes the initial value of a variable.
     num_replicas = 1 if on_one_device or store.strategy is None else store.strategy.num_replicas_in_sync
-    with replicas_in_sync(num_replicas):
+    has_strategy = store.strategy is not None
+    with replicas_in_sync(num_replicas), strategy_seen(has_strategy):
         wrapped = step.wrap(run)
 
     def evaluate(initial: Any) -> Any:
         if callable(initial):
-            with wrapped.graph.as_default(), replicas_in_sync(num_replicas):
+            with wrapped.graph.as_default(), replicas_in_sync(num_replicas), strategy_seen(has_strategy):
                 initial = tf.convert_to_tensor(initial())
         running = needed(wrapped.graph, [initial.op])
         return graphs.function_of_part(graphs.Part(wrapped.graph, running, [], [initial]))()[0]

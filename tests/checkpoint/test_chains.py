@@ -126,6 +126,22 @@ def test_larger_batches_than_batch_size_are_refused_before_a_step_is_saved(strat
     assert latest_checkpoint(tmp_path) in (None, str(tmp_path / "model.ckpt-0"))
 
 
-def test_smaller_last_batches_are_fine(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("strategy", "steps_per_loop"), [(None, None), ("mirrored", 4)])
+def test_smaller_batches_than_batch_size_are_said_once(
+    strategy: Any, steps_per_loop: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They were trained on in silence, under the header "global batch 10"."""
+    config = RunConfig(train_distribute=mirrored() if strategy else None, steps_per_loop=steps_per_loop)
+    data = Input(of_size(4), batch_size=10)
+    Estimator(line, tmp_path, config).train(data, max_steps=8)
+    first = "the first 4 steps had 4 examples each" if steps_per_loop else "the first step had 4 examples"
+    said = [record.getMessage() for record in caplog.records if "hold fewer" in record.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith("input.train.batch_size=10, but the batches of ") and f"hold fewer: {first}." in said[0]
+    assert 'Use params["batch_size"] in .batch(), or set batch_size=null to keep its own size' in said[0]
+
+
+def test_smaller_last_batches_are_fine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = Estimator(line, tmp_path, RunConfig()).train_run(Input(of_size(10), batch_size=10), max_steps=15)
     assert run is not None and run.examples == 64 * 2 + 10
+    assert "hold fewer" not in caplog.text

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from runner import Estimator, Every, Hook, RunConfig
+from runner import Estimator, EstimatorSpec, Every, Hook, RunConfig
 from runner.tracking.journal import Journal, journal_path, read_journal
 from tests.support import jobs
 from tests.support.line import line, mirrored
@@ -107,6 +107,26 @@ def test_a_nan_on_the_command_line_is_one_message(tmp_path: Path, capsys: pytest
     (said,) = [line for line in capsys.readouterr().err.splitlines() if "NanLossError" in line]
     assert said.startswith("runner: NanLossError: the loss became ")
     assert "Try a lower learning rate, train.clip_global_norm=1 or train.nan=rollback" in said
+
+
+def many_layers(features: tf.Tensor, labels: tf.Tensor, mode: str) -> EstimatorSpec:
+    weights = [tf.compat.v1.get_variable(f"w{number}", []) for number in range(6)]
+    loss = tf.reduce_mean(tf.square(features * sum(weights) - labels))
+    step = tf.compat.v1.train.get_or_create_global_step()
+    train_op = tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(loss, step)
+    return EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def test_the_error_names_three_of_many_variables_and_counts_the_others(tmp_path: Path) -> None:
+    """Of a model of 300 layers it was 20 kB of names."""
+    journal = journal_path(tmp_path)
+    trainer = Estimator(many_layers, tmp_path, RunConfig(steps_per_loop=1), journal=Journal(journal))
+    with pytest.raises(tf.compat.v1.train.NanLossDuringTrainingError) as raised:
+        trainer.train(lambda: batches(3)().batch(2), max_steps=10)
+    assert str(raised.value).startswith("the loss became nan at step 2. Try a lower learning rate")
+    assert str(raised.value).endswith(" Non-finite variables: w0, w1, w2 and 3 more.")
+    (noted,) = [line["variables"] for line in read_journal(journal)[0] if line.get("event") == "nan"]
+    assert noted == [f"w{number}" for number in range(6)]
 
 
 def test_the_count_is_that_of_the_run_and_not_of_a_process(tmp_path: Path) -> None:

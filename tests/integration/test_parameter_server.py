@@ -195,6 +195,7 @@ def assert_evaluated_as_alone(found: Mapping[str, Any]) -> None:
     assert found["step"] == 100 and found["expected"]["loss"] < 1  # it began at 14
     assert set(found["metrics"]) == {"same", "default", "one_device", "mirrored", "central_storage"}
     for kind, metrics in found["metrics"].items():
+        assert found["examples"][kind] == found["num_examples"] > 20, kind
         assert metrics == pytest.approx(found["expected"], rel=1e-5, abs=1e-6), kind
 
 
@@ -226,6 +227,7 @@ def test_a_parameter_server_that_was_killed_is_a_lost_peer(cases: Cases) -> None
 def test_the_command_gives_the_variables_of_a_single_process_with_one_worker(tmp_path: Path) -> None:
     small = ["train.max_steps=40", "tracking=none", "checkpoint.keep_max=null"]
     served_by = ["strategy=parameter_server", "cluster.num_workers=1", "cluster.num_ps=1"]
+    served_by += ["eval_strategy=mirrored", "eval_strategy.virtual_devices=2"]  # the coordinator's, beside the cluster
     command = [sys.executable, "-m", "runner", *served_by, *small, f"model_dir={tmp_path / 'served'}"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert ran.returncode == 0, ran.stderr[-3000:]
@@ -241,3 +243,5 @@ def test_the_command_gives_the_variables_of_a_single_process_with_one_worker(tmp
     (result,) = (line for line in read_journal(journal_path(tmp_path / "alone"))[0] if line.get("event") == "result")
     summary = json.loads((tmp_path / "served" / "summary.json").read_text())
     assert summary["metrics"] == pytest.approx(result["metrics"], rel=1e-4)
+    events = [line for line in read_journal(journal_path(tmp_path / "served"))[0] if line.get("event") == "evaluated"]
+    assert [event["examples"] for event in events] == [360]

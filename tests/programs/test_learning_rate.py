@@ -112,6 +112,8 @@ def test_an_initial_value_made_of_the_number_of_replicas_is_that_of_the_run(tmp_
         number = tf.constant(replicas(), tf.float64)
         v1.Variable(number, name="value", trainable=False)
         v1.get_variable("constant", initializer=float(replicas()), trainable=False)
+        there = tf.distribute.has_strategy(), v1.distribute.has_strategy(), tf.compat.v2.distribute.has_strategy()
+        v1.get_variable("there", initializer=float(sum(there)), trainable=False)
         loss = Slope(name="line")(features)
         if mode == "eval":  # by the same replicas
             return EstimatorSpec(mode, loss=loss, eval_metric_ops={"replicas": v1.metrics.mean(replicas())})
@@ -120,7 +122,10 @@ def test_an_initial_value_made_of_the_number_of_replicas_is_that_of_the_run(tmp_
     trainer = Estimator(model_fn, tmp_path, RunConfig(train_distribute=STRATEGIES["mirrored"]))
     trainer.train(train_input(4, dtype="float64"), steps=1)
     assert [trainer.get_variable_value(name) for name in ("value", "constant")] == [2.0, 2.0]
+    assert trainer.get_variable_value("there") == 3.0
     assert trainer.evaluate(train_input(4, dtype="float64"), steps=1)["replicas"] == 2.0
+    alone = Estimator(model_fn, tmp_path / "alone", RunConfig()).train(train_input(4, dtype="float64"), steps=1)
+    assert alone.get_variable_value("there") == 0.0
 
 
 def test_one_replica_has_nothing_to_scale_which_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

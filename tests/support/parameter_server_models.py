@@ -18,6 +18,7 @@ from runner import Estimator, EstimatorSpec, Hook, Input, ModeKeys, RunConfig
 from runner.distribute.errors import PeerLost
 from runner.distribute.strategy import build_parameter_server
 from runner.programs.ps_programs import Coordinator
+from runner.tracking.journal import Journal, read_journal
 from tests.support.models import STYLES, data, train_input
 from tests.support.parameter_server_cases import Servers, after
 
@@ -423,11 +424,16 @@ def pairs(style: str) -> Any:
         name = f"pairs-{style}"
         estimator = around.estimator(STYLES[style], name).train(train_input(8), steps=100)
         expected = alone(around, STYLES[style], name).evaluate(eval_input())
-        metrics = {
-            kind: around.estimator(STYLES[style], name, eval_distribute=strategy).evaluate(eval_input())
-            for kind, strategy in {"same": None, **one}.items()
-        }
-        return {"step": step_of(estimator), "expected": expected, "metrics": metrics}
+        metrics, examples = {}, {}
+        for kind, strategy in {"same": None, **one}.items():
+            config = RunConfig(train_distribute=around.strategy, eval_distribute=strategy)
+            file = around.folder / f"{name}-{kind}.jsonl"
+            evaluator = Estimator(STYLES[style], around.folder / name, config, journal=Journal(file))
+            metrics[kind] = evaluator.evaluate(eval_input())
+            (event,) = [line for line in read_journal(file)[0] if line.get("event") == "evaluated"]
+            examples[kind] = event["examples"]
+        found = {"step": step_of(estimator), "expected": expected, "metrics": metrics}
+        return {**found, "examples": examples, "num_examples": len(data()[1])}
 
     return case
 

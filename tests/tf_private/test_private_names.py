@@ -22,7 +22,6 @@ v1 = tf.compat.v1
 
 PRIVATE_NAMES = [
     "tensorflow.python.eager.context:_context",
-    "tensorflow.python.distribute.mirrored_strategy:MirroredExtended._get_cross_device_ops",
     "tensorflow.core.function.polymorphism.function_type:from_structured_signature",
     "tensorflow.python.distribute.distribute_lib:_DefaultDistributionExtended._num_replicas_in_sync",
     "tensorflow.python.eager.context:Context._set_global_seed",
