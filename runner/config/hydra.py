@@ -11,7 +11,6 @@ from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import IConfigRepository
-from hydra.core import utils
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import ResultDefault
@@ -67,7 +66,6 @@ def prepare(note_sweep: Callable[[str], None] = lambda directory: None) -> None:
     for name, resolver, is_cached in (
         ("new_name", lambda: secrets.token_hex(2), True),
         ("run_dir", run_dir, False),
-        ("run_files", run_files, False),
         ("sweep_dir", sweep_dir, True),  # cached: of the whole sweep, also where a job's own overrides are in sight
         ("job_dir", job_dir, False),
     ):
@@ -120,11 +118,15 @@ class Composition:
                 for name, node in ((name, cfg._get_node(name)) for name in cfg if name != "hydra")
             }
             apply(overrides, cfg)
+            if any(override.key_or_group == "hydra.output_subdir" for override in overrides):
+                raise ConfigError("hydra.output_subdir has no effect: a run's own notes are in .hydra of its model_dir")
+            # Hydra would write before a run has its folder for itself, and for everybody to read. A conf/runner.yaml
+            # of the user's may ask for that.
+            cfg.hydra.output_subdir = None
 
         ConfigLoaderImpl._apply_overrides_to_config = staticmethod(apply_noted)  # type: ignore
-        # Hydra's notes of a job and of a sweep hold the config: they are never readable by others, not for a moment.
-        self._save_config, self._save = utils._save_config, OmegaConf.save
-        utils._save_config = _save_privately  # type: ignore[assignment]
+        # Hydra's note of a sweep holds the config: it is never readable by others, not for a moment.
+        self._save = OmegaConf.save
         OmegaConf.save = staticmethod(lambda config, f, resolve=False: _write_privately(Path(f), config, resolve))  # type: ignore
         return self
 
@@ -133,7 +135,7 @@ class Composition:
         del ConfigStore.__deepcopy__  # type: ignore[attr-defined]
         ConfigLoaderImpl._load_single_config = self._load  # type: ignore
         ConfigLoaderImpl._apply_overrides_to_config = staticmethod(self._apply)  # type: ignore
-        utils._save_config, OmegaConf.save = self._save_config, staticmethod(self._save)  # type: ignore
+        OmegaConf.save = staticmethod(self._save)  # type: ignore
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -143,13 +145,6 @@ class Composition:
             yield
         finally:
             self.__enter__()
-
-
-def _save_privately(config: DictConfig, filename: str, output_dir: Path) -> None:
-    """Like Hydra's `_save_config`, for the eyes of the owner alone."""
-    output_dir.parent.mkdir(parents=True, exist_ok=True)
-    output_dir.mkdir(mode=0o700, exist_ok=True)
-    _write_privately(output_dir / filename, config)
 
 
 def _write_privately(path: Path, config: Any, resolve: bool = False) -> None:
@@ -174,10 +169,6 @@ class UsersConf(SearchPathPlugin):
 def run_dir(command: str, given: str | None, new: str) -> str:
     """Hydra's directory of a run: that of a training run is its model_dir; no other command makes one."""
     return (given or new) if command in schema.TRAINING_RUNS and not is_url(given) else "."
-
-
-def run_files(command: str, given: str | None = None) -> None:
-    """Where in it Hydra notes the composed config: nowhere. A `conf/runner.yaml` of before may still ask."""
 
 
 def job_dir(*, _root_: DictConfig) -> str:
