@@ -99,7 +99,6 @@ def prepare(note_sweep: Callable[[str], None] = lambda directory: None) -> None:
     for name, resolver, is_cached in (
         ("new_name", lambda: secrets.token_hex(2), True),
         ("run_dir", run_dir, False),
-        ("run_files", run_files, False),
         ("sweep_dir", sweep_dir, True),  # cached: of the whole sweep, also where a job's own overrides are in sight
         ("job_dir", job_dir, False),
     ):
@@ -194,6 +193,11 @@ class Composition:
                 for name, node in ((name, cfg._get_node(name)) for name in cfg if name != "hydra")
             }
             apply(overrides, cfg)
+            if any(override.key_or_group == "hydra.output_subdir" for override in overrides):
+                raise ConfigError("hydra.output_subdir has no effect: a run's own notes are in .hydra of its model_dir")
+            # Hydra would write before a run has its folder for itself, and for everybody to read. A conf/runner.yaml
+            # of the user's may ask for that.
+            cfg.hydra.output_subdir = None
 
         ConfigLoaderImpl._apply_overrides_to_config = staticmethod(apply_noted)  # type: ignore
         self._instantiate_sweeper = instantiate = Plugins.instantiate_sweeper
@@ -216,9 +220,9 @@ class Composition:
             return sweeper
 
         Plugins.instantiate_sweeper = instantiate_ours  # type: ignore
-        # Hydra's notes of a job and of a sweep hold the config: they are never readable by others, not for a moment.
-        self._save_config, self._save = utils._save_config, OmegaConf.save
-        utils._save_config = _save_privately  # type: ignore[assignment]
+        # Hydra's note of a sweep holds the config: it is never readable by others, not for a moment.
+        self._save = OmegaConf.save
+        OmegaConf.save = staticmethod(lambda config, f, resolve=False: _write_privately(Path(f), config, resolve))  # type: ignore
         self._launcher = launcher_of = Plugins.instantiate_launcher
 
         def private_launcher(plugins: Plugins, *arguments: Any, **named: Any) -> Any:
@@ -237,7 +241,7 @@ class Composition:
         ConfigLoaderImpl._load_single_config = self._load  # type: ignore
         Plugins.instantiate_sweeper = self._instantiate_sweeper  # type: ignore
         ConfigLoaderImpl._apply_overrides_to_config = staticmethod(self._apply)  # type: ignore
-        utils._save_config, OmegaConf.save = self._save_config, staticmethod(self._save)  # type: ignore
+        OmegaConf.save = staticmethod(self._save)  # type: ignore
         Plugins.instantiate_launcher = self._launcher  # type: ignore[method-assign]
         utils.JobReturn.return_value = self._return_value  # type: ignore[method-assign]
 
@@ -258,13 +262,6 @@ class Composition:
             yield
         finally:
             self.__enter__()
-
-
-def _save_privately(config: DictConfig, filename: str, output_dir: Path) -> None:
-    """Like Hydra's `_save_config`, for the eyes of the owner alone."""
-    output_dir.parent.mkdir(parents=True, exist_ok=True)
-    output_dir.mkdir(mode=0o700, exist_ok=True)
-    _write_privately(output_dir / filename, config)
 
 
 def _keep_private(config: DictConfig) -> None:
@@ -300,10 +297,6 @@ class UsersConf(SearchPathPlugin):
 def run_dir(command: str, given: str | None, new: str) -> str:
     """Hydra's directory of a run: that of a training run is its model_dir; no other command makes one."""
     return (given or new) if command in schema.TRAINING_RUNS and not is_url(given) else "."
-
-
-def run_files(command: str, given: str | None = None) -> None:
-    """Where in it Hydra notes the composed config: nowhere. A `conf/runner.yaml` of before may still ask."""
 
 
 def job_dir(*, _root_: DictConfig) -> str:

@@ -42,6 +42,8 @@ STRATEGY_OPTIONS: Mapping[str, tuple[str, ...]] = {
 }
 """Strategy name -> the options that mean something for it."""
 CROSS_DEVICE_OPS = ("auto", "nccl", "hierarchical_copy", "reduction_to_one_device")
+PACKED_OPS = ("nccl", "hierarchical_copy")
+"""Those that group gradients by `num_packs`."""
 CLUSTER_STRATEGIES = ("multi_worker", "parameter_server")
 """Those that train with several processes."""
 CLUSTER_COMMANDS = ("train_and_evaluate", "train", "evaluate")

@@ -68,11 +68,10 @@ def _check_strategy(key: str, strategy: EvalStrategyConfig) -> Iterator[str]:
             f"{key}.num_gpus={num_gpus} and {key}.virtual_devices={virtual_devices} exclude each other: "
             "compute on GPUs, or split the CPU."
         )
-    packed = ("nccl", "hierarchical_copy")
-    if strategy.num_packs is not None and strategy.cross_device_ops not in packed:
+    if strategy.num_packs is not None and strategy.cross_device_ops not in schema.PACKED_OPS:
         yield (
             f"{key}.num_packs={strategy.num_packs} has no effect with {key}.cross_device_ops="
-            f"{strategy.cross_device_ops or 'null'}. Set that to {' or '.join(packed)}."
+            f"{strategy.cross_device_ops or 'null'}. Set that to {' or '.join(schema.PACKED_OPS)}."
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.config import user_code
-from runner.config.schema import ConfigError
+from runner.config.schema import PACKED_OPS, ConfigError
 from runner.distribute import tpu
 from runner.tf_private import cluster
 
@@ -128,6 +128,11 @@ def _connect_tpu(address: str | None, zone: str | None, project: str | None) -> 
 
 def _cross_device_ops(name: str, num_packs: int, devices: Sequence[str]) -> tf.distribute.CrossDeviceOps | None:
     on_cpu = all("cpu" in device.lower() for device in devices)
+    if num_packs != 1 and name not in PACKED_OPS:
+        raise ConfigError(
+            f"strategy.num_packs={num_packs} has no effect with strategy.cross_device_ops={name}. Set that to "
+            f"{' or '.join(PACKED_OPS)}."
+        )
     if name == "nccl" and any("cpu" in device.lower() for device in devices):
         raise ConfigError(
             f"strategy.cross_device_ops=nccl sums over GPUs, and the devices are {', '.join(devices)}. "

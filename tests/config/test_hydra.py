@@ -145,3 +145,16 @@ def test_what_is_said_is_taken(override: str, group: str, expected: Any) -> None
 
 def test_an_experiment_replaces_what_the_run_left() -> None:
     assert saved_config.changed_by(SAVED, COMPOSED, ["experiment=mine"]) == COMPOSED
+
+
+@pytest.mark.processes
+def test_hydra_writes_no_notes_of_its_own_whatever_a_users_conf_asks_for(tmp_path: Path) -> None:
+    text = (ROOT / "conf" / "runner.yaml").read_text()
+    for number, asked in enumerate(("${run_files:${command}}", ".hydra")):  # ours of before; Hydra's default
+        write(
+            tmp_path / str(number) / "conf" / "runner.yaml",
+            text.replace("\nhydra:\n", f"\nhydra:\n  output_subdir: {asked}\n"),
+        )
+        assert "output_subdir: null" in ask("--cfg", "hydra", cwd=tmp_path / str(number))
+    said = ask("hydra.output_subdir=notes", cwd=tmp_path)
+    assert said == "runner: hydra.output_subdir has no effect: a run's own notes are in .hydra of its model_dir.\n"

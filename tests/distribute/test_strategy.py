@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.distribute import cross_device_ops
 
 from runner import Estimator, RunConfig, build_strategy
 from runner.config.schema import ConfigError
@@ -68,7 +69,8 @@ def test_cross_device_ops_and_packs_reach_the_strategy(name: str, kind: Any, mon
     monkeypatch.setattr(tf.distribute, "MirroredStrategy", mirrored)
     monkeypatch.setattr(strategy, "_devices", lambda *args: ["/gpu:0", "/gpu:1"])
     monkeypatch.setattr(strategy, "_check_devices", lambda devices: None)
-    found: Any = build_strategy("mirrored", cross_device_ops=name, num_packs=3)
+    packs = 1 if name == "reduction_to_one_device" else 3
+    found: Any = build_strategy("mirrored", cross_device_ops=name, num_packs=packs)
     assert found == "strategy" and given["devices"] == ["/gpu:0", "/gpu:1"]
     assert isinstance(given["ops"], kind)
 
@@ -142,6 +144,36 @@ class CountedOps(tf.distribute.ReductionToOneDevice):
     def batch_reduce_implementation(self, *args: Any, **kwargs: Any) -> Any:
         CountedOps.calls += 1
         return super().batch_reduce_implementation(*args, **kwargs)
+
+
+def test_packs_without_a_way_to_sum_that_has_them_are_refused() -> None:
+    for ops in ("auto", "reduction_to_one_device", f"{__name__}.CountedOps"):
+        with pytest.raises(ConfigError, match=f"num_packs=2 has no effect with strategy.cross_device_ops={ops}. Set"):
+            build_strategy("mirrored", virtual_devices=2, cross_device_ops=ops, num_packs=2)
+
+
+@pytest.mark.parametrize("model_fn", [line, native_line])
+def test_gradients_are_summed_in_as_many_packs_as_are_asked_for(
+    model_fn: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    pack = cross_device_ops._pack_tensors
+
+    def noted(gradients: Any, packs: int) -> Any:
+        seen.append(packs)
+        return pack(gradients, packs)
+
+    monkeypatch.setattr(cross_device_ops, "_pack_tensors", noted)
+    weights = []
+    for packs in (1, 3, 0):
+        seen.clear()
+        found = build_strategy("mirrored", virtual_devices=2, cross_device_ops="hierarchical_copy", num_packs=packs)
+        config = RunConfig(train_distribute=found, save_summary_steps=None)
+        estimator = Estimator(model_fn, tmp_path / str(packs), config)
+        estimator.train(lambda: tf.data.Dataset.from_tensors(([1.0, 2.0], [2.0, 4.0])).repeat(), max_steps=2)
+        weights.append([float(estimator.get_variable_value(name)) for name in estimator.get_variable_names()])
+        assert set(seen) == {packs}
+    assert weights[1:] == [weights[0]] * 2 and any(weights[0])
 
 
 @pytest.mark.parametrize("model_fn", [line, native_line])
