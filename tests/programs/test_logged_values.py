@@ -107,6 +107,27 @@ def test_logged_values_are_those_of_the_step_and_not_of_the_steps_between(tmp_pa
     assert {step: one.get("train/mean_x") for step, one in found.items()} == {1: 2.5, 2: 6.5, 3: None}
 
 
+def test_points_of_a_long_loop_are_those_of_single_steps(tmp_path: Path) -> None:
+    def run(folder: Path, steps_per_loop: int) -> tuple[Any, Any]:
+        journal = Journal(folder / "events.jsonl")
+        config = RunConfig(log_step_count_steps=1, save_summary_steps=1, steps_per_loop=steps_per_loop)
+        trainer = Estimator(
+            logging_fn, folder / "model", config, params={"optimizer": "keras schedule"}, journal=journal
+        )
+        trainer.train(points(TWELVE, 4, repeat=True), max_steps=20)
+        journal.close()
+        found = journaled(folder)
+        values = {step: {k: v for k, v in one.items() if "per_sec" not in k} for step, one in found.items()}
+        events = [
+            (one.step, one.tag, one.value) for one in read_events(folder / "model") if one.tag.startswith("train/")
+        ]
+        return values, events
+
+    one, many = run(tmp_path / "one", 1), run(tmp_path / "many", 10)
+    assert many[0] == one[0] and len(one[0]) == 20
+    assert sorted(many[1]) == sorted(one[1]) and len(one[1]) == 20 * 4
+
+
 def test_progress_shows_what_is_logged_on_it(tmp_path: Path) -> None:
     shown = Shown()
     config = RunConfig(log_step_count_steps=1, steps_per_loop=1)
