@@ -91,7 +91,7 @@ def test_downloads_of_keras_make_no_noise(tmp_path: Path, capfd: pytest.CaptureF
     (tmp_path / "data.txt").write_text("x" * 100_000)
     words = ("input.train.fn=tests.task.test_commands.downloading", f"+input.train.params.cache={tmp_path}/cache")
     assert run(tmp_path, "command=train", *words, f"+input.train.params.url='file://{tmp_path}/data.txt'") == 0
-    assert (tmp_path / "cache" / "datasets" / "fetched.txt").exists()
+    assert [path.stat().st_size for path in (tmp_path / "cache").rglob("*.txt")] == [100_000]
     said = capfd.readouterr()
     assert "Downloading" not in said.out + said.err and "100000/100000" not in said.out + said.err
 
