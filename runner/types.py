@@ -58,8 +58,8 @@ class Params(dict[str, Any]):
 
     _reads: ParamReads | None = None
 
-    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        super().__init__(_nested(copy.deepcopy(dict(values or {}))))
+    def __init__(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
+        super().__init__(_nested(copy.deepcopy({**dict(values or {}), **named})))
 
     def watched(self, reads: ParamReads) -> Params:
         """These params, of which `reads` notes what is read from now on; also of copies by `copied_params`."""

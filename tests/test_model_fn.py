@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from runner import EstimatorSpec, ModeKeys, Params, RunConfig
+from runner.estimator.specs import TrainingResult
 from runner.model_fn import ModelFn
 
 TRAIN, EVAL, PREDICT = ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT
@@ -389,3 +390,24 @@ def test_an_autoencoder_has_errors_of_its_own() -> None:
         raise ValueError("width must be even")
 
     assert explained(X, model_fn) == "width must be even"
+
+
+# --- what is written in Python ------------------------------------------------------------------------------------
+
+
+def test_params_are_made_of_names() -> None:
+    params = Params({"width": 8, "deep": {"depth": 2}}, width=16, values=[1])
+    assert params == {"width": 16, "deep": {"depth": 2}, "values": [1]}
+    assert (params.width, params.deep.depth, params["values"]) == (16, 2, [1])
+    assert Params(lr=0.1) == Params({"lr": 0.1})
+
+
+def test_metrics_of_the_only_evaluation_are_found_by_their_names() -> None:
+    result = TrainingResult({"": {"accuracy": 0.5}}, 1, 8, 1.0, None)
+    assert result.metrics["accuracy"] == result.metrics[""]["accuracy"] == 0.5
+    assert result.metrics == {"": {"accuracy": 0.5}}, "names of evaluations are its only keys"
+    with pytest.raises(KeyError, match="no evaluation or metric 'acc'; there are: '', 'accuracy'"):
+        result.metrics["acc"]
+    several = TrainingResult({"": {"accuracy": 0.5}, "small": {"accuracy": 0.4}}, 1, 8, 1.0, None)
+    with pytest.raises(KeyError, match="no evaluation or metric 'accuracy'; there are: '', 'small'"):
+        several.metrics["accuracy"]

@@ -82,13 +82,31 @@ class EvalSpec:
                 raise ValueError(f"EvalSpec({key}={getattr(self, key)}): it may not be negative.")
 
 
+class Metrics(dict[str, Any]):
+    """Name of the evaluation ("" where it has none) -> its metrics.
+
+    Of a single evaluation its metrics are found by their own names, too: `metrics["accuracy"]`.
+
+    Raises:
+      KeyError: there is neither an evaluation nor, of a single one, a metric of that name.
+    """
+
+    def __missing__(self, name: str) -> Any:
+        (only,) = self.values() if len(self) == 1 else ({},)
+        if name not in only:
+            there = ", ".join(map(repr, [*self, *only])) or "none"
+            raise KeyError(f"no evaluation or metric {name!r}; there are: {there}")
+        return only[name]
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainingResult:
     """The outcome of a run in this process.
 
     Attributes:
       metrics: name of the evaluation ("" where it has none) -> its metrics at the last checkpoint, or, where the run
-        was interrupted, the newest ones. Empty where an evaluator process has them.
+        was interrupted, the newest ones. Empty where an evaluator process has them. `metrics["accuracy"]` is that of
+        the only evaluation.
       global_step: of the last checkpoint.
       examples: examples that this call trained on; 0 when there was nothing left to train.
       steps_per_sec: speed of this call's training, without evaluations; 0 when no step was taken.
@@ -98,7 +116,7 @@ class TrainingResult:
       interrupted: training or its last evaluation was asked to stop; the same call resumes it.
     """
 
-    metrics: Mapping[str, Mapping[str, Any]]
+    metrics: Mapping[str, Any]
     global_step: int
     examples: int
     steps_per_sec: float
@@ -106,6 +124,9 @@ class TrainingResult:
     stopped_early: str | None = None
     exports: Sequence[str] = ()
     interrupted: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "metrics", Metrics(self.metrics))
 
 
 def check_positive(written: str = "{}", **arguments: int | None) -> None:

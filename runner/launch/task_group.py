@@ -122,14 +122,18 @@ def task_argv(file: Path) -> list[str]:
     return [sys.executable, *TASK_COMMAND, str(file)]
 
 
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+"""What keeps TensorFlow's own log, and bars of downloads in user code, from the screen."""
+
+
 def task_env(env: Mapping[str, str], place: Cluster = ALONE, generation: int = 1) -> dict[str, str]:
-    """Return the environment of a task: `env`, a quiet TensorFlow unless asked otherwise, and this `runner` package.
+    """Return the environment of a task: `env`, no noise of libraries unless asked for, and this `runner` package.
 
     Args:
       place: who it is; TF_CONFIG says so to a task of several.
       generation: how often the run was started, this time included.
     """
-    result = {"TF_CPP_MIN_LOG_LEVEL": "3", **env, "TF_CONFIG": place.tf_config, GENERATION: str(generation)}
+    result = {**_QUIET, **env, "TF_CONFIG": place.tf_config, GENERATION: str(generation)}
     if not place.tf_config:
         del result["TF_CONFIG"]
     home = Path(runner.__file__).parent.parent

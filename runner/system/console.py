@@ -160,7 +160,7 @@ class RichProgress(Progress):
 
     def message(self, text: str) -> None:
         self._counted = None
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)  # above the lines while they are live
+        self._console.print(text, markup=False, highlight=False)  # above the lines while they are live
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:

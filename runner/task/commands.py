@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from runner.checkpoint import reader
@@ -78,6 +79,7 @@ def run(config: Config, context: TaskContext) -> dict[str, Any]:
         return _serve(config, context)
     if context.cluster.is_evaluator:
         _check_evaluator(config)
+    keras.config.disable_interactive_logging()  # bars of downloads (get_file) tear the live line
     with context.journal.phase("build"):
         hooks = (context.stop, Ready(context))
         job = build_job(config, context.journal, context.progress, hooks, context.cluster)

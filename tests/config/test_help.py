@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from runner.launch import app
 
 
 @pytest.fixture
-def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     """Return the answer to a command line that must succeed."""
 
     def ask(*words: str, code: int = 0) -> str:
@@ -25,7 +26,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     return ask
 
 
-def test_a_key_is_told_in_full_with_its_default_and_what_it_takes(ask) -> None:
+def test_a_key_is_told_in_full_with_its_default_and_what_it_takes(ask: Any) -> None:
     assert ask("--help", "checkpoint.keep_max") == (
         "checkpoint.keep_max=5\n    Keep this many of the newest. null: all.\n    A whole number or null, at least 1.\n"
     )
@@ -34,19 +35,19 @@ def test_a_key_is_told_in_full_with_its_default_and_what_it_takes(ask) -> None:
     assert below.count("train.early_stopping.") >= 5 and "train.early_stopping.patience_evals=1\n    End aft" in below
 
 
-def test_a_group_is_told_in_full_with_its_files(ask) -> None:
+def test_a_group_is_told_in_full_with_its_files(ask: Any) -> None:
     said = ask("--help", "strategy")
     assert said.startswith("strategy=<one of: central_storage, default, mirrored, multi_worker, ")
     assert "--- strategy=mirrored ---" in said and "strategy.virtual_devices=null\n    " in said
 
 
-def test_a_word_finds_a_line_for_each_key_that_speaks_of_it(ask) -> None:
+def test_a_word_finds_a_line_for_each_key_that_speaks_of_it(ask: Any) -> None:
     lines = ask("--help", "early").splitlines()
     assert any(line.startswith("train.early_stopping.min_steps=0  ") for line in lines)
     assert all("early" in line.lower() for line in lines if line.startswith("train.early"))
 
 
-def test_there_is_a_line_for_each_key(ask) -> None:
+def test_there_is_a_line_for_each_key(ask: Any) -> None:
     lines = ask("--help", "keys").splitlines()
     told = {line.split("=")[0].split(":")[0] for line in lines}
     tree = schema.flatten({key: value for key, value in schema.to_tree(schema.Config()).items()
@@ -55,13 +56,13 @@ def test_there_is_a_line_for_each_key(ask) -> None:
     assert max(map(len, lines)) <= 150
 
 
-def test_what_is_not_known_is_said_with_what_is_near(ask) -> None:
+def test_what_is_not_known_is_said_with_what_is_near(ask: Any) -> None:
     said = ask("--help", "checkpiont", code=2)
     assert said.startswith("runner: --help checkpiont: there is no such key or group, and no comment has the word. Did")
     assert "Did you mean 'checkpoint'?" in said
 
 
-def test_the_users_own_files_are_told_of(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_own_files_are_told_of(ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "conf" / "model").mkdir(parents=True)
     (tmp_path / "conf" / "model" / "mine.yaml").write_text("# My net.\n\nparams:\n  # How wide.\n  width: 8\n")
     monkeypatch.chdir(tmp_path)
@@ -69,6 +70,6 @@ def test_the_users_own_files_are_told_of(ask, tmp_path: Path, monkeypatch: pytes
     assert ask("--help", "model.params.width").endswith("with model=mine: model.params.width=8\n    How wide.\n")
 
 
-def test_the_version_is_ours(ask) -> None:
+def test_the_version_is_ours(ask: Any) -> None:
     said = ask("--version")
     assert said.startswith(f"tf-runner {runner.__version__} (tensorflow ") and said.count("\n") == 1

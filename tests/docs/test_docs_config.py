@@ -86,7 +86,9 @@ def test_a_command_of_the_document_is_accepted(number: int, answers: list[Any]) 
     words, (code, said, configs) = COMMANDS[number], answers[number]
     assert code == 0, said
     if words[0].startswith("--"):
-        assert words[0] == "--info" or "strategy" in said or "train" in said  # Hydra logs what --info tells
+        assert (
+            words[0] in ("--info", "--version") or "strategy" in said or "train" in said
+        )  # Hydra logs what --info tells
         return
     assert len(configs) == (4 if "-m" in words else 1)
     for override in words if "-m" not in words else ():

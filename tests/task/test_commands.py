@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
@@ -13,7 +14,7 @@ from runner.checkpoint.reader import Reader
 from runner.checkpoint.retention import metrics_of
 from runner.config.schema import ConfigError
 from runner.task.commands import flat_metrics
-from tests.support.jobs import noted, results, run
+from tests.support.jobs import endless, noted, results, run
 from tests.support.line import steps_of
 
 MIRRORED = ("strategy=mirrored", "strategy.virtual_devices=2")
@@ -80,6 +81,21 @@ def test_a_finished_run_is_not_trained_again(command: str, overrides: tuple[str,
 
 
 @pytest.mark.long
+def downloading(params: Any) -> Any:
+    """As jobs.endless, with data that Keras fetches."""
+    keras.utils.get_file("fetched.txt", params["url"], cache_dir=params["cache"])
+    return endless({name: value for name, value in params.items() if name not in ("url", "cache")})
+
+
+def test_downloads_of_keras_make_no_noise(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "data.txt").write_text("x" * 100_000)
+    words = ("input.train.fn=tests.task.test_commands.downloading", f"+input.train.params.cache={tmp_path}/cache")
+    assert run(tmp_path, "command=train", *words, f"+input.train.params.url='file://{tmp_path}/data.txt'") == 0
+    assert [path.stat().st_size for path in (tmp_path / "cache").rglob("*.txt")] == [100_000]
+    said = capfd.readouterr()
+    assert "Downloading" not in said.out + said.err and "100000/100000" not in said.out + said.err
+
+
 def test_fewer_steps_than_were_taken_are_said_with_what_to_set(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

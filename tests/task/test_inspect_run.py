@@ -44,7 +44,7 @@ def test_lists_checkpoints_and_the_variables_of_the_newest(trained: Path, capsys
     assert re.search(r"^weight +\[\] +float32 +1$", said, re.MULTILINE)
     assert re.search(r"^weight/Momentum +\[\] +float32 +1$", said, re.MULTILINE)
     assert "_runner" not in said
-    assert said.endswith("total: 3 parameters in 3 variables, 16 B\n")
+    assert said.endswith("total: 3 values in 3 variables, 16 B\n")
 
 
 def test_the_command_needs_no_code_of_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
