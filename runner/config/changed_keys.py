@@ -43,7 +43,8 @@ RENAMED: Mapping[str, str] = {}
 
 
 ADDED: Mapping[str, Any] = {
-    "eval.checkpoint": None, "eval.name": None, "predict.checkpoint": None, "run.freeze_secs": None,
+    "eval.checkpoint": None, "eval.name": None, "predict.checkpoint": None, "run.eager": False,
+    "run.freeze_secs": None,
     "run.secrets": None, "train.hooks": [], "train.max_secs": None, "train.metrics": False,
 }  # fmt: skip
 """Key that sweeps of 8664505 did not have -> its default, with which a job computes what it did."""

@@ -193,6 +193,7 @@ class RunSettings:
     deterministic: bool = False
     progress: str = _setting("auto", choices=("auto", "rich", "plain", "off"))
     inline: bool = False
+    eager: bool = False
     freeze_secs: int | None = _setting(None, minimum=10)
     debug: str | None = _setting(None, choices=("fast_dev", "overfit", "nan"))
     profile: str | None = None
