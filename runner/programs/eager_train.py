@@ -92,8 +92,8 @@ class EagerLoop:
     ) -> None:
         if len(step.specs) > 1:  # step is of the empty trace
             raise ValueError(
-                "a SessionRunHook fetches values, and run.eager=true has no graph to fetch them from. Leave the hook out, "
-                "or use a runner.Hook."
+                "a SessionRunHook fetches values, and run.eager=true has no graph to fetch them from. Leave the hook "
+                "out, or use a runner.Hook."
             )
         self._step, self._pipeline, self._stop_at_nan = eager_step, pipeline, stop_at_nan
 
