@@ -164,6 +164,8 @@ class RunConfig:
       ema_decay: moving averages of the weights are kept with this decay, and evaluated; None: none.
       check_numerics: each operation of a training step is checked, and the one that makes a value which is not finite
         is named with the line of model_fn. One step in a loop; for debugging.
+      eager: model_fn runs eagerly in each step of training, where print and a debugger see values. Needs `optimizer=`
+        and the default strategy; evaluation and prediction are traced as ever. For debugging.
       profile_steps: global steps whose profile is written for TensorBoard; None: none.
       train_distribute: strategy of training; None: TensorFlow's default.
       eval_distribute: strategy of evaluation and prediction; None: that of training; "default": TensorFlow's own.
@@ -203,6 +205,7 @@ class RunConfig:
     ema_decay: float | None = _key("train.ema_decay")
     profile_steps: StepRange | None = None
     check_numerics: bool = False
+    eager: bool = _key("run.eager")
     train_distribute: Any = None
     eval_distribute: Any = None
     cluster: Cluster = dataclasses.field(default_factory=Cluster)
@@ -237,9 +240,22 @@ class RunConfig:
         if self.check_numerics and (self.jit or self.precision == "mixed_float16"):
             other = "jit=True" if self.jit else "precision='mixed_float16'"
             raise ValueError(f"RunConfig(check_numerics=True, {other}) do not go together. Leave one out.")
-        if self.check_numerics:
+        if self.eager:
+            self._check_eager()
+        if self.check_numerics or self.eager:
             object.__setattr__(self, "steps_per_loop", 1)
         _check_arguments(self)
+
+    def _check_eager(self) -> None:
+        """Refuse what a step that runs eagerly does not do."""
+        settings = ("gradient_accumulation", "jit", "precision", "check_numerics", "train_distribute")
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in settings:
+            if getattr(self, name) != defaults[name]:
+                raise ValueError(
+                    f"RunConfig(eager=True, {name}={getattr(self, name)!r}): one replica takes a step at once, in "
+                    "float32, and no graph of it is looked at. Leave one out."
+                )
 
     def replace(self, **changes: Any) -> RunConfig:
         """A copy with `changes`. Setting one save cadence turns the other off, as in tf.estimator."""

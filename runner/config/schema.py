@@ -195,6 +195,7 @@ class RunSettings:
     deterministic: bool = False
     progress: str = _setting("auto", choices=("auto", "rich", "plain", "off"))
     inline: bool = False
+    eager: bool = False
     freeze_secs: int | None = _setting(None, minimum=10)
     preload: Any = _setting("auto", choices=("auto", False))
     debug: str | None = _setting(None, choices=("fast_dev", "overfit", "nan"))

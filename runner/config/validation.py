@@ -54,6 +54,7 @@ def check(config: Config) -> None:
         _check_jit,
         _check_debug,
         _check_gradient_norm,
+        _check_eager,
     ):
         for mistake in find_mistakes(config):
             raise ConfigError(mistake)
@@ -423,6 +424,21 @@ def _check_debug(config: Config) -> Iterator[str]:
             f"run.debug=nan does not go with strategy={config.strategy.name}: it checks the steps of one process. Use "
             f"{', '.join(_TRIED)}."
         )
+
+
+def _check_eager(config: Config) -> Iterator[str]:
+    """Refuse what a step that runs eagerly does not do."""
+    if not config.run.eager or config.command not in schema.TRAINING_COMMANDS:
+        return
+    if config.strategy.name != "default":
+        yield f"run.eager=true with strategy={config.strategy.name}: it uses one device. Use strategy=default."
+    if config.run.debug == "nan":
+        yield "run.eager=true with run.debug=nan, which looks into the graph of a step. Leave one out."
+    for name, default in (("gradient_accumulation", 1), ("jit", False), ("precision", "float32")):
+        value = getattr(config.train, name)
+        if value != default:
+            given, shown = str(value).lower(), str(default).lower()
+            yield f"run.eager=true with train.{name}={given}, which needs a graph. Set train.{name}={shown}."
 
 
 _TRIED = ("default", "one_device", "mirrored", "central_storage")

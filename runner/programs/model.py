@@ -19,6 +19,7 @@ from runner.data.replica_batches import SplitRows
 from runner.distribute.collectives import collectives_of
 from runner.distribute.strategy import is_parameter_server
 from runner.model_fn import ModelFn
+from runner.programs.eager_train import EagerTrainProgram
 from runner.programs.ema import average_name, averages_in
 from runner.programs.evaluate import EvalProgram
 from runner.programs.mixed_precision import LossScale, with_precision
@@ -80,6 +81,11 @@ class Model:
           summary_writer: where `tf.summary` inside model_fn goes; always the same one.
         """
 
+        if self._config.eager:
+            build_eager = functools.partial(
+                EagerTrainProgram, self._to_trace, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan
+            )
+            return self._program(("train", stop_at_nan), pipeline, build_eager)
         # A coordinator has its workers take the steps.
         loop_type = None if self._coordinator is None else functools.partial(RangeLoop, coordinator=self._coordinator)
         build = functools.partial(

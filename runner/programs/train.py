@@ -101,13 +101,8 @@ class TrainProgram(Program):
         self._loops: dict[Any, Loop] = {}
         self.loss_scale = LossScale(model.store) if config.precision == "mixed_float16" else None
 
-        def replica_fn(replica: Replica) -> TrainedReplica:
-            with _summaries(summary_writer, replica):
-                collected = collecting(summary_writer) if config.tensorboard else contextlib.nullcontext(None)
-                with collected as summaries:
-                    return _train_replica(model, pipeline, replica, summaries)
-
         with summaries_noted():
+            replica_fn = functools.partial(self._trace_replica, model, pipeline, summary_writer)
             super().__init__(model, pipeline, replica_fn, training=True)
         if config.check_numerics:
             self.trace.checks = NumericChecks(self.trace.graph)
@@ -150,6 +145,14 @@ class TrainProgram(Program):
         if config.jit:
             gradients = xla.Gradients([output.cut.sums for output in self.outputs if output.cut is not None])
             self._gradients = functools.partial(self.trace.function, build=gradients.function_of_part)
+
+    def _trace_replica(
+        self, model: ModelToTrace, pipeline: InputPipeline, summary_writer: Any, replica: Replica
+    ) -> TrainedReplica:
+        with _summaries(summary_writer, replica):
+            collected = collecting(summary_writer) if model.config.tensorboard else contextlib.nullcontext(None)
+            with collected as summaries:
+                return _train_replica(model, pipeline, replica, summaries)
 
     @property
     def has_summaries(self) -> bool:

@@ -95,7 +95,7 @@ def explain(error: BaseException) -> Explained:
         return Explained("the debugger was quit." if is_typed else NO_DEBUGGER, frames[-1:])
     kind = type(error).__name__
     if type(error).__module__.startswith("tensorflow.") and hasattr(error, "node_def"):
-        return _of_operation(said, kind)
+        return _of_operation(said, kind, frames)
     if "in user code:" in said:  # autograph puts the frames into the message
         before, _, of_user = said.partition("in user code:")
         inner = user_frames(frames_in(of_user))
@@ -110,16 +110,19 @@ def refuse_breakpoint(*arguments: Any, **keywords: Any) -> None:
     raise bdb.BdbQuit
 
 
-def _of_operation(said: str, kind: str) -> Explained:
+def _of_operation(said: str, kind: str, calling: Sequence[Frame]) -> Explained:
     """Explain the message of an error that an operation of a graph raised while it ran.
 
     "Graph execution error: Detected at node X defined at (most recent call last): <frames> <message> [[{{node X}}]]
     [[<nodes that waited for it>]]". Where a Python function failed, the message has its error and its frames.
+
+    Args:
+      calling: the user's frames that called it, where it ran eagerly.
     """
     node = re.search(r"\{\{node ([^}]+)\}\}|Detected at node '?([^' ]+)'? defined at", said)
-    frames = user_frames(frames_in(said))
+    frames = user_frames(frames_in(said)) or calling
     text = re.sub(r"\A.*?Detected at node.*?defined at \(most recent call last\):\n", "", said, flags=re.DOTALL)
-    text = text.replace("<stack traces unavailable>\n", "").partition("\n\t [[")[0]
+    text = re.sub(r"\{\{function_node [^}]*\}\} ?|<stack traces unavailable>\n", "", text).partition("\n\t [[")[0]
     text, _, of_python = text.partition("Traceback (most recent call last):")  # where a Python function failed
     text = re.sub(r" ?\[Op:\w+\].*\Z", "", FRAME.sub("", text), flags=re.DOTALL)
     text = re.sub(r"Error in user-defined function passed to (\w+?)(Dataset)?:\d+ transformation with iterator: \S+ ",

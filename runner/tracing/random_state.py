@@ -85,6 +85,26 @@ class Stream:
             return tf.stack([identity, moment(time, tf.cast(iteration, tf.int64) + 1)]), around[1]
 
 
+class EagerStream:
+    """The random numbers of one step that runs eagerly: those that a traced step would draw, place by place.
+
+    Args:
+      identity: as of a Stream.
+      time: of the step.
+    """
+
+    def __init__(self, identity: str, time: tf.Tensor) -> None:
+        self._stream = tf.stack([tf.constant(_number(identity), tf.int64), time])
+        self._places = itertools.count()
+
+    def seed(self, operation: int | None) -> Any:
+        """The seed `[2]` of one operation; None inside a function that is traced for later steps, too."""
+        if not tf.executing_eagerly():
+            return None
+        name = f"place {next(self._places)}" if operation is None else f"seed {operation}"
+        return self._stream + tf.constant([_number(name), 0], tf.int64)
+
+
 def moment(time: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
     """The time of the part of that number of whatever takes place at `time`."""
     return time * _PARTS + number
@@ -95,7 +115,7 @@ _found: weakref.WeakKeyDictionary[Any, tuple[tf.Tensor, Iterator[int]]] = weakre
 
 
 class _OfThread(threading.local):
-    stream: Stream | None = None
+    stream: Stream | EagerStream | None = None
 
 
 _of_thread = _OfThread()
@@ -106,7 +126,7 @@ def stateless_random_ops() -> contextlib.AbstractContextManager[None]:
 
     def replace(name: str, arguments: Mapping[str, Any], operation: int | None) -> Any:
         stream = _of_thread.stream
-        if stream is None or tf.executing_eagerly() or _is_vectorized():
+        if stream is None or _is_outside(stream) or _is_vectorized():
             return NotImplemented
         seed = stream.seed(operation)
         return NotImplemented if seed is None else _SAMPLERS[name](seed, arguments)
@@ -114,18 +134,23 @@ def stateless_random_ops() -> contextlib.AbstractContextManager[None]:
     return random_ops.replaced_random_ops(_SAMPLERS, replace)
 
 
-def drawing_from(stream: Stream) -> contextlib.AbstractContextManager[None]:
-    """The trace of one replica, in its thread."""
+def drawing_from(stream: Stream | EagerStream | None) -> contextlib.AbstractContextManager[None]:
+    """The trace of one replica, in its thread. None: what is drawn meanwhile is no part of the step."""
     return replaced(_of_thread, "stream", stream)
 
 
 def _stream_of_call() -> tf.Tensor:
     """The stream of one call of a tf.function, where it is called."""
     stream = _of_thread.stream
-    seed = None if stream is None or tf.executing_eagerly() else stream.seed(None)
+    seed = None if stream is None or _is_outside(stream) else stream.seed(None)
     if seed is None:  # a function of the user's module, called by somebody else
         return tf.random.uniform([2], tf.int64.min, tf.int64.max, tf.int64)
     return seed
+
+
+def _is_outside(stream: Stream | EagerStream) -> bool:
+    """Report whether what is drawn now runs eagerly beside a trace: an initial value."""
+    return tf.executing_eagerly() and isinstance(stream, Stream)
 
 
 @contextlib.contextmanager

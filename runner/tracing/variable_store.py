@@ -33,7 +33,7 @@ from runner.tf_private.variables import (
     uninitialized_variable,
 )
 from runner.tracing.partitioned_variable import ParameterServers, Unpartitioned, folded, part_name, part_specs, specs_of
-from runner.tracing.random_state import seeded
+from runner.tracing.random_state import drawing_from, seeded
 from runner.tracing.variable_request import (
     RequestedNames,
     VariableSpec,
@@ -215,6 +215,23 @@ class VariableStore:
             )
 
         return functools.partial(graphs.creator_scope, self._creator(self._variables, refuse, requested))
+
+    def making(self, requested: RequestedVariables) -> contextlib.AbstractContextManager[None]:
+        """Answer every request of a call that runs eagerly; a new variable has its initial value at once.
+
+        For the default strategy, whose variables are those of discovery.
+        """
+
+        def make(name: str, kwargs: Mapping[str, Any], owner: Any) -> tf.Variable:
+            with drawing_from(None):
+                spec = self.specs[name] = spec_of(name, kwargs, owner, local_random=not requested.training)
+                initial = functools.partial(self._initial_value, spec)
+                variable = uninitialized_variable(name, spec.shape, spec.dtype, spec.trainable, initial)
+                self._discovered[name] = variable
+                self._materialise(spec, spec.initial)
+            return self._variables[name]
+
+        return graphs.creator_scope(self._creator(self._variables, make, requested))
 
     def asked_for_in_a_graph(
         self, requested: RequestedVariables, make: Callable[[VariableSpec], tf.Variable]

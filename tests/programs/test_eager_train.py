@@ -1,0 +1,163 @@
+"""run.eager: model_fn runs with values, and comes to the numbers of the graph."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from runner import Estimator, EstimatorSpec, Input, ModeKeys, RunConfig
+from runner.config import parsing
+from runner.config.schema import ConfigError
+from tests.config.test_config import composed
+from tests.support.jobs import results, run
+
+HERE = "tests.programs.test_eager_train"
+v1 = tf.compat.v1
+SEEN: list[Any] = []
+
+
+def rows(params: Any) -> tf.data.Dataset:
+    generator = np.random.default_rng(3)
+    x = generator.normal(size=[20, 4]).astype(np.float32)
+    return tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True))).batch(4).repeat()
+
+
+def layers(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    """Dense layers with BatchNormalization and two kinds of dropout; a schedule for Adam."""
+    training = mode == ModeKeys.TRAIN
+    hidden = keras.layers.Dense(8, "relu")(features)
+    hidden = keras.layers.BatchNormalization()(hidden, training=training)
+    hidden = keras.layers.Dropout(0.3)(hidden, training=training)
+    hidden = v1.nn.dropout(hidden, rate=0.2) if training else hidden
+    predicted = keras.layers.Dense(1)(hidden)
+    if mode == ModeKeys.PREDICT:
+        return EstimatorSpec(mode, predicted)
+    if training and params.get("look"):
+        SEEN.append(float(predicted.numpy().mean()))
+    rate = keras.optimizers.schedules.ExponentialDecay(0.05, 4, 0.5)
+    return EstimatorSpec(mode, predicted, tf.square(predicted - labels)[:, 0], optimizer=keras.optimizers.Adam(rate))
+
+
+def variables(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    """v1 variables in scopes, a v1 optimizer with slots."""
+    with v1.variable_scope("net"):
+        kernel = v1.get_variable("kernel", [4, 1])
+        bias = v1.get_variable("bias", [1], initializer=v1.zeros_initializer())
+    predicted = features @ kernel + bias
+    if mode == ModeKeys.PREDICT:
+        return EstimatorSpec(mode, predicted)
+    loss = v1.losses.mean_squared_error(labels, predicted)
+    return EstimatorSpec(mode, predicted, loss, optimizer=v1.train.MomentumOptimizer(0.05, 0.9))
+
+
+def classic(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    spec = variables(features, labels, mode, params)
+    train_op = spec.optimizer.minimize(spec.loss, v1.train.get_global_step())
+    return EstimatorSpec(mode, spec.predictions, spec.loss, train_op)
+
+
+def wrong(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    broken = tf.matmul(features, tf.ones([3, 1]))
+    return EstimatorSpec(mode, broken, tf.reduce_mean(broken), optimizer=keras.optimizers.SGD(0.1))
+
+
+def broken_into(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    if mode == ModeKeys.TRAIN:
+        breakpoint()
+    return variables(features, labels, mode, params)
+
+
+def values_after(folder: Path, model_fn: Any, steps: list[int], **config: Any) -> dict[str, np.ndarray]:
+    estimator = Estimator(model_fn, folder, RunConfig(tf_random_seed=5, tensorboard=False, **config), {"look": False})
+    for step in steps:
+        estimator.train(Input(rows, params={}, shuffle_seed=None), max_steps=step)
+    return {name: estimator.get_variable_value(name) for name in estimator.get_variable_names()}
+
+
+@pytest.mark.parametrize("settings", [{}, {"clip_global_norm": 0.5, "ema_decay": 0.9, "warmup_steps": 3}])
+@pytest.mark.parametrize("model_fn", [layers, variables])
+def test_the_numbers_are_those_of_the_graph(model_fn: Any, settings: dict[str, Any], tmp_path: Path) -> None:
+    graph = values_after(tmp_path / "graph", model_fn, [7], **settings)
+    eager = values_after(tmp_path / "eager", model_fn, [7], eager=True, **settings)
+    assert set(eager) == set(graph) and eager["global_step"] == 7
+    for name, value in graph.items():
+        np.testing.assert_allclose(eager[name], value, rtol=1e-6, atol=1e-6, err_msg=name)
+    if not settings:
+        values_after(tmp_path / "turns", model_fn, [3], eager=True)
+        turns = values_after(tmp_path / "turns", model_fn, [7])
+        for name, value in graph.items():
+            np.testing.assert_allclose(turns[name], value, rtol=1e-6, atol=1e-6, err_msg=f"resumed in a graph: {name}")
+
+
+def test_model_fn_sees_values_once_a_step_and_once_before(tmp_path: Path) -> None:
+    SEEN.clear()
+    settings = (f"model.fn={HERE}.layers", f"input.train.fn={HERE}.rows", "input.train.batch_size=4")
+    assert run(tmp_path, *settings, "+model.params.look=true", "run.eager=true", "input.eval=null") == 0
+    assert results(tmp_path)[0]["global_step"] == 4 and len(SEEN) == 5 and np.isfinite(SEEN).all()
+    assert SEEN[0] == SEEN[1] != SEEN[2], "the step that makes the variables leaves them as they were"
+
+
+def test_it_trains_and_evaluates(tmp_path: Path) -> None:
+    settings = (f"model.fn={HERE}.layers", f"input.train.fn={HERE}.rows", "input.train.batch_size=4")
+    evaluated = (f"input.eval.fn={HERE}.rows", "eval.steps=2", "input.eval.batch_size=4")
+    metrics = []
+    for name, eager in (("eager", "true"), ("graph", "false")):
+        (tmp_path / name).mkdir()
+        assert run(tmp_path / name, *settings, *evaluated, f"run.eager={eager}", "checkpoint.save_steps=2") == 0
+        metrics.append(results(tmp_path / name)[0]["metrics"]["eval/loss"])
+    assert metrics[0] == pytest.approx(metrics[1], rel=1e-5)
+
+
+def test_data_that_ends_ends_training(tmp_path: Path) -> None:
+    features, labels = next(iter(rows({})))
+    estimator = Estimator(variables, tmp_path, RunConfig(eager=True), {})
+    estimator.train(lambda: tf.data.Dataset.from_tensor_slices((features, labels)).batch(3))
+    assert estimator.get_variable_value("global_step") == 2
+
+
+def test_a_shape_error_names_the_line_with_the_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = (f"model.fn={HERE}.wrong", f"input.train.fn={HERE}.rows", "input.train.batch_size=4", "run.eager=true")
+    assert run(tmp_path, *settings) == 2
+    said = capsys.readouterr().err
+    assert "[4,4]" in said and "in wrong: broken = tf.matmul(features, tf.ones([3, 1]))" in said
+
+
+def test_a_train_op_is_refused_with_what_to_use_instead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = (f"model.fn={HERE}.classic", f"input.train.fn={HERE}.rows", "input.train.batch_size=4", "run.eager=true")
+    assert run(tmp_path, *settings) == 2
+    said = capsys.readouterr().err
+    assert "run.eager=true needs EstimatorSpec(optimizer=...)" in said
+    assert "tf.print" in said and "run.debug=nan" in said
+
+
+def test_a_debugger_sees_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels: list[Any] = []
+
+    def look() -> None:
+        kernels.append(sys._getframe(1).f_locals["features"].numpy().shape)
+
+    monkeypatch.setattr(sys, "breakpointhook", look)
+    settings = (f"model.fn={HERE}.broken_into", f"input.train.fn={HERE}.rows", "input.train.batch_size=4")
+    assert run(tmp_path, *settings, "run.eager=true", "input.eval=null", "train.max_steps=2") == 0
+    assert kernels == [(4, 4)] * 3
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("strategy=mirrored", "Use strategy=default"),
+        ("train.jit=true", "Set train.jit=false"),
+        ("train.gradient_accumulation=2", "Set train.gradient_accumulation=1"),
+        ("train.precision=mixed_bfloat16", "Set train.precision=float32"),
+        ("run.debug=nan", "Leave one out"),
+    ],
+)
+def test_what_needs_a_graph_is_refused(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parsing.parse(composed(["run.eager=true", override]))
