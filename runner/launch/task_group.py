@@ -77,8 +77,9 @@ class Tasks:
                 if failed is not None:
                     return failed
                 starter.wait(self.stops.came)
-                if self.stops.came:  # asked to stop before there was anything to stop
-                    return GangResult(FAILED, tasks[0])
+                if self.stops.came:  # before there was anything to stop: as a task answers that has taken no step
+                    has_nothing = trains and latest_step(self.restarts.model_dir) is None
+                    return GangResult(FAILED if has_nothing else INTERRUPTED, tasks[0])
                 if trains:
                     remove_ending(self.restarts.model_dir)
                 journals.mark()

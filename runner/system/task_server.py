@@ -140,6 +140,8 @@ class TaskServer:
     def close(self, secs: float = REAP_SECS) -> None:
         """Let the server end, which it does once its children have; wait for that up to `secs`."""
         self._socket.close()
+        if not self.is_ready:  # it has no child, and would see the end of the socket only after its imports
+            self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(secs)
 

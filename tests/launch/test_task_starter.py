@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
@@ -15,7 +16,12 @@ from runner.config.schema import ClusterConfig, Config, RunSettings, StrategyCon
 from runner.distribute.cluster import ALONE
 from runner.launch import task_group, task_starter
 from runner.launch.gang import Task
+from runner.launch.restarts import Restarts
+from runner.launch.stop_requests import StopRequests
+from runner.launch.task_group import Tasks
 from runner.launch.task_starter import ColdStarter, ForkingStarter, build_starter
+from runner.tracking.exit_codes import FAILED, INTERRUPTED
+from runner.tracking.run_record import RunRecord
 from tests.support.processes import is_gone, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -102,6 +108,18 @@ def test_a_server_is_there_where_more_than_one_start_may_come() -> None:
     assert forks(config(max_restarts=1)) and forks(config(freeze_secs=60))
     for off in (config("multi_worker", preload=False), config("multi_worker", inline=True)):
         assert not forks(off, 2, is_sweep=True)
+
+
+def test_a_stop_before_the_tasks_are_there_leaves_a_run_that_has_a_checkpoint_resumable(tmp_path: Path) -> None:
+    stops = StopRequests()
+    stops.came.append(signal.SIGTERM)
+    settings = dataclasses.replace(config(max_restarts=1), model_dir=str(tmp_path))
+    tasks = Tasks(settings, tmp_path / "config.yaml", ENV, stops, Restarts(tmp_path, 1), RunRecord())
+    assert tasks.run().code == FAILED
+    for name in ("model.ckpt-5.index", "model.ckpt-5.data-00000-of-00001"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-5"\n')
+    assert tasks.run().code == INTERRUPTED
 
 
 def test_the_command_of_a_task_is_the_one_that_is_forked() -> None:

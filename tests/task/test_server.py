@@ -210,5 +210,5 @@ def test_a_server_that_cannot_start_says_why() -> None:
 def test_waiting_for_a_server_ends_when_somebody_asks_for_a_stop() -> None:
     server = TaskServer([sys.executable, "-c", FOREVER], ENV)
     assert not server.wait_until_ready([signal.SIGTERM])
-    os.kill(server.pid, signal.SIGKILL)
     server.close()
+    assert not psutil.pid_exists(server.pid)
