@@ -196,7 +196,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if os.system(f"mount -t tmpfs -o size=4m runner-test {folder} 2>/dev/null"):
         pytest.skip("no right to mount a small disk")
     yield folder
-    os.system(f"umount {folder}")
+    os.system(f"umount --lazy {folder}")  # the writer has the folder open
 
 
 def test_a_full_disk_names_what_the_state_of_the_input_needs(small_disk: Path) -> None:
