@@ -258,8 +258,9 @@ def state_is_exact(pipeline: InputPipeline) -> bool:
     return not any(stage.startswith("_ShuffleDataset") for stage in batched)
 
 
-_SMALL_BYTES = 1 << 16
-"""So much is written in no time; to read again what was read takes longer."""
+_SMALL_BYTES = 1 << 20
+"""So much is written in some milliseconds; to read again what was read takes longer. What tf.data prefetches by itself
+comes to 100 kB at times."""
 
 
 class InputState:

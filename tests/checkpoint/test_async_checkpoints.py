@@ -329,7 +329,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if os.system(f"mount -t tmpfs -o size=4m runner-test {folder} 2>/dev/null"):
         pytest.skip("no right to mount a small disk")
     yield folder
-    os.system(f"umount {folder}")
+    os.system(f"umount --lazy {folder}")  # the writer has the folder open
 
 
 def test_a_disk_that_is_really_full(small_disk: Path) -> None:

@@ -221,7 +221,7 @@ def own_resumed(folder: Path) -> dict[str, Any]:
 @case
 def own_counted(folder: Path) -> dict[str, Any]:
     """Wide data of each worker's own: at once, and in pieces whose checkpoints hold its state or a count."""
-    input = own([11, 6, 8][:NUM_WORKERS], 2, shuffle=True, width=3000)
+    input = own([11, 6, 8][:NUM_WORKERS], 2, shuffle=True, width=60_000)
     whole = see(folder / "whole", input, checkpoint_input_state="saved")
     starts = ((2, "auto"), (3, "saved"), (4, "counted"), (None, "auto"))
     pieces = [see(folder / "pieces", input, steps, checkpoint_input_state=choice) for steps, choice in starts]
