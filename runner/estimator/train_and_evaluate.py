@@ -235,7 +235,7 @@ class RunEvaluations(Hook):
         return evaluations + [functools.partial(self._export, spec, path, is_final=is_last) for spec in exported]
 
     def _missing(self, path: str, step: int) -> list[bool]:
-        """Report, of each evaluation, whether it or its exports are missing, which the checkpoint `path` was to have."""
+        """Report, of each evaluation, whether it or its exports are missing that the checkpoint `path` was to have."""
         if not reader.Reader(path).extra().get("evaluate"):  # an undisturbed run saves nothing at this step
             return [False] * len(self._specs)
         there = {name.partition("/")[0] for name in retention.metrics_of(path)}
