@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from runner.estimator.estimator import Estimator
 from runner.export.exporters import Exporter
+from runner.system.files import read_json, write_json
+
+FILE = "exporting.json"
+"""In model_dir, while a run evaluates and exports a checkpoint: which one."""
 
 
 class RunExports:
@@ -20,10 +25,30 @@ class RunExports:
     def __init__(self, estimator: Estimator) -> None:
         self._estimator = estimator
         self._paths: list[str] = []
+        self._file = Path(estimator.model_dir) / FILE
 
     @property
     def paths(self) -> tuple[str, ...]:
         return tuple(path for path in self._paths if os.path.exists(path))
+
+    @property
+    def _is_chief(self) -> bool:
+        return self._estimator.config.is_chief and self._estimator.collectives.is_chief
+
+    def note_begin(self) -> None:
+        """Note that the latest checkpoint is to be evaluated and exported: a run that is killed or stopped before
+        `note_end` does that when it resumes."""
+        if self._is_chief:
+            write_json(self._file, {"checkpoint": os.path.basename(self._estimator.latest_checkpoint() or "")})
+
+    def note_end(self) -> None:
+        """Note that it was exported."""
+        if self._is_chief:
+            self._file.unlink(missing_ok=True)
+
+    def is_open(self, checkpoint: str) -> bool:
+        """Report whether exports of this checkpoint have begun and not ended."""
+        return (read_json(self._file) or {}).get("checkpoint") == os.path.basename(checkpoint)
 
     def call(
         self, exporters: Sequence[Exporter], checkpoint: str | None, results: Mapping[str, Any], *, is_final: bool
@@ -36,7 +61,7 @@ class RunExports:
           is_final: whether training has ended.
         """
         config = self._estimator.config
-        if not (config.cluster.is_evaluator or (config.is_chief and self._estimator.collectives.is_chief)):
+        if not (config.cluster.is_evaluator or self._is_chief):
             return
         path = checkpoint or (self._estimator.latest_checkpoint() if exporters else None)
         for exporter in exporters:

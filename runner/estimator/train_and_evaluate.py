@@ -247,6 +247,7 @@ class RunEvaluations(Hook):
             self._has_begun = True
             for spec in self._made_up:
                 self._export(spec, None, is_final=False)
+            self._exports.note_end()
             at_start = [spec for spec in self._specs if spec.at_start and spec not in self._made_up]
             self._evaluate_during(run, at_start, exports=False)
 
@@ -267,6 +268,7 @@ class RunEvaluations(Hook):
                 if self._last_step.get(spec.key) != step:
                     self._evaluate(spec, step)
                 self._export(spec, None, is_final=True)
+            self._exports.note_end()
             return True
         return False
 
@@ -294,14 +296,18 @@ class RunEvaluations(Hook):
         return evaluations + [functools.partial(self._export, spec, path, is_final=is_last) for spec in exported]
 
     def _missing(self, path: str, step: int) -> list[bool]:
-        """Report, of each evaluation, whether the checkpoint `path` of `step` was to have it, and has not."""
+        """Report, of each evaluation, whether it or its exports are missing that the checkpoint `path` was to have."""
         if not reader.Reader(path).extra().get("evaluate"):  # an undisturbed run saves nothing at this step
             return [False] * len(self._specs)
         there = {name.partition("/")[0] for name in retention.metrics_of(path)}
+        exports_are_open = self._exports.is_open(path)
         return [
-            not self._history.has(step)
-            if spec.key == self._history.rule.evaluation
-            else evaluation_prefix(spec.key) not in there and self._due(spec)
+            (exports_are_open and bool(spec.exporters))
+            or (
+                not self._history.has(step)
+                if spec.key == self._history.rule.evaluation
+                else evaluation_prefix(spec.key) not in there and self._due(spec)
+            )
             for spec in self._specs
         ]
 
@@ -316,6 +322,9 @@ class RunEvaluations(Hook):
         assert isinstance(run, TrainingRun)
         if specs:
             run.wait_for_checkpoint()
+        exported = [spec for spec in specs if spec.exporters and exports]
+        if exported:
+            self._exports.note_begin()
         try:
             for spec in specs:
                 self._evaluate(spec, run.global_step)
@@ -323,8 +332,10 @@ class RunEvaluations(Hook):
                     self._stop_early(run.global_step, run)
         except Interrupted as stopped:
             run.interrupt(str(stopped))
-        for spec in specs if exports and run.goes_on else ():  # else this checkpoint is the last one: `evaluate_last`
-            self._export(spec, None, is_final=False)
+        if exported and run.goes_on:  # else this checkpoint is the last one: `evaluate_last`
+            for spec in exported:
+                self._export(spec, None, is_final=False)
+            self._exports.note_end()
 
     def _export(self, spec: EvalSpec, path: str | None, *, is_final: bool) -> None:
         """Args: path: of the checkpoint, which has been evaluated; None: it is the latest."""

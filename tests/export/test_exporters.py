@@ -16,6 +16,7 @@ from runner import (
     EvalSpec,
     Exporter,
     FinalExporter,
+    Hook,
     LatestExporter,
     RunConfig,
     TrainSpec,
@@ -26,6 +27,7 @@ from runner.distribute.cluster import Cluster
 from runner.estimator.train_and_evaluate import follow
 from runner.export.exporters import better
 from runner.export.saved_model import exports_in
+from runner.hooks.hook import Interrupted
 from runner.tracking.training_status import write_ending
 from tests.support.models import classic, eval_input, train_input
 
@@ -144,6 +146,40 @@ def test_exporters_follow_evaluations_and_the_last_call_is_the_final_one(tmp_pat
     assert Path(kept).parent == tmp_path / "export" / "latest" and (Path(kept) / "saved_model.pb").exists()
     again = train_and_evaluate(estimator, TrainSpec(train_input(10), max_steps=22), specs)  # a finished run
     assert first.calls[3:] == [("model.ckpt-22", 22, True)] and again.exports == ()
+
+
+class Ending(Hook):
+    """Ends the first evaluation that it sees, as SIGTERM does."""
+
+    def after_batches(self, run: Any, examples: int) -> None:
+        raise Interrupted("SIGTERM")
+
+
+class Failing(Recording):
+    """Ends the process in its first export, as SIGKILL does."""
+
+    def export(self, *arguments: Any) -> None:
+        raise RuntimeError("killed")
+
+
+@pytest.mark.parametrize("ending", ["killed in an export", "stopped in the evaluation after it"])
+def test_exports_that_did_not_come_to_their_end_are_made_by_the_run_that_resumes(ending: str, tmp_path: Path) -> None:
+    def train(exporter: Recording, *hooks: Hook) -> Any:
+        estimator = Estimator(classic, tmp_path, RunConfig(save_checkpoints_steps=10, tensorboard=False))
+        specs = [EvalSpec(eval_input(11), exporters=[exporter]), EvalSpec(eval_input(11), name="other", hooks=hooks)]
+        return train_and_evaluate(estimator, TrainSpec(train_input(10), max_steps=22), specs)
+
+    if ending == "killed in an export":
+        with pytest.raises(RuntimeError, match="killed"):
+            train(Failing())
+    else:
+        stopped = Recording()
+        assert train(stopped, Ending()).interrupted
+        assert stopped.calls == []
+    resumed = Recording()
+    train(resumed)
+    assert resumed.calls == [("model.ckpt-10", 10, False), ("model.ckpt-20", 20, False), ("model.ckpt-22", 22, True)]
+    assert not (tmp_path / "exporting.json").exists()
 
 
 def test_the_end_of_the_input_and_an_early_stop_are_final_too(tmp_path: Path) -> None:

@@ -94,7 +94,8 @@ def test_a_chain_of_real_starts_comes_to_the_undisturbed_run(seed: int, tmp_path
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_chain_with_parameter_servers_trains_on_each_example_once_an_epoch(seed: int, tmp_path: Path) -> None:
-    others = [name for name in STRATEGIES if name != "parameter_server"] if seed % 2 else []
+    # Of two replicas the one without an example computes on a copy of one, which `counting` would count.
+    others = ["default", "one_device"] if seed % 2 else []
     walk(tmp_path, random.Random(f"servers-{seed}"), ["parameter_server", *others], *COUNTED)
     found = chains.variables(tmp_path / "run")
     assert found["global_step"] == chains.TOTAL
