@@ -329,9 +329,11 @@ def test_a_run_that_is_stopped_at_once_can_still_go_on_from_a_checkpoint_it_had(
 
 def test_the_task_gets_our_package_and_a_quiet_tensorflow() -> None:
     env = task_group.task_env({"A": "b", "TF_CONFIG": "{}"})
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT), "RUNNER_GENERATION": "1"}
+    bars = {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    quiet = {**bars, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT), "RUNNER_GENERATION": "1"}
     assert env == {"A": "b", **quiet}
     assert task_group.task_env({"TF_CPP_MIN_LOG_LEVEL": "0"})["TF_CPP_MIN_LOG_LEVEL"] == "0"
+    assert task_group.task_env({"TQDM_DISABLE": "0"})["TQDM_DISABLE"] == "0"
     assert task_group.task_env({"PYTHONPATH": "/x"})["PYTHONPATH"] == f"{ROOT}{os.pathsep}/x"
 
 

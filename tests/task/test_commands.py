@@ -88,6 +88,7 @@ def downloading(params: Any) -> Any:
 
 
 def test_downloads_of_keras_make_no_noise(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cache").mkdir()
     (tmp_path / "data.txt").write_text("x" * 100_000)
     words = ("input.train.fn=tests.task.test_commands.downloading", f"+input.train.params.cache={tmp_path}/cache")
     assert run(tmp_path, "command=train", *words, f"+input.train.params.url='file://{tmp_path}/data.txt'") == 0
