@@ -24,8 +24,8 @@ QUIET_ERRORS = "RUNNER_QUIET_ERRORS"
 """The environment variable of a task whose errors its supervisor says: several may say the same."""
 
 NO_DEBUGGER = (
-    "a breakpoint, and training runs in a process without a terminal. Set run.inline=true to debug in this one (or "
-    "PYTHONBREAKPOINT, for a debugger that needs no terminal)."
+    "a breakpoint, and training runs in a process without a terminal. Set run.inline=true to debug in this one "
+    "(run.eager=true: tensors of model_fn have values), or PYTHONBREAKPOINT for a debugger that needs no terminal."
 )
 
 

@@ -4,5 +4,5 @@
 `variable_store` has made them under their names, to trace. The result is a `trace.Trace`: one graph, of which train_op,
 predictions or metrics are pruned, so that what is not fetched does not run (the semantics of a session). `random_state`
 gives random operations seeds that resume, `partitioned_variable` places, reads and writes variables made of parts,
-`xla` compiles a step.
+`xla` compiles a step, `numeric_checks` finds the operation of it that made NaN.
 """

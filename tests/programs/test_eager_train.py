@@ -29,18 +29,19 @@ def rows(params: Any) -> tf.data.Dataset:
 
 
 def layers(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
-    """Dense layers with BatchNormalization and two kinds of dropout; a schedule for Adam."""
+    """Dense layers with BatchNormalization and two kinds of dropout; a schedule for Adam. In float64."""
     training = mode == ModeKeys.TRAIN
-    hidden = keras.layers.Dense(8, "relu")(features)
-    hidden = keras.layers.BatchNormalization()(hidden, training=training)
-    hidden = keras.layers.Dropout(0.3)(hidden, training=training)
+    hidden = keras.layers.Dense(8, "relu", dtype="float64")(tf.cast(features, tf.float64))
+    hidden = keras.layers.BatchNormalization(dtype="float64")(hidden, training=training)
+    hidden = keras.layers.Dropout(0.3, dtype="float64")(hidden, training=training)
     hidden = v1.nn.dropout(hidden, rate=0.2) if training else hidden
-    predicted = keras.layers.Dense(1)(hidden)
+    predicted = keras.layers.Dense(1, dtype="float64")(hidden)
     if mode == ModeKeys.PREDICT:
         return EstimatorSpec(mode, predicted)
     if training and params.get("look"):
         SEEN.append(float(predicted.numpy().mean()))
     rate = keras.optimizers.schedules.ExponentialDecay(0.05, 4, 0.5)
+    labels = tf.cast(labels, tf.float64)
     return EstimatorSpec(mode, predicted, tf.square(predicted - labels)[:, 0], optimizer=keras.optimizers.Adam(rate))
 
 
