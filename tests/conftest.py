@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -32,6 +33,12 @@ def pytest_configure(config: pytest.Config) -> None:
     from runner.distribute.strategy import split_cpu
 
     split_cpu(2)
+
+
+def pytest_collection_finish() -> None:
+    """Leave TensorFlow's modules, a million objects that live as long as the process, to no search for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
