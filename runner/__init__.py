@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from runner.export.receivers import build_raw_supervised_input_receiver_fn as build_raw_supervised_input_receiver_fn
     from runner.hooks.hook import Every as Every
     from runner.hooks.hook import Hook as Hook
+    from runner.launch.api import Run as Run
+    from runner.launch.api import RunError as RunError
+    from runner.launch.api import load as load
+    from runner.launch.api import run as run
     from runner.model_fn import EstimatorSpec as EstimatorSpec
     from runner.model_fn import ModeKeys as ModeKeys
     from runner.model_log import log as log

@@ -13,7 +13,7 @@ import re
 import secrets
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,18 +56,13 @@ def run_command_line() -> int:
         say("runner: the current directory does not exist any more. Change to another one.")
         return USER_ERROR
     words = sys.argv[1:]
-    # As it is typed: what Hydra cannot compose is said before the config is there.
-    extend_secrets(name for word in words for name in _names_of_secrets(word))
-    # Hydra otherwise prints what went wrong in its own words and exits with 1; so it raises, and we say it.
-    os.environ[FULL_ERROR] = "1"
     try:
         answer = _answer(words)
         if answer:
             print(answer)
             return FINISHED
-        sys.argv[1:] = changed_keys.rename_overrides(in_order(words))
-        with StopRequests() as stops:
-            return CommandLine(sys.argv[1:], env, stops).run()
+        with command_of(words) as command:
+            return command.run()
     except (HydraException, *MISTAKES) as error:
         _say(error, env)
         return USER_ERROR
@@ -76,9 +71,29 @@ def run_command_line() -> int:
         return FAILED
     except Exception as error:  # a fault of ours: all that is known of it, but for secrets
         trace = "".join(traceback.format_exception(error))
-        say(mask_text(trace.rstrip("\n"), secrets_of_overrides(sys.argv[1:])))
+        say(mask_text(trace.rstrip("\n"), secrets_of_overrides(words)))
         return FAILED
+
+
+@contextlib.contextmanager
+def command_of(words: Sequence[str]) -> Iterator[CommandLine]:
+    """Yield the command of these words of a command line, in a process that is as Hydra wants it.
+
+    Raises:
+      ConfigError: a word cannot be read.
+    """
+    env, argv = dict(os.environ), sys.argv
+    # As it is typed: what Hydra cannot compose is said before the config is there.
+    extend_secrets(name for word in words for name in _names_of_secrets(word))
+    # Hydra otherwise prints what went wrong in its own words and exits with 1; so it raises, and we say it.
+    os.environ[FULL_ERROR] = "1"
+    try:
+        typed = changed_keys.rename_overrides(in_order(words))
+        sys.argv = [argv[0], *typed]
+        with StopRequests() as stops:
+            yield CommandLine(typed, env, stops)
     finally:
+        sys.argv = argv
         if FULL_ERROR not in env:
             del os.environ[FULL_ERROR]
 
@@ -110,10 +125,14 @@ class CommandLine:
       is_copy: this is the process of one job of another launcher.
       only_lists: the jobs of a sweep are told of, and none is run.
       code: the worst exit code so far.
+      model_dir: where the run that was started last lives; None: there was none, or it has no folder.
+      mistake: what was wrong with the config of the last job, as it was said.
     """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], stops: StopRequests) -> None:
         self.argv, self.env, self.stops = list(argv), dict(env), stops
+        self.model_dir: Path | None = None
+        self.mistake = ""
         self.start = secrets.token_hex(8)
         self.is_copy = False
         self.code = FINISHED
@@ -207,6 +226,7 @@ class CommandLine:
                 return None
             from runner.launch import supervisor
 
+            self.model_dir = Path(config.model_dir) if config.model_dir else None
             code = supervisor.run(config, self.env, ["runner", *overrides], stops=self.stops, notes=notes)
             self.code = max(self.code, code)
         except MISTAKES as error:
@@ -250,7 +270,8 @@ class CommandLine:
 
     def say(self, error: Exception) -> str:
         """Say what is wrong with a job, in words that are returned."""
-        return _say(error, self.env)
+        self.mistake = _say(error, self.env)
+        return self.mistake
 
     def _build_sweeper(self) -> Sweeper:
         from runner.launch.optuna_sweeper import OptunaSweeper

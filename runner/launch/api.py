@@ -1,0 +1,222 @@
+"""The command line for Python: `runner.run` starts a run, `runner.load` finds one that was there.
+
+Both go the way of `python -m runner`: the same config, the same processes, the same record. A notebook or a script that
+calls them never needs TensorFlow itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.errors import HydraException
+
+from runner.checkpoint import layout, retention
+from runner.config import parsing, saved_config, user_code
+from runner.config.hydra import worded
+from runner.config.schema import Config
+from runner.launch.app import MISTAKES, command_of
+from runner.launch.start_files import NOTES_FOLDER
+from runner.system.redaction import mask_text, secrets_of_overrides
+from runner.system.start_status import START_STATUS, is_for
+from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, USER_ERROR
+from runner.tracking.summary import SUMMARY_FILE, read_summary
+
+
+class RunError(RuntimeError):
+    """A run that could not begin, or that failed.
+
+    Attributes:
+      code: its exit code: 1 failed, 2 a mistake in the config or in the user's code.
+      model_dir: where it lives; None: it never came so far.
+    """
+
+    def __init__(self, message: str, code: int, model_dir: Path | None = None) -> None:
+        super().__init__(message)
+        self.code, self.model_dir = code, model_dir
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A checkpoint of a run.
+
+    Attributes:
+      step: the global step at which it was saved.
+      path: what `eval.checkpoint`, `export.checkpoint` and `tf.train.load_checkpoint` take.
+      metrics: what evaluations found of it, `eval/accuracy` and the like.
+    """
+
+    step: int
+    path: str
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run in its folder, whether this process has started it or not. What it tells is read when it is asked for."""
+
+    model_dir: Path
+
+    @property
+    def config(self) -> Config:
+        """The config of its last training.
+
+        Raises:
+          ConfigError: the file is damaged.
+        """
+        return parsing.load(self.model_dir / saved_config.FILE)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` says of it."""
+        return read_summary(self.model_dir / SUMMARY_FILE)
+
+    @property
+    def status(self) -> str:
+        """`running`, `finished`, `failed` or `interrupted`."""
+        return str(self.summary.get("status"))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of its last evaluations, `eval/accuracy` and the like."""
+        return dict(self.summary.get("metrics") or {})
+
+    @property
+    def checkpoints(self) -> list[SavedCheckpoint]:
+        """Its checkpoints, the oldest first."""
+        paths = [str(self.model_dir / name) for name in layout.list_names(self.model_dir)]
+        found = [(layout.step_of(path), path) for path in paths]
+        return [SavedCheckpoint(step, path, retention.metrics_of(path)) for step, path in found if step is not None]
+
+    @property
+    def model_fn(self) -> Callable[..., Any]:
+        """The model_fn of its config, imported (and with it, as a rule, TensorFlow)."""
+        return _function("model.fn", self.config.model.fn, "model_fn")
+
+    @property
+    def input_fns(self) -> dict[str, Callable[..., Any]]:
+        """The input_fns of its config, imported, by `train`, `eval` (`eval.<name>` of several) and `predict`."""
+        config = self.config.input
+        blocks = {"train": config.train, **{f"eval.{name}".rstrip("."): block for name, block in config.evals.items()}}
+        blocks["predict"] = config.predict
+        return {name: _function(f"input.{name}.fn", block.fn, "input_fn") for name, block in blocks.items() if block.fn}
+
+    def train(self, *overrides: str) -> Run:
+        """Go on with it, with the overrides of its last start and these: `train("train.max_steps=2000")`.
+
+        Raises:
+          RunError: it failed.
+        """
+        notes = self.model_dir / NOTES_FOLDER / "overrides.yaml"
+        typed: list[str] = yaml.safe_load(notes.read_text()) if notes.exists() else []
+        kept = [text for text in typed if not text.startswith("model_dir=")]
+        return run(*kept, f"model_dir={self.model_dir}", *overrides)
+
+    def evaluate(self, *overrides: str) -> dict[str, float]:
+        """Evaluate its newest checkpoint, and return the metrics.
+
+        Args:
+          overrides: of its config: `eval.checkpoint=best`; for other data than its own `eval.name=test` and
+            `input.eval.params.path=test.npz`.
+
+        Raises:
+          RunError: it failed.
+        """
+        return dict(self._command("evaluate", overrides)["metrics"])
+
+    def predict(self, *overrides: str) -> Iterator[Any]:
+        """Predict with its newest checkpoint, and yield what it predicts, example by example.
+
+        Args:
+          overrides: of its config, such as `predict.checkpoint=best`.
+
+        Returns: what is in the file of predictions: values as JSON has them, arrays of an .npz.
+        Raises:
+          RunError: it failed.
+        """
+        return _read_predictions(Path(self._command("predict", overrides)["predictions"]))
+
+    def export(self, *overrides: str) -> list[Path]:
+        """Export its newest checkpoint as a SavedModel. Returns: the folders of all that was exported of it."""
+        return [Path(path) for path in self._command("export", overrides)["exports"]]
+
+    def _command(self, name: str, overrides: Sequence[str]) -> dict[str, Any]:
+        """Run a command that reads the run. Return its summary."""
+        run(f"command={name}", f"model_dir={self.model_dir}", *overrides)
+        return read_summary(self.model_dir / f"summary.{name}.json")
+
+
+def run(*overrides: str) -> Run:
+    """Run what the command line `python -m runner <overrides>` would, and wait for its end.
+
+    Ctrl-C, or a notebook's button to interrupt, saves a checkpoint and ends the run, whose status is then interrupted;
+    the same call goes on with it where `model_dir` is given.
+
+    Args:
+      overrides: as on the command line: `"experiment=mine", "train.max_steps=500"`.
+
+    Returns: the run.
+    Raises:
+      RunError: it failed, or its config is wrong; the message says why.
+      ValueError: an override is a flag: a sweep and `--help` are for the command line.
+    """
+    flags = [text for text in overrides if text.startswith("-")]
+    if flags:
+        raise ValueError(f"{flags[0]}: runner.run takes overrides alone. Type it: python -m runner {flags[0]} ...")
+    user_code.add_to_path(Path.cwd())
+    if is_for(overrides):
+        START_STATUS.show("reading the config")
+    try:
+        with command_of(overrides) as command:
+            code = command.run()
+    except (HydraException, *MISTAKES) as error:
+        raise RunError(mask_text(worded(error, overrides), secrets_of_overrides(overrides)), USER_ERROR) from error
+    finally:
+        START_STATUS.stop()
+    if code == USER_ERROR and command.mistake:
+        raise RunError(command.mistake, code)
+    found = Run(command.model_dir or Path.cwd())
+    if code in (FAILED, USER_ERROR):
+        reason = found.summary.get("error") or "what went wrong was said above"
+        raise RunError(f"exit code {code}: {reason}", code, command.model_dir)
+    assert code in (FINISHED, INTERRUPTED), code
+    return found
+
+
+def load(model_dir: str | os.PathLike[str]) -> Run:
+    """Find the run in `model_dir`.
+
+    Raises:
+      FileNotFoundError: no run lives there.
+    """
+    folder = Path(model_dir).absolute()
+    if not (folder / saved_config.FILE).exists():
+        known = sorted(str(path.parent) for path in Path("outputs").glob(f"*/{saved_config.FILE}"))[-3:]
+        hint = f" The newest in outputs: {', '.join(known)}." if known else ""
+        raise FileNotFoundError(
+            f"runner.load({str(model_dir)!r}): no run lives there ({saved_config.FILE} is missing).{hint}"
+        )
+    return Run(folder)
+
+
+def _function(key: str, name: str | None, default: str) -> Callable[..., Any]:
+    user_code.add_to_path(Path.cwd())
+    return user_code.load(key, str(name), default)
+
+
+def _read_predictions(path: Path) -> Iterator[Any]:
+    if path.suffix == ".npz":
+        import numpy as np
+
+        with np.load(path) as arrays:
+            columns = {name: arrays[name] for name in arrays.files}
+        for row in zip(*columns.values(), strict=True):
+            yield dict(zip(columns, row, strict=True))
+        return
+    with open(path, encoding="utf-8") as file:
+        yield from map(json.loads, file)

@@ -1,0 +1,99 @@
+"""`runner.run` and `runner.load`: the command line for a script or a notebook."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import runner
+from tests.support.jobs import SMALL
+from tests.support.line import line
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> runner.Run:
+    """A run of four steps."""
+    folder = tmp_path_factory.mktemp("api") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        return runner.run(
+            *SMALL, f"model_dir={folder}", "checkpoint.save_steps=2", "checkpoint.keep_best.metric=eval/loss"
+        )
+
+
+@pytest.fixture(autouse=True)
+def _at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)  # where tests.support is found
+
+
+def test_a_run_is_what_the_command_line_makes(finished: runner.Run) -> None:
+    before = sys.argv, dict(os.environ)
+    assert finished.status == "finished"
+    assert finished.summary["global_step"] == 4
+    assert [one.step for one in finished.checkpoints] == [0, 2, 4]
+    newest = finished.checkpoints[-1]
+    assert newest.metrics["eval/loss"] == finished.metrics["eval/loss"]
+    assert finished.config.train.max_steps == 4
+    assert finished.model_fn is line
+    assert set(finished.input_fns) == {"train", "eval", "predict"}
+    assert (sys.argv, dict(os.environ)) == before
+
+
+def test_a_loaded_run_evaluates_and_predicts(finished: runner.Run) -> None:
+    loaded = runner.load(finished.model_dir)
+    assert loaded == finished
+    assert loaded.evaluate()["eval/loss"] == pytest.approx(finished.metrics["eval/loss"])
+    best = min(finished.checkpoints[1:], key=lambda one: one.metrics["eval/loss"])
+    assert loaded.evaluate("eval.checkpoint=best")["eval/loss"] == pytest.approx(best.metrics["eval/loss"])
+    predicted = list(loaded.predict())
+    assert len(predicted) == 8
+    assert [set(one) for one in predicted] == [{"x", "y"}] * 8
+    arrays = list(loaded.predict(f"predict.output={finished.model_dir}/all.npz"))
+    assert [float(one["y"]) for one in arrays] == pytest.approx([one["y"] for one in predicted])
+
+
+def test_a_loaded_run_goes_on(finished: runner.Run) -> None:
+    longer = runner.load(finished.model_dir).train("train.max_steps=6")
+    assert longer.summary["global_step"] == 6
+    assert longer.model_dir == finished.model_dir
+
+
+def test_what_is_wrong_is_raised(tmp_path: Path) -> None:
+    with pytest.raises(
+        runner.RunError, match=r"train.max_step=4: there is no key .* Did you mean 'train.max_steps'"
+    ) as raised:
+        runner.run("train.max_step=4")
+    assert raised.value.code == 2
+    with pytest.raises(runner.RunError, match="model.fn=tests.support.jobs.no_such") as raised:
+        runner.run(*SMALL, "model.fn=tests.support.jobs.no_such", f"model_dir={tmp_path}/run")
+    assert raised.value.code == 2
+    with pytest.raises(ValueError, match="--multirun: runner.run takes overrides alone"):
+        runner.run("--multirun", "run.seed=1,2")
+    with pytest.raises(FileNotFoundError, match="no run lives there"):
+        runner.load(tmp_path)
+
+
+def test_a_run_that_fails_is_raised(tmp_path: Path) -> None:
+    with pytest.raises(runner.RunError) as raised:
+        runner.run(*SMALL, "input.train.fn=tests.support.jobs.failing", f"model_dir={tmp_path}/run")
+    assert raised.value.code in (1, 2)
+    assert raised.value.model_dir == tmp_path / "run"
+
+
+@pytest.mark.slow
+def test_the_notebook_of_the_docs_runs(tmp_path: Path) -> None:
+    cells = json.loads((ROOT / "docs" / "first_run.ipynb").read_text())["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "accuracy" in ran.stdout
