@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -70,6 +71,19 @@ class Collectives:
 
 
 SINGLE_PROCESS = Collectives()
+
+
+class CoordinatorCollectives(Collectives):
+    """The coordinator of parameter servers: it agrees with nobody, and its variables are in other processes."""
+
+    @contextlib.contextmanager
+    def noticing_lost_peers(self) -> Iterator[None]:
+        try:
+            yield
+        except tf.errors.UnavailableError as error:
+            named = re.search(r"/job:ps/replica:\d+/task:(\d+)", error.message)
+            which = f" (ps:{named[1]})" if named else ""
+            raise PeerLost(f"a parameter server was lost{which}, and with it the variables that it held") from error
 
 
 class WorkerCollectives(Collectives):
@@ -146,7 +160,7 @@ def collectives_of(strategy: tf.distribute.Strategy | None) -> Collectives:
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         together = WorkerCollectives(strategy)
         return together if together.num_workers > 1 else SINGLE_PROCESS
-    return SINGLE_PROCESS
+    return CoordinatorCollectives() if is_parameter_server(strategy) else SINGLE_PROCESS
 
 
 def is_loss_of_peer(error: BaseException) -> bool:

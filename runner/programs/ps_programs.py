@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ import tensorflow as tf
 
 from runner.data.inputs import InputPipeline
 from runner.data.ps_ranges import PsDataset, RangeIterator
-from runner.distribute.errors import PeerLost
+from runner.distribute.collectives import collectives_of
 from runner.programs.evaluate import EvalProgram, EvalResult, Sums, added, in_float64, on_host
 from runner.programs.program import ModelToTrace, read_step
 from runner.programs.train_loop import LoopResult, Step
@@ -37,6 +36,7 @@ class Coordinator:
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self.workers = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)
+        self._collectives = collectives_of(strategy)
         self.num_workers = len(parameter_server.tasks_of(strategy)["worker"])
         self.repeated: Sequence[int] = ()
         self._put_back = parameter_server.repeated_requests(self.workers)
@@ -51,14 +51,10 @@ class Coordinator:
           PeerLost: a parameter server is gone, and with it the variables.
         """
         self._put_back.clear()
-        try:
+        with self._collectives.noticing_lost_peers():
             results = [self.workers.schedule(function, args=arguments) for arguments in all_arguments]
             self.workers.join()
             found = [result.fetch() for result in results]
-        except tf.errors.UnavailableError as error:
-            named = re.search(r"/job:ps/replica:\d+/task:(\d+)", error.message)
-            which = f" (ps:{named[1]})" if named else ""
-            raise PeerLost(f"a parameter server was lost{which}, and with it the variables that it held") from error
         lost = {id(arguments) for arguments in self._put_back}
         self.repeated = [index for index, arguments in enumerate(all_arguments) if id(arguments) in lost]
         return found
