@@ -194,7 +194,7 @@ class Composition:
             }
             apply(overrides, cfg)
             if any(override.key_or_group == "hydra.output_subdir" for override in overrides):
-                raise ConfigError("hydra.output_subdir has no effect: a run's own notes are in .hydra of its model_dir")
+                raise ConfigError("hydra.output_subdir has no effect: a run's notes are in .hydra of its model_dir.")
             # Hydra would write before a run has its folder for itself, and for everybody to read. A conf/runner.yaml
             # of the user's may ask for that.
             cfg.hydra.output_subdir = None

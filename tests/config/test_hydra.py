@@ -157,4 +157,4 @@ def test_hydra_writes_no_notes_of_its_own_whatever_a_users_conf_asks_for(tmp_pat
         )
         assert "output_subdir: null" in ask("--cfg", "hydra", cwd=tmp_path / str(number))
     said = ask("hydra.output_subdir=notes", cwd=tmp_path)
-    assert said == "runner: hydra.output_subdir has no effect: a run's own notes are in .hydra of its model_dir.\n"
+    assert said == "runner: hydra.output_subdir has no effect: a run's notes are in .hydra of its model_dir.\n"
