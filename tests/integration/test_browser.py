@@ -237,4 +237,4 @@ def test_the_learning_curves_are_shown_as_a_picture(pages: Pages, folder: Path) 
         pages.see(f"//*[normalize-space(text())='{file}']")
     pages.click("//*[normalize-space(text())='learning_curves.png']")
     picture = pages.see("//img[@alt='learning_curves.png' or contains(@class, 'rc-image-img')]")
-    assert pages.run("return arguments[0].naturalWidth", picture) == 1260
+    assert pages.run("return arguments[0].naturalWidth", picture) == 1000

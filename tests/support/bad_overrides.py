@@ -97,7 +97,8 @@ def cases(seed: int, count: int) -> list[Case]:
             named = rng.choice(groups)
             wrong = f"{named}=no_such_option"
         extra = rng.choice(secrets)
-        arguments = [wrong, *([extra] if extra and not extra.startswith(named) else [])]
+        # Of a key that is given twice the last value counts.
+        arguments = [wrong, *([extra] if extra and not extra.startswith(wrong.partition("=")[0]) else [])]
         rng.shuffle(arguments)
         found.append(Case(arguments, named, rng.choice(ENVIRONMENTS)))
     return found
