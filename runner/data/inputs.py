@@ -263,7 +263,7 @@ def build_input_pipeline(
         num_epochs,
         given=given,
         name=name,
-        seed=None if config is None else config.seed,
+        seed=getattr(config, "seed", None),
         is_chief=place.worker_index == 0,
         num_pipelines=place.num_workers if sharded.is_own else 1,
         pipeline_index=place.worker_index if sharded.is_own else 0,

@@ -32,7 +32,6 @@ from runner.config.schema import Config, ConfigError
 from runner.config.user_code import UserCodeError
 from runner.distribute import cluster_resolver
 from runner.launch.stop_requests import StopRequests
-from runner.system import console
 from runner.system.redaction import extend_secrets, mask_text, secrets_of, secrets_of_overrides
 from runner.system.standard_streams import FULL_ERROR, say
 from runner.system.start_status import START_STATUS
@@ -255,6 +254,7 @@ class CommandLine:
 
     def _list_job(self, hydra_config: Any, overrides: Sequence[str], directory: Path) -> None:
         """Say that a sweep would run this job, and how it ended if it did."""
+        from runner.system import console
         from runner.tracking.run_record import RunRecord
 
         status = RunRecord.read(directory).training or "not started"

@@ -71,7 +71,7 @@ class EagerStep:
                     if self.spec.optimizer is None:
                         raise ValueError(_NEEDS_OPTIMIZER)
                     loss = objective(self.spec, replica)
-                return apply_update(self.spec, gradients_of(tape, loss, replica), loss, replica, config)
+                return apply_update(self.spec, gradients_of(tape, loss, replica), loss, replica, config).loss
 
     def discover(self) -> None:
         """Make the variables by a step on the first batch, after which all have the values that they had before."""

@@ -127,7 +127,9 @@ class NullJournal:
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None: ...
 
-    def metrics_of_steps(self, points: Iterable[tuple[int, Mapping[str, float]]]) -> None: ...
+    def metrics_of_steps(self, points: Iterable[tuple[int, Mapping[str, float]]]) -> None:
+        for step, values in points:
+            self.metrics(step, values)
 
     def event(self, kind: str, **fields: Any) -> None: ...
 

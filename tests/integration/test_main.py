@@ -168,7 +168,7 @@ def test_the_task_does_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -
         ("raise ValueError('width is odd')", 2, "runner: ValueError: width is odd", "in model_fn: raise", 0),
         ("return features['imgae']", 2, "KeyError: 'imgae'", "in model_fn: return features['imgae']", 1),
         pytest.param("return None", 2, "model_fns.mine.model_fn", None, 0, marks=pytest.mark.slow),
-        ("raise RuntimeError('out of luck')", 1, "RuntimeError: out of luck", "in model_fn: raise", 0),
+        ("raise RuntimeError('out of luck')", 2, "RuntimeError: out of luck", "in model_fn: raise", 0),
     ],
     ids=["ValueError", "KeyError, inline", "returns None", "RuntimeError"],
 )  # fmt: skip
@@ -182,7 +182,7 @@ def test_an_error_in_model_fn_is_named_with_its_line(
     result = run(*custom, f"run.inline={bool(inline)}", cwd=tmp_path)
     assert result.returncode == code, result.stderr
     assert message in result.stderr
-    assert ("Traceback" in result.stderr) == (code == 1)
+    assert "Traceback" not in result.stderr
     if where:
         assert f"  in {mine}, line 2, {where}" in result.stderr
     assert "status: failed\n" in result.stdout

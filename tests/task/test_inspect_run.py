@@ -36,10 +36,10 @@ def test_lists_checkpoints_and_the_variables_of_the_newest(trained: Path, capsys
         f"model_dir: {trained}", "command: train_and_evaluate", "status: finished", "global_step: 4",
     ]  # fmt: skip
     table = said[said.index("checkpoints\n") :].splitlines()
-    assert table[1].split() == ["step", "age", "size", "eval/loss", "eval/mae", "state"]
-    assert re.fullmatch(r" *0  *\d+ s  *\d\.\d kB  *-  *-", table[2])
-    assert re.fullmatch(r" *2  *\d+ s  *\d\.\d kB  *[\d.]+  *[\d.]+", table[3])
-    assert re.fullmatch(r" *4  *\d+ s  *\d\.\d kB  *[\d.]+  *[\d.]+  newest", table[4])
+    assert table[1].split() == ["step", "age", "variables", "input", "state", "eval/loss", "eval/mae", "state"]
+    assert re.fullmatch(r" *0  *\d+ s  *[\d.]+ k?B  *[\d.]+ k?B  *-  *-", table[2])
+    assert re.fullmatch(r" *2  *\d+ s  *[\d.]+ k?B  *[\d.]+ k?B  *[\d.]+  *[\d.]+", table[3])
+    assert re.fullmatch(r" *4  *\d+ s  *[\d.]+ k?B  *[\d.]+ k?B  *[\d.]+  *[\d.]+  newest", table[4])
     assert "variables of model.ckpt-4" in said
     assert re.search(r"^weight +\[\] +float32 +1$", said, re.MULTILINE)
     assert re.search(r"^weight/Momentum +\[\] +float32 +1$", said, re.MULTILINE)

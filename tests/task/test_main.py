@@ -17,6 +17,7 @@ import pytest
 from runner.system.heartbeat import HEARTBEAT, Heartbeat, HeartbeatMonitor
 from runner.task import error_report, main, stop_hook
 from runner.tracking.journal import NullJournal
+from runner.tracking.training_status import GENERATION
 from tests.support.jobs import config_file, endless, noted, results, run
 
 INTERRUPTING = ("input.train.fn=tests.support.jobs.interrupting", "train.max_steps=100000", "train.steps_per_loop=2")
@@ -78,7 +79,10 @@ def stopping(params: Any) -> Any:
     raise AssertionError("went on")
 
 
-def test_a_stop_before_the_first_step_is_heeded_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stop_before_the_first_step_is_heeded_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(GENERATION, "1")  # a supervisor notes the end
     assert run(tmp_path, "input.train.fn=tests.task.test_main.stopping") == 1, "there is nothing to go on from"
     assert "Stopped by SIGTERM before its first step." in capsys.readouterr().err
     assert model_dir(tmp_path) == []
