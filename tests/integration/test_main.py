@@ -166,11 +166,11 @@ def test_the_task_does_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -
     ("body", "code", "message", "where", "inline"),
     [
         ("raise ValueError('width is odd')", 2, "runner: ValueError: width is odd", "in model_fn: raise", 0),
-        ("return features['imgae']", 2, "KeyError: 'imgae'", "in model_fn: return features['imgae']", 1),
+        ("return features['imgae']", 2, "Did you mean 'image'? It gives: image, id.", "in model_fn: return", 1),
         pytest.param("return None", 2, "model_fns.mine.model_fn", None, 0, marks=pytest.mark.slow),
         ("raise RuntimeError('out of luck')", 2, "RuntimeError: out of luck", "in model_fn: raise", 0),
     ],
-    ids=["ValueError", "KeyError, inline", "returns None", "RuntimeError"],
+    ids=["ValueError", "missing feature, inline", "returns None", "RuntimeError"],
 )  # fmt: skip
 def test_an_error_in_model_fn_is_named_with_its_line(
     body: str, code: int, message: str, where: str | None, inline: int, tmp_path: Path
