@@ -148,7 +148,7 @@ def test_what_could_be_read_in_another_order_is_saved_and_the_reason_said(
     then, reason = SAVED[name]
     with caplog.at_level(logging.INFO, "runner"):
         train(tmp_path, 13, input_of(then))
-    assert input_bytes(tmp_path, 13) > 10 * WIDTH * 4
+    assert input_bytes(tmp_path, 13) > WIDTH * 4, "examples are in it; how many depends on how full its buffers were"
     lines = [line for line in said_of(caplog).splitlines() if line.startswith("Each checkpoint holds the state")]
     assert len(lines) == 1 and "shuffle(50)" in lines[0] and reason in lines[0], said_of(caplog)
 
