@@ -1,4 +1,4 @@
-"""What the task server saves: a sweep, a gang, and the time from SIGKILL to the next step.
+"""Measures what the task server saves: in a sweep, in a gang, and from SIGKILL to the next step.
 
     python benchmarks/task_server.py [--rounds 3] [--jobs 20] [--tasks 4] [--settle 10]
 
@@ -51,7 +51,7 @@ def gang(preload: str, num_tasks: int) -> Times:
 
 
 def recovery(preload: str, settle_secs: float) -> tuple[Times, Times]:
-    """What the cold start took, and the recovery."""
+    """Return how long a cold start took, and a recovery after SIGKILL."""
     begun = time.time()
     with started("strategy=default", f"run.preload={preload}") as run:
         cold = run.passed(run.wait("chief", is_event("first_step"), begun), Times(begun))

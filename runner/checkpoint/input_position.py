@@ -264,7 +264,7 @@ comes to 100 kB at times."""
 
 
 class InputState:
-    """What checkpoints hold of the training input beside the count of what was read: its iterator's state, or nothing.
+    """Decides whether a checkpoint holds the state of the training input's iterator, or only the count of batches read.
 
     Args:
       choice: `checkpoint.input_state`: saved, counted; auto counts where the state is larger than the variables, and

@@ -107,7 +107,7 @@ def prepare(note_sweep: Callable[[str], None] = lambda directory: None) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class RefusedJob:
-    """What a job in the process of another launcher returns where its config is wrong, which it has said."""
+    """Tells that a job in the process of another launcher was refused for its config. That process has said why."""
 
     folder: Path
     name: str
@@ -160,7 +160,7 @@ class Composition:
 
     @property
     def num_jobs(self) -> int | None:
-        """How many jobs Hydra's own sweeper has; None: another one runs them, or none has begun."""
+        """Return the number of jobs of a sweep by Hydra's own sweeper; None: another sweeper runs, or none does yet."""
         batches = getattr(self._sweeper, "overrides", None)
         return None if batches is None else sum(map(len, batches))
 

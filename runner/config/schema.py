@@ -254,7 +254,7 @@ class HookConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How long to train, how a step is taken, and what is said on the way.
+    """Settings of training: its length, how it takes a step, and what it logs.
 
     Attributes:
       hooks: once parsed a HookConfig each.
@@ -362,12 +362,12 @@ class TrackingConfig:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything records the run outside of model_dir."""
+        """Report whether anything records the run outside of model_dir."""
         return self.backend != "none"
 
     @property
     def has_mlflow(self) -> bool:
-        """Whether MLflow records the run."""
+        """Report whether MLflow records the run."""
         return self.backend == "mlflow"
 
 

@@ -137,7 +137,7 @@ class EagerTrainProgram(TrainProgram):
     ) -> TrainedReplica:
         replica_inputs(pipeline, replica)  # for the global step, which hooks look for
         spec = self._eager_step.spec
-        return TrainedReplica(spec, tf.zeros([], spec.loss.dtype), (), (), (), ReplicaScalars({}, {}, {}, ()))
+        return TrainedReplica(spec, tf.zeros([], spec.loss.dtype), (), (), (), ReplicaScalars())
 
 
 @contextlib.contextmanager

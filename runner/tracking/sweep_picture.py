@@ -25,7 +25,7 @@ def draw_jobs(jobs: Sequence[tuple[str, float | None]], metric: str, directory: 
     """
     rows = [(dict(part.split("=", 1) for part in name.split(", ") if "=" in part), value) for name, value in jobs]
     rows = [(varied, value) for varied, value in rows if value is not None and math.isfinite(value)]
-    names = [name for name in dict.fromkeys(name for varied, _ in rows for name in varied)]
+    names = list(dict.fromkeys(name for varied, _ in rows for name in varied))
     if len(rows) < 2 or not names:
         return None
     columns = [[varied.get(name, "-") for varied, _ in rows] for name in names]

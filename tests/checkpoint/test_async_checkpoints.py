@@ -321,17 +321,6 @@ def test_a_run_whose_folder_is_deleted_fails_with_one_message(
     assert not list(tmp_path.glob("run/model.ckpt*"))  # nothing that looks like a whole run
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 4 MB, where this process may mount one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.system(f"mount -t tmpfs -o size=4m runner-test {folder} 2>/dev/null"):
-        pytest.skip("no right to mount a small disk")
-    yield folder
-    os.system(f"umount --lazy {folder}")  # the writer has the folder open
-
-
 def test_a_disk_that_is_really_full(small_disk: Path) -> None:
     saver = Saver(CheckpointWriter(small_disk, 5))
     saver.begin(Snapshot(1, {"w": tf.zeros([300_000])}), {}, asynchronous=True)

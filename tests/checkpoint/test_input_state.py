@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -186,17 +186,6 @@ def test_inspect_shows_the_sizes_of_variables_and_of_the_inputs_state_apart(tmp_
     assert words[0].split()[:5] == ["step", "age", "variables", "input", "state"], words
     rows = {row.split()[0]: row for row in words if row.strip()[:1].isdigit()}
     assert " MB" in rows["5"].split("ago")[-1] and " B " in rows["5"] and "counted" in rows["10"], rows
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 4 MB, where this process may mount one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.system(f"mount -t tmpfs -o size=4m runner-test {folder} 2>/dev/null"):
-        pytest.skip("no right to mount a small disk")
-    yield folder
-    os.system(f"umount --lazy {folder}")  # the writer has the folder open
 
 
 def test_a_full_disk_names_what_the_state_of_the_input_needs(small_disk: Path) -> None:
