@@ -46,9 +46,8 @@ RENAMED: Mapping[str, str] = {}
 ADDED: Mapping[str, Any] = {
     "checkpoint.input_state": "auto", "eval.checkpoint": None, "eval.name": None, "export.alias": None,
     "export.register": None, "predict.checkpoint": None, "run.eager": False, "run.freeze_secs": None,
-    "run.log_level": "info",
-    "run.preload": "auto", "run.secrets": None, "train.hooks": [], "train.log_gradient_norm": False,
-    "train.max_secs": None, "train.metrics": False,
+    "run.log_level": "info", "run.preload": "auto", "run.preemption_notice": None, "run.secrets": None,
+    "train.hooks": [], "train.log_gradient_norm": False, "train.max_secs": None, "train.metrics": False,
 }  # fmt: skip
 """Key that sweeps of 8664505 did not have -> its default, with which a job computes what it did."""
 

@@ -29,6 +29,8 @@ UNRECORDED_COMMANDS = ("dry_run", "inspect")
 """Those that only tell something: they leave nothing behind, no journal either."""
 ENVIRONMENT_COMMANDS = ("cluster_info",)
 """Those that are about no run: they need neither functions nor a model_dir, and start no task."""
+GCE = "gce"
+"""The `run.preemption_notice` that is no function of the user's."""
 EVALUATING_COMMANDS = ("train_and_evaluate", "evaluate", "dry_run")
 """Those that need the functions of `input.eval`."""
 STRATEGY_OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -198,6 +200,7 @@ class RunSettings:
     eager: bool = False
     freeze_secs: int | None = _setting(None, minimum=10)
     preload: Any = _setting("auto", choices=("auto", False))
+    preemption_notice: str | None = None
     debug: str | None = _setting(None, choices=("fast_dev", "overfit", "nan"))
     profile: str | None = None
     log_level: str = _setting("info", choices=("debug", "info", "warning", "error"))
@@ -455,9 +458,16 @@ class Config:
         found += [(f"{key}.fn", str(block.fn), "input_fn") for key, block in inputs.items()]
         if self.command in TRAINING_COMMANDS:
             found += [(f"train.hooks[{place}].fn", str(hook.fn), "Hook") for place, hook in enumerate(self.train.hooks)]
+            if self.run.preemption_notice not in (None, GCE):
+                found.append(self.notice_function(str(self.run.preemption_notice)))
         if self.exports and self.export.receiver_fn:
             found.append(("export.receiver_fn", self.export.receiver_fn, "serving_input_receiver_fn"))
         return found
+
+    @staticmethod
+    def notice_function(name: str) -> tuple[str, str, str]:
+        """Return what `functions` says of the user's `run.preemption_notice`."""
+        return ("run.preemption_notice", name, "preemption_notice")
 
 
 def eval_key(name: str) -> str:

@@ -23,7 +23,7 @@ from runner.estimator.run_exports import RunExports
 from runner.estimator.train_and_evaluate import follow, train_and_evaluate
 from runner.hooks.hook import Hook, PassContext, Run
 from runner.system.console import Progress, counted, relative
-from runner.task import dry_run, inspect_run, prediction_files
+from runner.task import dry_run, inspect_run, prediction_files, preemption
 from runner.task.build import Job, build_job, build_keep
 from runner.task.stop_hook import StopRequest
 from runner.tracking import tensorboard
@@ -90,9 +90,10 @@ def run(config: Config, context: TaskContext) -> dict[str, Any]:
     replicas = job.estimator.config.num_replicas_in_sync
     context.journal.event("built", num_replicas=replicas)
     context.progress.message(_headline(config, replicas, context.cluster))
-    if context.cluster.is_evaluator:
-        return _follow(job, context)
-    return _COMMANDS[config.command](config, job, context)
+    with preemption.watched(config, context.stop):
+        if context.cluster.is_evaluator:
+            return _follow(job, context)
+        return _COMMANDS[config.command](config, job, context)
 
 
 def _serve(config: Config, context: TaskContext) -> dict[str, Any]:
@@ -101,7 +102,8 @@ def _serve(config: Config, context: TaskContext) -> dict[str, Any]:
     with kept_local(context.cluster):
         server = start_server(context.cluster)
     context.journal.event("joined")
-    serve(server)
+    with preemption.watched(config, context.stop):
+        serve(server)
     return {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -34,7 +35,7 @@ class StopRequest(Hook):
     def __init__(self, signals: Sequence[signal.Signals] = (signal.SIGTERM,), answer: str = "") -> None:
         self.was_heeded = False
         self._signals, self._answer = signals, answer
-        self._came = ""
+        self._came = self._because = ""
         self._is_under_way = False
         self._before: dict[signal.Signals, Any] = {}
         self.note_work: Callable[[], None] = lambda: None
@@ -51,6 +52,14 @@ class StopRequest(Hook):
         for number, handler in self._before.items():
             signal.signal(number, handler if then is None else then)
         self._before = {}
+
+    def request(self, reason: str) -> None:
+        """Ask as SIGTERM does, from another thread of this process."""
+        self._because = reason
+        if signal.SIGTERM in self._before:
+            os.kill(os.getpid(), signal.SIGTERM)  # what waits in the main thread is interrupted by a signal alone
+        else:  # only the main thread may handle signals, and this run is in another
+            self._came = reason
 
     def begin(self, run: Run) -> None:
         self._is_under_way = True
@@ -81,7 +90,7 @@ class StopRequest(Hook):
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._came and number == signal.SIGINT:
             signal.default_int_handler(number, frame)  # raises KeyboardInterrupt
-        self._came = signal.Signals(number).name
+        self._came = self._because or signal.Signals(number).name
         if not self._is_under_way:  # nothing is lost, and tracing can take minutes
             raise Interrupted(self._came)
         say_at_once(self._answer)

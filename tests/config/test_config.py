@@ -463,6 +463,7 @@ BAD = [
     (["input.train.fn=input_fns"], "input.train.fn=input_fns is a package. Name a module in it: breast_cancer, csv,"),
     (["model.fn=model_fns/digits.py"], "model.fn=model_fns/digits.py is not a dotted name. Did you mean 'model_fns.d"),
     (["model.fn=model_fns.digits:model_fn"], "is not a dotted name. Did you mean 'model_fns.digits.model_fn'? Use pac"),
+    (["run.preemption_notice=model_fns.digits.notice"], "digits.py defines no 'notice'. Give model_fns.digits.<func"),
     (["model.fn=model_fns.digits.modelfn"], "defines no 'modelfn'. Did you mean 'model_fn'?"),
     (["input.train.fn=input_fns.digit"], "no 'digit' in input_fns ("),
     (["input.eval.fn=input fns.x"], "input.eval.fn=input fns.x is not a dotted name. Use package.module or"),

@@ -22,6 +22,7 @@ import pytest
 
 from runner.checkpoint.layout import latest_checkpoint
 from runner.checkpoint.reader import Reader
+from runner.distribute.cluster import Cluster
 from runner.tracking.journal import journal_path, read_journal
 from tests.launch.test_gang import wait_until
 from tests.support.jobs import SMALL
@@ -54,14 +55,23 @@ def task(folder: Path, role: str) -> psutil.Process:
     return psutil.Process(noted(folder, "started", role)[-1]["pid"])
 
 
-def disturb(folder: Path, role: str, number: signal.Signals, rng: Any) -> None:
-    """Sends a signal to a task, somewhere after the next checkpoint that the run saves."""
+def of_the_worker() -> float | None:
+    """A notice of preemption, for the machine of the worker."""
+    place = Cluster.from_tf_config(os.environ["TF_CONFIG"])
+    return 25.0 if not place.is_chief and Path("taken_away").exists() else None
+
+
+def disturb(folder: Path, role: str, number: signal.Signals | None, rng: Any) -> None:
+    """Sends a signal to a task, somewhere after the next checkpoint of the run; None: a notice of preemption."""
     trained = len(noted(folder, "first_step"))
     wait_until(lambda: len(noted(folder, "first_step")) > trained, 60)
     saved = len(noted(folder, "checkpoint"))
     wait_until(lambda: len(noted(folder, "checkpoint")) > saved, 30)
     time.sleep(rng.uniform(0, 0.1))
-    task(folder, role).send_signal(number)
+    if number is None:
+        (folder / "taken_away").touch()
+    else:
+        task(folder, role).send_signal(number)
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +81,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path,
     alone = start(undisturbed, "run.preload=false")  # each task imports TensorFlow itself
     assert (alone.communicate(timeout=240)[1], alone.returncode)[1] == 0
     rng = random.Random()
-    process = start(disturbed)
+    process = start(disturbed, f"run.preemption_notice={__name__}.of_the_worker")
     disturb(disturbed, "worker", signal.SIGKILL, rng)
     disturb(disturbed, "chief", signal.SIGKILL, rng)
     disturb(disturbed, "worker", signal.SIGSTOP, rng)
-    disturb(disturbed, "worker", signal.SIGTERM, rng)
+    disturb(disturbed, "worker", None, rng)
     said = process.communicate(timeout=240)[1]
     again = start(disturbed, "input.eval.fn=tests.support.jobs.endless_of_unknown_size")
     wait_until(lambda: any(line["step"] == MAX_STEPS for line in noted(disturbed, "checkpoint")), 120)
@@ -98,7 +108,7 @@ def hashes(folder: Path) -> dict[str, str]:
 
 def test_a_run_that_lost_tasks_of_a_server_comes_to_the_bits_of_an_undisturbed_one_without_it(runs: Any) -> None:
     undisturbed, disturbed, codes, _ = runs
-    assert codes == [3, 3, 0]  # SIGTERM to one task: all saved, resumable; and once more in the last evaluation
+    assert codes == [3, 3, 0]  # one task is preempted: all saved, resumable; then SIGTERM in the last evaluation
     assert hashes(disturbed) == hashes(undisturbed)
     assert json.loads((disturbed / "run" / "summary.json").read_text())["status"] == "finished"
 
@@ -128,3 +138,4 @@ def test_all_save_the_same_step_when_one_task_is_preempted(runs: Any) -> None:
     (step,) = {line["step"] for line in noted(disturbed, "checkpoint") if line["step"] % SAVE_STEPS}
     assert step % 20 == 0  # at the end of a loop
     assert f"Saved model.ckpt-{step}" in said
+    assert f"This machine is about to be taken away, in 25 s (run.preemption_notice={__name__}.of_the_worker)." in said

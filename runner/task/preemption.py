@@ -1,0 +1,93 @@
+"""Notice of preemption: a machine that is about to be taken away has its run save and end first."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from urllib.request import ProxyHandler, Request, build_opener
+
+from runner.config import user_code
+from runner.config.schema import GCE, TRAINING_RUNS, Config
+from runner.task.stop_hook import StopRequest
+
+_log = logging.getLogger(__name__)
+
+PERIOD_SECS = 1.0
+TIMEOUT_SECS = 2.0
+GCE_HOST = "GCE_METADATA_HOST"
+"""The environment variable with another address of the metadata server; Google's own libraries read it, too."""
+
+Notice = Callable[[], bool | float | None]
+"""Returns the seconds that are left, or True where nobody knows them; None and False: the machine stays."""
+
+
+def is_preempted_by_gce() -> bool:
+    """Ask the metadata server of Compute Engine whether this machine is about to be stopped.
+
+    It says so about 30 s before, of Spot and preemptible machines. An announced maintenance, which comes up to an hour
+    before, does not count: a run that was started again on the same machine would end at once.
+
+    Raises:
+      OSError: no such server answers.
+      ValueError: what answers is not one.
+    """
+    host = os.environ.get(GCE_HOST, "metadata.google.internal")
+    url = f"http://{host}/computeMetadata/v1/instance/preempted"
+    # It is reached directly, whatever proxy the environment names.
+    opener = build_opener(ProxyHandler({}))
+    with opener.open(Request(url, headers={"Metadata-Flavor": "Google"}), timeout=TIMEOUT_SECS) as response:
+        text = response.read(100).decode().strip()
+    if text not in ("TRUE", "FALSE"):
+        raise ValueError(f"{url} says {text!r}, and not TRUE or FALSE")
+    return bool(text == "TRUE")
+
+
+@contextmanager
+def watched(config: Config, stop: StopRequest) -> Iterator[None]:
+    """Ask `run.preemption_notice` once a second while the body trains; at a notice the run ends as by SIGTERM.
+
+    Raises:
+      UserCodeError: the function of the config is not there.
+    """
+    name = config.run.preemption_notice
+    if name is None or config.command not in TRAINING_RUNS:
+        yield
+        return
+    notice: Notice = is_preempted_by_gce if name == GCE else user_code.load(*config.notice_function(name))
+    ended = threading.Event()
+    watch = threading.Thread(target=_watch, args=(name, notice, stop, ended), name="preemption", daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watch.join(TIMEOUT_SECS)  # a notice that comes now would stop what this process does next
+
+
+def _watch(name: str, notice: Notice, stop: StopRequest, ended: threading.Event) -> None:
+    is_said = False
+    while not ended.wait(PERIOD_SECS):
+        try:
+            secs = _seconds_left(notice())
+        except Exception as error:  # a server that restarts, or user code: training goes on
+            if not is_said:
+                _log.warning("run.preemption_notice=%s cannot be asked, and training goes on: %s", name, error)
+            is_said = True
+            continue
+        if secs is not None and not ended.is_set():
+            left = "" if secs is True else f", in {secs:g} s"
+            _log.warning("This machine is about to be taken away%s (run.preemption_notice=%s).", left, name)
+            stop.request("a notice of preemption")
+            return
+
+
+def _seconds_left(answer: bool | float | None) -> float | None:
+    """Return the seconds that a notice gives, True where it gives none; None: there is no notice."""
+    if answer is None or answer is False:
+        return None
+    if not isinstance(answer, int | float):
+        raise TypeError(f"it returned {answer!r}: return True or the seconds that are left, or None")
+    return answer

@@ -1,0 +1,137 @@
+"""Notices of preemption: the run saves, ends with exit code 3, and goes on from there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.checkpoint.reader import Reader
+from runner.task import preemption
+from tests.support.jobs import endless, noted, results, run
+
+BY_GCE = "run.preemption_notice=gce"
+
+
+class MetadataServer(ThreadingHTTPServer):
+    """What Compute Engine's machines ask, on loopback: `answer` is what it says from now on."""
+
+    answer = "FALSE"
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str | None]] = []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                server.asked.append((self.path, self.headers.get("Metadata-Flavor")))
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(server.answer.encode())
+
+            def log_message(self, *_: Any) -> None: ...
+
+        super().__init__(("127.0.0.1", 0), Handler)
+
+
+served: list[MetadataServer] = []
+answers: list[Any] = []
+
+
+def notice() -> Any:
+    """What a user's function says: the answers of the test, once training is under way."""
+    answer = answers[0]
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def announced(params: Any) -> Any:
+    """Endless data; the machine is to be taken away from its sixth batch on."""
+    import tensorflow as tf
+
+    def announce(batch: Any) -> Any:
+        if batch == 5:
+            for server in served:
+                server.answer = "TRUE"
+            answers[:] = answers[1:] or answers
+        return batch
+
+    def announcing(index: Any, element: Any) -> Any:
+        with tf.control_dependencies([tf.py_function(announce, [index], tf.int64)]):
+            return tf.nest.map_structure(tf.identity, element)
+
+    return endless(params).enumerate().map(announcing)
+
+
+ANNOUNCED = (f"input.train.fn={__name__}.announced", "train.max_steps=1000000", "train.steps_per_loop=2")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetadataServer]:
+    monkeypatch.setattr(preemption, "PERIOD_SECS", 0.05)
+    with MetadataServer() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv(preemption.GCE_HOST, f"127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nobody listens there
+        served[:] = [server]
+        yield server
+        served.clear()
+        server.shutdown()
+
+
+def weights(folder: Path, step: int) -> dict[str, Any]:
+    reader = Reader(f"{folder}/run/model.ckpt-{step}")
+    return {name: value.tolist() for name, value in reader.get_many(reader.names()).items()}
+
+
+def test_a_notice_of_gce_saves_and_the_next_start_goes_on_to_the_same_bits(
+    server: MetadataServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, *ANNOUNCED, BY_GCE) == 3
+    assert "This machine is about to be taken away (run.preemption_notice=gce)." in capsys.readouterr().err
+    assert set(server.asked) == {("/computeMetadata/v1/instance/preempted", "Google")}
+    step = results(tmp_path)[0]["global_step"]
+    assert step >= 4
+    (asked,) = [line["signal"] for line in noted(tmp_path) if line.get("event") == "asked_to_stop"]
+    assert asked == "a notice of preemption"
+    assert run(tmp_path, f"train.max_steps={step + 2}") == 0
+    undisturbed = tmp_path / "undisturbed"
+    undisturbed.mkdir()
+    assert run(undisturbed, f"train.max_steps={step + 2}") == 0
+    assert weights(tmp_path, step + 2) == weights(undisturbed, step + 2)
+
+
+def test_a_metadata_server_that_does_not_answer_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(preemption, "PERIOD_SECS", 0.001)
+    monkeypatch.setenv(preemption.GCE_HOST, "127.0.0.1:9")
+    assert run(tmp_path, BY_GCE, "train.max_steps=2000", "train.steps_per_loop=2") == 0
+    said = capsys.readouterr().err
+    assert said.count("run.preemption_notice=gce cannot be asked, and training goes on:") == 1
+    assert "Connection refused" in said
+
+
+@pytest.mark.parametrize(
+    "given, text",
+    [
+        ([None, 0], "This machine is about to be taken away, in 0 s"),
+        ([False, True], "This machine is about to be taken away (run.preemption_notice="),
+        ([OSError("busy"), 12.5], "This machine is about to be taken away, in 12.5 s"),
+        (["soon"], "it returned 'soon': return True or the seconds that are left, or None"),
+    ],
+)
+def test_a_function_of_the_user_says_how_many_seconds_are_left(
+    given: list[Any], text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(preemption, "PERIOD_SECS", 0.001)
+    answers[:] = given
+    ends = given != ["soon"]
+    steps = () if ends else ("train.max_steps=2000",)
+    assert run(tmp_path, *ANNOUNCED, *steps, f"run.preemption_notice={__name__}.notice") == (3 if ends else 0)
+    assert text in capsys.readouterr().err
