@@ -533,6 +533,8 @@ REFUSE_ALL = """
 import contextlib, io, json, os, pathlib, sys
 import yaml
 yaml.SafeLoader = yaml.CSafeLoader  # the same of our own files, and ten times as fast
+from hydra._internal.hydra import Hydra
+Hydra.get_mode = lambda *arguments, **settings: None  # composes all once more, to find that nothing sets hydra.mode
 from runner.launch import app
 
 results = []
@@ -785,9 +787,7 @@ def test_a_damaged_file_of_the_users_is_named_with_its_line(
         ("\udc80", "config.yaml cannot be read: 'utf-8' codec can't decode"),
     ],
 )
-def test_a_damaged_config_of_a_run_is_named(
-    text: str, message: str, tmp_path: Path, command_line: CommandLine
-) -> None:
+def test_a_damaged_config_of_a_run_is_named(text: str, message: str, tmp_path: Path, command_line: CommandLine) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoint").touch()
     (tmp_path / "run" / "config.yaml").write_bytes(text.encode(errors="surrogateescape"))

@@ -50,6 +50,8 @@ class CommandLine:
                     patch.setenv(name, value)
                 # Hydra's `disabled` logging would silence the loggers of all tests that come after in this process.
                 patch.setattr("hydra._internal.logging_config.configure_logging", lambda config: None)
+                # It composes all once more, to find that nothing sets hydra.mode.
+                patch.setattr("hydra._internal.hydra.Hydra.get_mode", lambda *args, **settings: None)
                 for user in ("task_group", "multirun"):
                     patch.setattr(f"runner.launch.{user}.build_starter", lambda *args, **settings: self.starter)
                 code = app.run_command_line()
