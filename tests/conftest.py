@@ -9,8 +9,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.support.command_line import CommandLine
 
 # Before anything imports MLflow or starts a process that does.
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
@@ -83,6 +87,16 @@ def empty_mlflow_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def mlflow_database(empty_mlflow_database: Path, tmp_path: Path) -> None:
     """Put a copy of it where runs in `tmp_path` look for theirs: for tests that are not about its making."""
     shutil.copy(empty_mlflow_database, tmp_path / "mlflow.db")
+
+
+@pytest.fixture(scope="session")
+def command_line() -> Iterator[CommandLine]:
+    """Return what runs commands in this process: for tests that are not about the start of one."""
+    from tests.support.command_line import CommandLine
+
+    command = CommandLine()
+    yield command
+    command.starter.end()
 
 
 def pytest_unconfigure() -> None:

@@ -75,7 +75,6 @@ def run_in_each(
 
 
 @pytest.mark.processes
-@pytest.mark.alone
 def test_two_workers_train_save_and_evaluate(tmp_path: Path) -> None:
     """tf.estimator left eval_spec and saving_listeners out without an evaluator, and wrote no checkpoint without
     summaries; each worker but the chief wrote a copy of all of it, and could be behind with the latest checkpoint; it
@@ -100,7 +99,6 @@ config = tf.estimator.RunConfig(train_distribute=strategy, save_checkpoints_step
 
 
 @pytest.mark.processes
-@pytest.mark.alone
 def test_parameter_servers_of_a_script_with_the_cluster_of_the_guide(tmp_path: Path) -> None:
     """No chief, so worker 0 coordinates; and an evaluator that nobody but itself knows of. Each came to hang, or ended
     with "Could not start gRPC server"."""

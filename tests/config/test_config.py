@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 from runner.config import hydra, parsing, schema
 from runner.config.schema import STRATEGY_OPTIONS, Config, ConfigError
 from runner.config.validation import newest_runs
+from tests.support.command_line import CommandLine
 from tests.support.tiers import slow_but
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +35,10 @@ def composed(overrides: Sequence[str] = ()) -> dict[str, Any]:
     """What Hydra makes of the command line `overrides`, resolved."""
     hydra.register_schema()
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with (
+        hydra.Composition(),
+        initialize_config_dir(str(CONF), version_base="1.3"),
+    ):  # without it Hydra takes thrice as long
         return OmegaConf.to_container(compose("runner", list(overrides)), resolve=True)  # type: ignore[return-value]
 
 
@@ -528,6 +532,10 @@ class Refusal(NamedTuple):
 
 REFUSE_ALL = """
 import contextlib, io, json, os, pathlib, sys
+import yaml
+yaml.SafeLoader = yaml.CSafeLoader  # the same of our own files, and ten times as fast
+from hydra._internal.hydra import Hydra
+Hydra.get_mode = lambda *arguments, **settings: None  # composes all once more, to find that nothing sets hydra.mode
 from runner.launch import app
 
 results = []
@@ -628,9 +636,9 @@ def test_the_module_exits_with_2(tmp_path: Path) -> None:
     ids=["here", "TF_CONFIG", "Slurm"],
 )  # fmt: skip
 def test_a_batch_that_does_not_divide_over_the_workers_of_the_environment_is_refused(
-    env: dict[str, str], message: str, tmp_path: Path
+    env: dict[str, str], message: str, tmp_path: Path, command_line: CommandLine
 ) -> None:
-    result = run_module("strategy=multi_worker", "input.train.batch_size=63", "model_dir=run", cwd=tmp_path, **env)
+    result = command_line("strategy=multi_worker", "input.train.batch_size=63", "model_dir=run", cwd=tmp_path, **env)
     assert result.returncode == 2
     assert message in result.stderr
     assert not (tmp_path / "run").exists()
@@ -735,8 +743,8 @@ def test_hydras_own_launcher_and_sweeper_can_be_chosen(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_hydra_full_error_adds_the_traceback(tmp_path: Path) -> None:
-    result = run_module("++train.max_stps=5", cwd=tmp_path, HYDRA_FULL_ERROR="1")
+def test_hydra_full_error_adds_the_traceback(tmp_path: Path, command_line: CommandLine) -> None:
+    result = command_line("++train.max_stps=5", cwd=tmp_path, HYDRA_FULL_ERROR="1")
     assert result.returncode == 2
     assert "Traceback" in result.stderr
     assert result.stderr.splitlines()[-1].startswith("runner: train.max_stps=5: there is no key")
@@ -760,10 +768,12 @@ def test_questions_about_the_config_are_answered(flags: list[str], tmp_path: Pat
         ("- a\n", "conf/model/mine.yaml holds no keys with values."),
     ],
 )
-def test_a_damaged_file_of_the_users_is_named_with_its_line(text: str, message: str, tmp_path: Path) -> None:
+def test_a_damaged_file_of_the_users_is_named_with_its_line(
+    text: str, message: str, tmp_path: Path, command_line: CommandLine
+) -> None:
     (tmp_path / "conf" / "model").mkdir(parents=True)
     (tmp_path / "conf" / "model" / "mine.yaml").write_text(text)
-    result = run_module("model=mine", cwd=tmp_path)
+    result = command_line("model=mine", cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr.startswith("runner: ") and result.stderr.endswith(f"{message}\n")
 
@@ -778,11 +788,11 @@ def test_a_damaged_file_of_the_users_is_named_with_its_line(text: str, message: 
         ("\udc80", "config.yaml cannot be read: 'utf-8' codec can't decode"),
     ],
 )
-def test_a_damaged_config_of_a_run_is_named(text: str, message: str, tmp_path: Path) -> None:
+def test_a_damaged_config_of_a_run_is_named(text: str, message: str, tmp_path: Path, command_line: CommandLine) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoint").touch()
     (tmp_path / "run" / "config.yaml").write_bytes(text.encode(errors="surrogateescape"))
-    result = run_module("command=evaluate", "model_dir=run", cwd=tmp_path)
+    result = command_line("command=evaluate", "model_dir=run", cwd=tmp_path)
     assert result.returncode == 2
     assert message in result.stderr and "Traceback" not in result.stderr
     if "newer" in text:

@@ -11,16 +11,19 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
+from tests.support.command_line import CommandLine
 from tests.support.jobs import SMALL
 
 ROOT = Path(__file__).parents[2]
 
 
+SETTINGS = [*(one for one in SMALL if not one.startswith("tracking=")), "model_dir=run"]
+
+
 def start(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    settings = [one for one in SMALL if not one.startswith(("tracking=", "run.progress"))]
     env = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
     return subprocess.run(
-        [sys.executable, "-m", "runner", *settings, "model_dir=run", "run.progress=plain", *overrides],
+        [sys.executable, "-m", "runner", *SETTINGS, *overrides],
         cwd=folder, env={**env, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
 
@@ -93,14 +96,15 @@ def test_the_screen_says_where_to_look_and_what_the_users_loggers_say(tracked: d
     assert "x 7.5" in done.stderr
 
 
-def test_a_start_without_a_step_leaves_no_run(tmp_path: Path) -> None:
-    done = start(tmp_path, "model.fn=tests.support.tracked.failing")
+@pytest.mark.usefixtures("mlflow_database")
+def test_a_start_without_a_step_leaves_no_run(tmp_path: Path, command_line: CommandLine) -> None:
+    done = command_line(*SETTINGS, "model.fn=tests.support.tracked.failing", cwd=tmp_path)
     assert done.returncode == 2 and "the user's mistake" in done.stderr
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
     assert client.search_runs([one.experiment_id for one in client.search_experiments()]) == []
 
 
-def test_a_dry_run_leaves_no_run(tmp_path: Path) -> None:
-    done = start(tmp_path, "model.fn=tests.support.tracked.model_fn", "command=dry_run")
+def test_a_dry_run_leaves_no_run(tmp_path: Path, command_line: CommandLine) -> None:
+    done = command_line(*SETTINGS, "model.fn=tests.support.tracked.model_fn", "command=dry_run", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not (tmp_path / "mlflow.db").exists() and not (tmp_path / "mlruns").exists()

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from runner.tracking.journal import journal_path, read_journal
+from tests.support.command_line import CommandLine
 from tests.support.tiers import slow_but
 
 ROOT = Path(__file__).parents[2]
@@ -56,10 +57,11 @@ def test_the_main_job_reaches_its_accuracy_under_every_strategy(strategy: str, t
     assert "oneDNN" not in result.stderr and "WARNING" not in result.stderr  # none of TensorFlow's start-up noise
 
 
-def test_a_run_is_in_mlflow_with_its_params_and_metrics(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("mlflow_database")
+def test_a_run_is_in_mlflow_with_its_params_and_metrics(tmp_path: Path, command_line: CommandLine) -> None:
     from mlflow import MlflowClient
 
-    result = run("train.max_steps=20", "train.log_steps=10", "model.params.network=mlp", cwd=tmp_path)
+    result = command_line("train.max_steps=20", "train.log_steps=10", "model.params.network=mlp", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     (model_dir,) = (tmp_path / "outputs").iterdir()
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
@@ -75,8 +77,9 @@ def test_a_run_is_in_mlflow_with_its_params_and_metrics(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("experiment", slow_but(EXPERIMENTS, "wide_deep"))
-def test_every_experiment_takes_two_steps(experiment: str, tmp_path: Path) -> None:
-    result = run(f"experiment={experiment}", "train.max_steps=2", "tracking=none", "model_dir=run", cwd=tmp_path)
+def test_every_experiment_takes_two_steps(experiment: str, tmp_path: Path, command_line: CommandLine) -> None:
+    overrides = [f"experiment={experiment}", "train.max_steps=2", "tracking=none", "model_dir=run"]
+    result = command_line(*overrides, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert summary_in(tmp_path / "run")["global_step"] == 2
 
@@ -94,12 +97,12 @@ def test_train_then_evaluate_are_the_two_halves(tmp_path: Path) -> None:
     assert set(summary["metrics"]) == {"eval/accuracy", "eval/loss"}
 
 
-def test_evaluating_what_was_never_trained_says_so(tmp_path: Path) -> None:
-    result = run("command=evaluate", "tracking=none", "model_dir=run", cwd=tmp_path)
+def test_evaluating_what_was_never_trained_says_so(tmp_path: Path, command_line: CommandLine) -> None:
+    result = command_line("command=evaluate", "tracking=none", "model_dir=run", cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr == "runner: model_dir=run: there is no such folder.\n"
     (tmp_path / "run").mkdir()
-    result = run("command=evaluate", "tracking=none", "model_dir=run", cwd=tmp_path)
+    result = command_line("command=evaluate", "tracking=none", "model_dir=run", cwd=tmp_path)
     assert result.returncode == 2
     assert "there is no checkpoint in " in result.stderr
     assert "Traceback" not in result.stderr
@@ -119,7 +122,7 @@ def start_long_run(tmp_path: Path, **overrides: str) -> subprocess.Popen[str]:
     return process
 
 
-def test_sigterm_saves_and_the_next_run_goes_on(tmp_path: Path) -> None:
+def test_sigterm_saves_and_the_next_run_goes_on(tmp_path: Path, command_line: CommandLine) -> None:
     process = start_long_run(tmp_path)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=150)
@@ -129,7 +132,7 @@ def test_sigterm_saves_and_the_next_run_goes_on(tmp_path: Path) -> None:
     assert interrupted["status"] == "interrupted" and step >= 100
     assert Path(interrupted["checkpoint"] + ".index").exists()
 
-    resumed = run(
+    resumed = command_line(
         "model_dir=run", "model.params.network=mlp", f"train.max_steps={step + 5}", "tracking=none", cwd=tmp_path
     )
     assert resumed.returncode == 0, resumed.stderr
@@ -173,13 +176,14 @@ def test_the_task_does_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -
     ids=["ValueError", "missing feature, inline", "returns None", "RuntimeError"],
 )  # fmt: skip
 def test_an_error_in_model_fn_is_named_with_its_line(
-    body: str, code: int, message: str, where: str | None, inline: int, tmp_path: Path
+    body: str, code: int, message: str, where: str | None, inline: int, tmp_path: Path, command_line: CommandLine
 ) -> None:
     mine = tmp_path / "model_fns" / "mine.py"
     mine.parent.mkdir()
     mine.write_text(f"def model_fn(features, labels, mode):\n    {body}\n")
     custom = ("model=custom", "model.fn=model_fns.mine", "tracking=none", "model_dir=run")
-    result = run(*custom, f"run.inline={bool(inline)}", cwd=tmp_path)
+    start = run if inline or "ValueError" in body else command_line
+    result = start(*custom, f"run.inline={bool(inline)}", cwd=tmp_path)
     assert result.returncode == code, result.stderr
     assert message in result.stderr
     assert "Traceback" not in result.stderr
@@ -211,7 +215,7 @@ def test_inline_a_debugger_reaches_model_fn(tmp_path: Path) -> None:
     assert (summary["status"], summary["global_step"]) == ("finished", 2)
 
 
-def test_inline_is_refused_in_a_sweep(tmp_path: Path) -> None:
-    result = run("-m", "run.inline=true", "train.max_steps=1,2", "tracking=none", cwd=tmp_path)
+def test_inline_is_refused_in_a_sweep(tmp_path: Path, command_line: CommandLine) -> None:
+    result = command_line("-m", "run.inline=true", "train.max_steps=1,2", "tracking=none", cwd=tmp_path)
     assert result.returncode == 2
     assert "runner: run.inline=true with --multirun: TensorFlow is configured once a process." in result.stderr

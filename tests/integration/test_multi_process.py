@@ -23,7 +23,7 @@ from tests.support.models import STYLES, eval_input, train_input
 from tests.support.sparse_models import classic_embedding, embedding
 from tests.support.weighted_models import model_of, of_two, weighted_input
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]  # the first waits for two gangs
+pytestmark = pytest.mark.timeout(900)  # the first waits for two gangs
 
 TWO = (
     "native", "classic", "by_replicas", "drawn_seed", "uneven", "without_data", "nothing_at_all", "own_resumed",

@@ -19,8 +19,6 @@ from runner.task import main
 from runner.tracking.journal import journal_path, read_journal
 from tests.config.test_config import composed
 
-pytestmark = pytest.mark.alone
-
 ROOT = Path(__file__).parents[2]
 
 

@@ -27,8 +27,6 @@ from runner.tracking.journal import journal_path, read_journal
 from tests.launch.test_gang import wait_until
 from tests.support.jobs import SMALL
 
-pytestmark = pytest.mark.alone
-
 ROOT = Path(__file__).parents[2]
 MAX_STEPS, SAVE_STEPS = 2400, 200
 RUN = [

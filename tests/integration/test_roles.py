@@ -44,8 +44,6 @@ from tests.support.checkpoints import list_checkpoints
 from tests.support.evaluator import BEST, PLACE, evaluator, specs, untuned
 from tests.support.line import points, steps_of
 
-pytestmark = pytest.mark.alone
-
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "clusters.md"
 TIMEOUT_SECS = 120.0

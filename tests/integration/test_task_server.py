@@ -22,8 +22,6 @@ from runner.tracking.journal import journal_path, read_journal
 from tests.support.jobs import SMALL
 from tests.support.processes import is_gone, wait_until
 
-pytestmark = pytest.mark.alone
-
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
 SETTINGS = ("tracking=none", "train.max_steps=5", "run.progress=plain")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import runner
+from tests.support.command_line import CommandLine
 from tests.support.jobs import SMALL
 from tests.support.line import line
 
@@ -33,6 +34,13 @@ def _at_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # where tests.support is found
 
 
+@pytest.fixture
+def forked(command_line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the tasks of the test; that of `finished` has imported TensorFlow itself."""
+    monkeypatch.setattr("runner.launch.task_group.build_starter", lambda *args, **settings: command_line.starter)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
 def test_a_run_is_what_the_command_line_makes(finished: runner.Run) -> None:
     before = sys.argv, dict(os.environ)
     assert finished.status == "finished"
@@ -46,6 +54,7 @@ def test_a_run_is_what_the_command_line_makes(finished: runner.Run) -> None:
     assert (sys.argv, dict(os.environ)) == before
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_loaded_run_evaluates_and_predicts(finished: runner.Run) -> None:
     loaded = runner.load(finished.model_dir)
     assert loaded == finished
@@ -59,12 +68,14 @@ def test_a_loaded_run_evaluates_and_predicts(finished: runner.Run) -> None:
     assert [float(one["y"]) for one in arrays] == pytest.approx([one["y"] for one in predicted])
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_loaded_run_goes_on(finished: runner.Run) -> None:
     longer = runner.load(finished.model_dir).train("train.max_steps=6")
     assert longer.summary["global_step"] == 6
     assert longer.model_dir == finished.model_dir
 
 
+@pytest.mark.usefixtures("forked")
 def test_what_is_wrong_is_raised(tmp_path: Path) -> None:
     with pytest.raises(
         runner.RunError, match=r"train.max_step=4: there is no key .* Did you mean 'train.max_steps'"
@@ -80,6 +91,7 @@ def test_what_is_wrong_is_raised(tmp_path: Path) -> None:
         runner.load(tmp_path)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_run_that_fails_is_raised(tmp_path: Path) -> None:
     with pytest.raises(runner.RunError) as raised:
         runner.run(*SMALL, "input.train.fn=tests.support.jobs.failing", f"model_dir={tmp_path}/run")

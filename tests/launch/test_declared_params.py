@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.command_line import CommandLine
+
 NET = """
 import tensorflow as tf
 from runner import EstimatorSpec
@@ -29,6 +30,9 @@ GROUP = "fn: net\nparams:\n  lr: 0.1\n  layers: {width: 3}\n  tables: {a: {rows:
 RUN = ("model=mine", "input=custom", "input.train.fn=net", "input.eval.fn=net", "tracking=none", "model_dir=run")
 
 
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     (tmp_path / "net.py").write_text(NET)
@@ -37,10 +41,9 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "runner", *arguments]
-    return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=240)
+@pytest.fixture
+def run(command_line: CommandLine, project: Path) -> Run:
+    return functools.partial(command_line, cwd=project)
 
 
 @pytest.mark.parametrize(
@@ -57,19 +60,19 @@ def run(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         (["input=digits", "input.eval.params.flt=1"], "Did you mean 'flat'?"),
     ],
 )
-def test_a_param_that_is_not_declared_is_refused(overrides: list[str], message: str, project: Path) -> None:
+def test_a_param_that_is_not_declared_is_refused(overrides: list[str], message: str, project: Path, run: Run) -> None:
     given = RUN if "input=digits" not in overrides else ("model=mine", "model_dir=run")
-    result = run(project, *given, *overrides)
+    result = run(*given, *overrides)
     assert result.returncode == 2
     assert message in result.stderr and result.stderr.count("runner:") == 1
     assert "hunter22" not in result.stderr
     assert not (project / "run").exists()
 
 
-def test_what_is_open_stays_open_and_what_nobody_reads_is_named_once(project: Path) -> None:
+def test_what_is_open_stays_open_and_what_nobody_reads_is_named_once(project: Path, run: Run) -> None:
     """`+` adds; names in a table, params of an empty group and of a function on the command line are the user's."""
     opened = ["+model.params.lrr=0.5", "model.params.lrr=0.6", "model.params.tables.b.rows=2", "train.max_steps=2"]
-    result = run(project, *RUN, *opened, "input.train.params.times=9", "input.eval.params.tmies=1")
+    result = run(*RUN, *opened, "input.train.params.times=9", "input.eval.params.tmies=1")
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("Not read by model_fn or input_fn") == 1
     unread = ["model.params.layers", "model.params.tables", "model.params.lrr", "input.eval.params.tmies"]
@@ -77,18 +80,18 @@ def test_what_is_open_stays_open_and_what_nobody_reads_is_named_once(project: Pa
     assert json.loads((project / "run" / "summary.json").read_text())["unread_params"] == unread
 
     evaluate = ["command=evaluate", "model_dir=run", "tracking=none"]
-    refused = run(project, *evaluate, "model.params.lrrr=1")
+    refused = run(*evaluate, "model.params.lrrr=1")
     assert refused.returncode == 2 and "Did you mean 'lrr'? Declared: lr, layers, tables, lrr." in refused.stderr
-    read = run(project, *evaluate, "model.params.lrr=1", "+input.eval.params.times=2", "eval.name=other")
+    read = run(*evaluate, "model.params.lrr=1", "+input.eval.params.times=2", "eval.name=other")
     assert read.returncode == 0, read.stderr
     assert "Not read" not in read.stderr  # who only evaluates asks for less
-    other = run(project, "model.fn=net", *RUN[1:5], "model_dir=other", "model.params.lr=0.1", "command=dry_run")
+    other = run("model.fn=net", *RUN[1:5], "model_dir=other", "model.params.lr=0.1", "command=dry_run")
     assert other.returncode == 0, other.stderr
 
 
 @pytest.mark.slow
-def test_a_sweep_over_a_param_that_nobody_reads_says_so_in_its_table(project: Path) -> None:
-    result = run(project, "-m", *RUN[:5], "+model.params.lrr=0.5,0.1", "train.max_steps=1")
+def test_a_sweep_over_a_param_that_nobody_reads_says_so_in_its_table(run: Run) -> None:
+    result = run("-m", *RUN[:5], "+model.params.lrr=0.5,0.1", "train.max_steps=1")
     assert result.returncode == 0, result.stderr
     table = result.stdout[result.stdout.index("sweep outputs/sweeps/") :].splitlines()
     assert sum("lrr=0.5 (not read: lrr)" in line for line in table) == 1

@@ -16,7 +16,9 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from tests.launch.test_sweep import ENV, Outcome, command
+from tests.launch.test_sweep import ENV, Outcome, command, run_sweep
+from tests.support.command_line import CommandLine
+from tests.support.tiers import slow_but
 
 RATE = "model.params.learning_rate=tag(log,interval(0.01,1))"
 
@@ -38,26 +40,14 @@ Study = Callable[..., Outcome]
 
 
 @pytest.fixture
-def study(tmp_path: Path) -> Study:
+def study(tmp_path: Path, command_line: CommandLine) -> Study:
     """Runs a sweep with Optuna over `arguments` whose tasks execute `code`."""
 
     def run(code: str, *arguments: str) -> Outcome:
         words = ("tracking=none", "hydra/sweeper=optuna", *arguments)
-        called = command(tmp_path, BEST_AT_03 + code, *words)
-        process = subprocess.run(called, cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=240)
-        return Outcome(tmp_path, process)
+        return run_sweep(command_line, tmp_path, BEST_AT_03 + code, *words)
 
     return run
-
-
-def refused(tmp_path: Path, *arguments: str) -> str:
-    """What a sweep with Optuna that cannot begin says."""
-    called = command(tmp_path, "finish()", "tracking=none", "hydra/sweeper=optuna", *arguments)
-    process = subprocess.run(called, cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=60)
-    assert process.returncode == 2
-    assert "Traceback" not in process.stderr
-    assert process.stdout == ""
-    return process.stderr.strip()
 
 
 def trials_in(directory: Path) -> list[optuna.trial.FrozenTrial]:
@@ -67,28 +57,29 @@ def trials_in(directory: Path) -> list[optuna.trial.FrozenTrial]:
 
 
 def test_suggestions_follow_from_what_came_before_and_the_same_command_goes_on(study: Study) -> None:
-    first = study("finish()", RATE, "hydra.sweeper.n_trials=14")
+    arguments = (RATE, "+hydra.sweeper.sampler_params.n_startup_trials=6")
+    first = study("finish()", *arguments, "hydra.sweeper.n_trials=10")
     assert first.code == 0, first.err
-    assert "job 14/14: learning_rate=" in first.err
+    assert "job 10/10: learning_rate=" in first.err
     trials = trials_in(first.directory)
-    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 14
-    # The ten first are drawn at random, the others near the best.
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 10
+    # The six first are drawn at random, the others near the best.
     distances = [abs(trial.params["model.params.learning_rate"] - 0.3) for trial in trials]
     assert [trial.value for trial in trials] == pytest.approx(distances)
-    assert sorted(distances[10:])[1] < sorted(distances[:10])[4]
+    assert sorted(distances[6:])[1] < sorted(distances[:6])[2]
     assert first.jobs[0]["value"] == pytest.approx(min(distances))
     kept = {path.name for path in first.directory.glob("*.png")}
     assert kept == {"optimization_history.png", "param_importances.png", "parallel_coordinates.png"}
-    again = study("finish()", RATE, "hydra.sweeper.n_trials=15")
+    again = study("finish()", *arguments, "hydra.sweeper.n_trials=11")
     assert again.directory == first.directory
     assert again.code == 0
-    assert "job 15/15" in again.err
+    assert "job 11/11" in again.err
     assert "is finished already" not in again.err
-    assert len(again.jobs) == 15
+    assert len(again.jobs) == 11
     values = [trial.params["model.params.learning_rate"] for trial in trials_in(first.directory)]
-    assert len(set(values)) == 15
-    done = study("finish()", RATE, "hydra.sweeper.n_trials=15")
-    assert "The study has its 15 trials. More of them: hydra.sweeper.n_trials=30." in done.err
+    assert len(set(values)) == 11
+    done = study("finish()", *arguments, "hydra.sweeper.n_trials=11")
+    assert "The study has its 11 trials. More of them: hydra.sweeper.n_trials=22." in done.err
     assert done.jobs == again.jobs
 
 
@@ -101,7 +92,7 @@ def test_the_metrics_name_says_the_direction(study: Study) -> None:
 def test_ranges_choices_and_whole_numbers(study: Study) -> None:
     result = study(
         "finish()", "model.params.learning_rate=choice(0.1,0.2)", "model.params.width=16,32",
-        "train.max_steps=range(10,50,10)", "run.seed=int(interval(1,3))", "hydra.sweeper.n_trials=6",
+        "train.max_steps=range(10,50,10)", "run.seed=int(interval(1,3))", "hydra.sweeper.n_trials=4",
         "hydra.sweeper.sampler=random",
     )  # fmt: skip
     assert result.code == 0, result.err
@@ -120,7 +111,7 @@ def test_values_that_ran_before_are_not_run_again(study: Study) -> None:
     assert len(trials_in(result.directory)) == 7
 
 
-@pytest.mark.parametrize("parallel", [1, 2])
+@pytest.mark.parametrize("parallel", slow_but([1, 2], 1))
 def test_a_job_that_falls_behind_is_pruned(parallel: int, study: Study) -> None:
     arguments = (
         "model.params.learning_rate=0.1,0.9", "hydra.sweeper.sampler=random", "hydra.sweeper.seed=6",
@@ -187,25 +178,28 @@ def test_ctrl_c_says_what_is_left(tmp_path: Path) -> None:
     assert "4 of 5 jobs are left. The same command goes on with this sweep." in ended.stdout
 
 
-def test_mistakes_are_said_before_anything_runs(tmp_path: Path) -> None:
-    assert "there is none. Did you mean 'tpe'? Available: tpe, random" in refused(
-        tmp_path, RATE, "hydra.sweeper.sampler=tpee"
-    )
+def test_mistakes_are_said_before_anything_runs(tmp_path: Path, command_line: CommandLine) -> None:
+    def refused(*arguments: str) -> str:
+        result = command_line("-m", "tracking=none", *arguments, cwd=tmp_path)
+        assert result.returncode == 2
+        assert "Traceback" not in result.stderr
+        assert result.stdout == ""
+        return result.stderr.strip()
+
+    ours = ("hydra/sweeper=optuna", RATE)
+    tried = "there is none. Did you mean 'tpe'? Available: tpe, random"
+    assert tried in refused(*ours, "hydra.sweeper.sampler=tpee")
     assert "hydra.sweeper.pruner=my_pkg.Mine: No module named 'my_pkg'" in refused(
-        tmp_path, RATE, "hydra.sweeper.pruner=my_pkg.Mine"
+        *ours, "hydra.sweeper.pruner=my_pkg.Mine"
     )
-    assert "unexpected keyword argument 'x'" in refused(tmp_path, RATE, "+hydra.sweeper.sampler_params.x=1")
-    assert "the study cannot be opened" in refused(tmp_path, RATE, "hydra.sweeper.storage=sqlit:///x")
-    assert "nothing varies" in refused(tmp_path)
-    assert "hydra.sweeper.n_trial=3: there is no key 'hydra.sweeper.n_trial'." in refused(
-        tmp_path, RATE, "hydra.sweeper.n_trial=3"
-    )
+    assert "unexpected keyword argument 'x'" in refused(*ours, "+hydra.sweeper.sampler_params.x=1")
+    assert "the study cannot be opened" in refused(*ours, "hydra.sweeper.storage=sqlit:///x")
+    assert "nothing varies" in refused(ours[0])
+    unknown = "hydra.sweeper.n_trial=3: there is no key 'hydra.sweeper.n_trial'."
+    assert unknown in refused(*ours, "hydra.sweeper.n_trial=3")
     old = "hydra.sweeper._target_=hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper"
-    assert "is of hydra-optuna-sweeper, which needs optuna<3" in refused(tmp_path, RATE, old)
-    words = command(tmp_path, "finish()", "tracking=none", "model.params.learning_rate=interval(0,1)")
-    plain = subprocess.run(words, cwd=tmp_path, env=ENV, capture_output=True, text=True)
-    assert "Add hydra/sweeper=optuna, or list them." in plain.stderr
-    assert plain.returncode == 2
+    assert "is of hydra-optuna-sweeper, which needs optuna<3" in refused(*ours, old)
+    assert "Add hydra/sweeper=optuna, or list them." in refused("model.params.learning_rate=interval(0,1)")
 
 
 def test_optuna_is_imported_only_where_it_is_chosen(tmp_path: Path) -> None:
@@ -222,12 +216,11 @@ def test_optuna_is_imported_only_where_it_is_chosen(tmp_path: Path) -> None:
     assert missing.stderr.strip().endswith("hydra/sweeper=optuna needs Optuna: pip install 'tf-runner[optuna]'")
 
 
-def test_a_dry_run_lists_the_jobs(tmp_path: Path, study: Study) -> None:
+def test_a_dry_run_lists_the_jobs(tmp_path: Path, command_line: CommandLine) -> None:
     def listed(*arguments: str) -> list[str]:
-        called = command(tmp_path, "finish()", "tracking=none", "command=dry_run", *arguments)
-        process = subprocess.run(called, cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=60)
-        assert process.returncode == 0, process.stderr
-        return process.stdout.splitlines()
+        result = command_line("-m", "tracking=none", "command=dry_run", *arguments, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        return result.stdout.splitlines()
 
     lines = listed("model.params.learning_rate=0.1,0.2", "train.max_steps=5,6")
     assert [line.partition(" (not started")[0] for line in lines] == [
@@ -239,5 +232,5 @@ def test_a_dry_run_lists_the_jobs(tmp_path: Path, study: Study) -> None:
     assert lines[0] == "model.params.learning_rate: 0.01 to 1.0, by orders of magnitude"
     assert lines[1].startswith("20 trials in outputs/sweeps/")
     words = ("model.params.learning_rate=0.1,0.2", "tracking=none")
-    subprocess.run(command(tmp_path, BEST_AT_03 + "finish()", *words), cwd=tmp_path, env=ENV, check=True, timeout=60)
+    assert run_sweep(command_line, tmp_path, BEST_AT_03 + "finish()", *words).code == 0
     assert all("(finished, outputs/sweeps/" in line for line in listed("model.params.learning_rate=0.1,0.2"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +17,8 @@ from typing import Any
 import pytest
 
 from runner.config import job_id
+from runner.launch import task_group
+from tests.support.command_line import CommandLine
 from tests.support.tiers import slow_but
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +34,6 @@ import os, sys, time, signal
 from pathlib import Path
 import yaml
 from runner.tracking.journal import Journal, journal_path
-from tests.support.tiers import slow_but
 config = yaml.safe_load(Path(sys.argv[1]).read_text())
 model_dir, params = Path(config["model_dir"]), config["model"]["params"]
 rate = params["learning_rate"]
@@ -59,32 +62,56 @@ class Outcome:
         }
 
 
-def command(tmp_path: Path, code: str, *arguments: str) -> list[str]:
+def write_task(tmp_path: Path, code: str) -> Path:
     script = tmp_path / "task.py"
     script.write_text(TASK + code)
-    return [sys.executable, "-c", APP.format(script=str(script)), "-m", *arguments]
+    return script
+
+
+def command(tmp_path: Path, code: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-c", APP.format(script=str(write_task(tmp_path, code))), "-m", *arguments]
 
 
 ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
+def run_sweep(command_line: CommandLine, folder: Path, code: str, *arguments: str) -> Outcome:
+    """Run a sweep over `arguments` whose tasks execute `code` after TASK."""
+    task = write_task(folder, code)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task_group, "task_argv", lambda file: [sys.executable, str(task), str(file)])
+        return Outcome(folder, command_line("-m", *arguments, cwd=folder))
+
+
 @pytest.fixture
-def sweep(tmp_path: Path) -> Callable[..., Outcome]:
-    """Runs a sweep over `arguments` whose tasks execute `code` after TASK."""
+def sweep(tmp_path: Path, command_line: CommandLine) -> Callable[..., Outcome]:
+    """Runs a sweep of `run_sweep` in the folder of the test."""
 
     def run(code: str, *arguments: str, tracking: str = "none") -> Outcome:
-        called = command(tmp_path, code, f"tracking={tracking}", *arguments)
-        process = subprocess.run(called, cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=240)
-        return Outcome(tmp_path, process)
+        return run_sweep(command_line, tmp_path, code, f"tracking={tracking}", *arguments)
 
     return run
 
 
 RATES = "model.params.learning_rate=0.1,0.3,0.2"
+OF_FINISHED = ("tracking=none", RATES, "+model.params.db_password=hunter22")
 
 
-def test_the_jobs_are_ranked_at_the_end(sweep: Callable[..., Outcome]) -> None:
-    result = sweep("finish()", RATES)
+@pytest.fixture(scope="module")
+def finished(command_line: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """A sweep all of whose jobs have finished."""
+    return run_sweep(command_line, tmp_path_factory.mktemp("finished"), "finish()", *OF_FINISHED)
+
+
+@pytest.fixture
+def again(finished: Outcome, tmp_path: Path, command_line: CommandLine) -> Callable[..., Outcome]:
+    """Runs it once more, in a copy, whose jobs are skipped; any that begins anew fails."""
+    shutil.copytree(finished.directory, tmp_path / "outputs" / "sweeps" / finished.directory.name)
+    return functools.partial(run_sweep, command_line, tmp_path, "sys.exit(1)", *OF_FINISHED)
+
+
+def test_the_jobs_are_ranked_at_the_end(finished: Outcome) -> None:
+    result = finished
     assert result.code == 0, result.err
     assert [job["name"] for job in result.jobs] == ["learning_rate=0.3", "learning_rate=0.2", "learning_rate=0.1"]
     assert [job["value"] for job in result.jobs] == pytest.approx([0.7, 0.8, 0.9])
@@ -102,13 +129,13 @@ def test_the_jobs_are_ranked_at_the_end(sweep: Callable[..., Outcome]) -> None:
         ("eval/accuracy", "min", "0.1"),
     ),
 )
-def test_the_config_says_what_is_best(metric: str | None, mode: str | None, best: str, sweep: Any) -> None:
+def test_the_config_says_what_is_best(metric: str | None, mode: str | None, best: str, again: Any) -> None:
     chosen = [*([f"sweep.metric={metric}"] if metric else []), *([f"sweep.mode={mode}"] if mode else [])]
-    assert sweep("finish()", RATES, *chosen).jobs[0]["name"] == f"learning_rate={best}"
+    assert again(*chosen).jobs[0]["name"] == f"learning_rate={best}"
 
 
-def test_a_metric_that_no_job_has_is_named(sweep: Callable[..., Outcome]) -> None:
-    result = sweep("finish()", RATES, "sweep.metric=eval/acuracy")
+def test_a_metric_that_no_job_has_is_named(again: Callable[..., Outcome]) -> None:
+    result = again("sweep.metric=eval/acuracy")
     assert "sweep.metric=eval/acuracy: no job has it. There are: eval/accuracy, eval/loss." in result.err
     assert [job["value"] for job in result.jobs] == [None] * 3
 
@@ -254,20 +281,19 @@ journal.event("result", global_step=7, metrics={"eval/loss": value, "eval/auc": 
 
 
 def test_a_finished_job_that_was_evaluated_since_is_still_finished(
-    sweep: Callable[..., Outcome], tmp_path: Path
+    finished: Outcome, again: Callable[..., Outcome], tmp_path: Path
 ) -> None:
-    first = sweep("finish()", RATES)
-    best = first.directory / first.jobs[0]["folder"]
+    best = tmp_path / "outputs" / "sweeps" / finished.directory.name / finished.jobs[0]["folder"]
     called = [word for word in command(tmp_path, "sys.exit(1)", "tracking=none", "command=evaluate") if word != "-m"]
     (best / "checkpoint").touch()
     assert subprocess.run([*called, f"model_dir={best}"], cwd=tmp_path, env=ENV, capture_output=True).returncode == 1
-    again = sweep("finish()", RATES)
-    assert again.err.count("is finished already") == 3
-    assert again.generations() == {"learning_rate=0.3": 1, "learning_rate=0.2": 1, "learning_rate=0.1": 1}
+    result = again()
+    assert result.err.count("is finished already") == 3
+    assert result.generations() == {"learning_rate=0.3": 1, "learning_rate=0.2": 1, "learning_rate=0.1": 1}
 
 
-def test_secrets_of_a_sweep_are_its_owners(sweep: Callable[..., Outcome]) -> None:
-    result = sweep("finish()", RATES, "+model.params.db_password=hunter22")
+def test_secrets_of_a_sweep_are_its_owners(finished: Outcome) -> None:
+    result = finished
     holding = {
         path
         for path in result.directory.rglob("*")

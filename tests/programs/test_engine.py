@@ -64,8 +64,14 @@ def in_memory(trainer: Estimator) -> dict[str, str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    ("style", "strategy"),
+    slow_but(
+        itertools.product(STYLES, STRATEGIES),
+        *((style, "default") for style in STYLES), *((style, "mirrored") for style in STYLES),
+        ("native", "one_device"), ("classic", "central_storage"),
+    ),
+)  # fmt: skip
 def test_names_of_variables_are_the_golden_ones(style: str, strategy: str, tmp_path: Path) -> None:
     trainer = Estimator(STYLES[style], tmp_path, config(strategy)).train(train_input(8), steps=1)
     assert trainer.get_variable_names() == GOLDEN_NAMES[style]
@@ -181,8 +187,14 @@ def with_normalization(style: str) -> Any:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strategy", ["default", "mirrored", "central_storage"])
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    ("style", "strategy"),
+    slow_but(
+        itertools.product(STYLES, ["default", "mirrored", "central_storage"]),
+        ("native", "default"), ("native", "mirrored"), ("classic", "mirrored"), ("classic", "central_storage"),
+        ("keras_model", "mirrored"),
+    ),
+)  # fmt: skip
 def test_evaluate_and_predict_change_no_variable(style: str, strategy: str, tmp_path: Path) -> None:
     trainer = Estimator(with_normalization(style), tmp_path, config(strategy)).train(train_input(8), steps=3)
     trainer.evaluate(eval_input(8))
@@ -356,7 +368,7 @@ def test_a_checkpoint_moves_between_strategies(style: str, tmp_path: Path) -> No
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", slow_but(STYLES, "classic"))
 def test_a_plain_saver_reads_the_checkpoint_of_mirrored(style: str, tmp_path: Path) -> None:
     trainer = Estimator(STYLES[style], tmp_path, config("mirrored")).train(train_input(8), steps=3)
     expected = variables(trainer)
@@ -404,7 +416,7 @@ def _inference(model: Any) -> list[Any]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", slow_but(STYLES, "native", "classic"))
 def test_nan_is_named_at_its_exact_step(style: str, tmp_path: Path) -> None:
     poisoned = 437
 

@@ -1,0 +1,77 @@
+"""`python -m runner` in the process of the tests, its tasks forked from one server: a start costs 0.3 s, cold it is 6.
+
+A sweep starts its tasks like that. That the command does so by itself, and a task that imports TensorFlow by itself,
+belong to tests that start a process: tests/integration/test_main.py and tests/integration/test_task_server.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from runner.launch import app
+from runner.launch.task_starter import ForkingStarter
+
+ROOT = Path(__file__).parents[2]
+
+
+class SharedStarter(ForkingStarter):
+    """Starts the tasks of all runs of a session."""
+
+    def close(self) -> None:
+        """Keep the server, at the end of each run."""
+
+    def end(self) -> None:
+        super().close()
+
+
+class CommandLine:
+    """The command line; a call is a command."""
+
+    def __init__(self) -> None:
+        self.starter = SharedStarter()
+
+    def __call__(self, *words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run `python -m runner <words>` in `cwd`. Return its exit code and what it and its tasks said."""
+        with tempfile.TemporaryFile("w+", 1) as out, tempfile.TemporaryFile("w+", 1) as err:
+            with pytest.MonkeyPatch.context() as patch, _redirected(1, out), _redirected(2, err):
+                patch.chdir(cwd)
+                patch.setattr(sys, "argv", ["runner", *words])
+                patch.setattr(sys, "path", [*sys.path])
+                for name, value in {"PYTHONPATH": str(ROOT), **env}.items():
+                    patch.setenv(name, value)
+                # Hydra's `disabled` logging would silence the loggers of all tests that come after in this process.
+                patch.setattr("hydra._internal.logging_config.configure_logging", lambda config: None)
+                # It composes all once more, to find that nothing sets hydra.mode.
+                patch.setattr("hydra._internal.hydra.Hydra.get_mode", lambda *args, **settings: None)
+                for user in ("task_group", "multirun"):
+                    patch.setattr(f"runner.launch.{user}.build_starter", lambda *args, **settings: self.starter)
+                code = app.run_command_line()
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(words, code, out.read(), err.read())
+
+
+@contextlib.contextmanager
+def _redirected(descriptor: int, file: IO[str]) -> Iterator[None]:
+    """Lead a standard stream of this process, and so of those that it starts, into `file`."""
+    name = {1: "stdout", 2: "stderr"}[descriptor]
+    before, stream = os.dup(descriptor), getattr(sys, name)
+    stream.flush()
+    os.dup2(file.fileno(), descriptor)
+    setattr(sys, name, file)
+    try:
+        yield
+    finally:
+        file.flush()
+        setattr(sys, name, stream)
+        os.dup2(before, descriptor)
+        os.close(before)
