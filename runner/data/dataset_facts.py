@@ -24,11 +24,14 @@ MAX_FILES = 1000
 _GENERAL_NAMES = ("input_fn", "train_input_fn", "eval_input_fn", "__call__")
 
 
-def dataset_facts(input_fn: Any, pipeline: InputPipeline, mode: str) -> dict[str, Any]:
+def dataset_facts(input_fn: Any, pipeline: InputPipeline, context: str) -> dict[str, Any]:
     """Return the fields of a `dataset` event of the journal, as `runner.tracking.tracker.DatasetFacts` has them.
 
     The digest is one of the function, its source, its params, and the sizes and times of the files that they name: data
     that the function gets elsewhere may change behind it.
+
+    Args:
+      context: what the input is for: train, eval, eval_<name>, predict.
     """
     fn, params = (input_fn.fn, input_fn.params) if isinstance(input_fn, Input) else (input_fn, None)
     params = plain_params(params)
@@ -39,7 +42,7 @@ def dataset_facts(input_fn: Any, pipeline: InputPipeline, mode: str) -> dict[str
     source = {"input_fn": function, "params": masked(params) if isinstance(params, Mapping) else None, "files": files}
     described = json.dumps([source, _source_of(fn), str(pipeline.element_spec)], default=str, sort_keys=True)
     return {
-        "context": mode,
+        "context": context,
         "name": _name(function, files),
         "digest": hashlib.sha256(described.encode("utf-8", "replace")).hexdigest()[:8],
         "source": source,

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from runner.config.metric_names import evaluation_prefix
 from runner.data.dataset_facts import dataset_facts
 from runner.data.inputs import Input, InputPipeline, build_input_pipeline
 from runner.data.sharding import WorkerPlace
@@ -98,11 +99,18 @@ class Models:
         return model.training_feed(input_fn, build)
 
     def build_pipeline(
-        self, input_fn: InputFn, mode: str, model: Model, num_epochs: int | None = None, **place: int
+        self,
+        input_fn: InputFn,
+        mode: str,
+        model: Model,
+        num_epochs: int | None = None,
+        eval_name: str | None = None,
+        **place: int,
     ) -> InputPipeline:
         """Call the input function and make its data this process's input.
 
         Args:
+          eval_name: of one of several evaluations.
           place: worker_index and num_workers, where they are not those of the model's strategy.
         """
         collectives, config = model.collectives, self._context.config
@@ -125,14 +133,15 @@ class Models:
                 num_epochs=num_epochs,
             )
         self.log_once(f"Input ({mode}): sharding {pipeline.shard}: {pipeline.reason}")
-        self._note_dataset(source, pipeline, mode)
+        contexts = {ModeKeys.EVAL: evaluation_prefix(eval_name), ModeKeys.PREDICT: "predict"}
+        self._note_dataset(source, pipeline, contexts.get(mode, mode))
         return pipeline
 
-    def _note_dataset(self, source: InputFn, pipeline: InputPipeline, mode: str) -> None:
+    def _note_dataset(self, source: InputFn, pipeline: InputPipeline, context: str) -> None:
         """Note in the journal what the input is, once."""
         if self._context.is_chief and not isinstance(self._context.journal, NullJournal):
-            facts = dataset_facts(source, pipeline, mode)
-            key = f"{mode} {facts['name']} {facts['digest']}"
+            facts = dataset_facts(source, pipeline, context)
+            key = f"{context} {facts['name']} {facts['digest']}"
             if key not in self._logged:
                 self._logged.add(key)
                 self._context.journal.event(DATASET, **facts)

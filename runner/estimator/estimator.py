@@ -274,7 +274,7 @@ class Estimator:
         self, input_fn: InputFn, steps: float, hooks: Sequence[Any], path: str, name: str | None
     ) -> dict[str, Any]:
         started = time.monotonic()
-        setup = self.prepare_evaluation(input_fn)
+        setup = self.prepare_evaluation(input_fn, name)
         evaluation.check_ends(setup, steps, [*hooks, *setup.program.spec.evaluation_hooks])
         with self._restored(setup.model, path):
             step, label = setup.model.store.global_step, evaluation_prefix(name)
@@ -286,10 +286,10 @@ class Estimator:
             evaluation.EvaluationResult(name or "", step, path, metrics, examples, secs).report(self._context)
         return {**metrics, "global_step": step}
 
-    def prepare_evaluation(self, input_fn: InputFn) -> EvalSetup:
+    def prepare_evaluation(self, input_fn: InputFn, name: str | None = None) -> EvalSetup:
         """Return an evaluation before its first batch, without the values of a checkpoint."""
         model = self._models.for_evaluation
-        pipeline = self._models.build_pipeline(input_fn, ModeKeys.EVAL, model)
+        pipeline = self._models.build_pipeline(input_fn, ModeKeys.EVAL, model, eval_name=name)
         return EvalSetup(model, pipeline, model.eval_program(pipeline))
 
     def names_of_metrics(self, input_fn: InputFn, name: str | None) -> list[str]:
@@ -300,7 +300,7 @@ class Estimator:
         of_all = self._models.for_evaluation.collectives.num_workers == self.collectives.num_workers
         if not of_all and not self.collectives.is_chief:
             return []
-        program = self.prepare_evaluation(input_fn).program
+        program = self.prepare_evaluation(input_fn, name).program
         known = dict.fromkeys([*program.sum_names, *(program.spec.eval_metric_ops or {})])
         return [f"{evaluation_prefix(name)}/{metric}" for metric in known]
 

@@ -10,6 +10,7 @@ import getpass
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import shlex
@@ -67,6 +68,9 @@ MAX_METRICS, MAX_PARAMS_AND_TAGS, MAX_BYTES = 1000, 100, 500_000
 
 MAX_PARAMS_OF_A_RUN = 1000
 """A run with 10,000 takes 13 s to record (measured), and MLflow's pages cannot show it."""
+
+MAX_EXAMPLE_VALUES = 200_000
+"""Numbers in the input example of a model: an image of 256x256 in colour; two files of a megabyte."""
 
 LOCK_TIMEOUT_SECS = 120.0
 """How long to wait for another process that is creating the database (measured: 1.4-6.7 s)."""
@@ -357,24 +361,42 @@ def _save_model(model: ExportedModel, folder: Path) -> None:
     """Writes a SavedModel as a model of MLflow, which loads it by `runner/tracking/mlflow_model.py`. Imports no
     TensorFlow."""
     import mlflow.pyfunc
-    import numpy as np
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
 
     def schema(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> Any:
-        # Texts are objects to NumPy, and it does not know bfloat16.
-        kinds = {"string": "object", "bfloat16": "float32"}
-        return Schema(
-            [TensorSpec(np.dtype(kinds.get(kind, kind)), tuple(shape), name) for name, (kind, shape) in tensors.items()]
-        )
+        return Schema([TensorSpec(_dtype(kind), tuple(shape), name) for name, (kind, shape) in tensors.items()])
 
     mlflow.pyfunc.save_model(
         str(folder),
         python_model=str(Path(__file__).with_name("mlflow_model.py")),
         artifacts={"saved_model": str(model.path)},
         signature=ModelSignature(schema(model.inputs), schema(model.outputs)),
+        input_example=_input_example(model.inputs),
         pip_requirements=[f"{name}=={version(name)}" for name in ("mlflow", "tensorflow")],  # else it tries: 10 s
     )
+
+
+def _input_example(inputs: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, Any] | None:
+    """Return a request that holds one example, of zeros and empty texts: what the user's data is stays with the user.
+
+    None where it would be larger than a person reads.
+    """
+    import numpy as np
+
+    shapes = {name: [1 if size < 0 else size for size in shape] for name, (_, shape) in inputs.items()}
+    if not inputs or sum(map(math.prod, shapes.values())) > MAX_EXAMPLE_VALUES:
+        return None
+    kinds = {name: _dtype(kind) for name, (kind, _) in inputs.items()}
+    return {name: np.full(shapes[name], "" if kinds[name].kind == "O" else 0, kinds[name]) for name in inputs}
+
+
+def _dtype(kind: str) -> Any:
+    """Return the NumPy type of a tensor of TensorFlow's type `kind`."""
+    import numpy as np
+
+    # Texts are objects to NumPy, and it does not know bfloat16.
+    return np.dtype({"string": "object", "bfloat16": "float32"}.get(kind, kind))
 
 
 def sqlite_path(uri: str) -> Path | None:

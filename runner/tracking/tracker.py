@@ -41,7 +41,7 @@ class DatasetFacts:
     """What is known of an input without reading it.
 
     Attributes:
-      context: what it is for: train, eval, eval_<name>.
+      context: what it is for: train, eval, eval_<name>, predict.
       name: of its input_fn, or of its file.
       digest: of what describes it: function, params, files with their sizes and times.
       source: dotted name of its input_fn, its params and files.

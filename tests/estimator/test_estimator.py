@@ -654,6 +654,7 @@ def test_what_happens_is_noted_in_the_journal(tmp_path: Path) -> None:
     trainer = Estimator(line, tmp_path / "run", config, journal=journal)
     trainer.train(points()).evaluate(points(), name="test")
     lines, _ = read_journal(tmp_path / "journal")
+    assert [line["context"] for line in lines if line.get("event") == "dataset"] == ["train", "eval_test"]
     speeds = ["train/examples_per_sec", "train/learning_rate", "train/loss", "train/steps_per_sec"]
     evaluated = ["eval_test/loss", "eval_test/mae"]
     noted = [(line["step"], sorted(line["metrics"])) for line in lines if "metrics" in line]

@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
-import sysconfig
-import venv
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,44 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PARTS = ("pyproject.toml", "README.md", "LICENSE", "runner", "conf", "model_fns", "input_fns")
-ENV = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+from tests.support.wheel import ROOT, build_wheel, call, install
 
 pytestmark = pytest.mark.slow
 
 
-def call(*command: str | Path, cwd: Path) -> str:
-    result = subprocess.run(list(map(str, command)), cwd=cwd, env=ENV, capture_output=True, text=True, timeout=500)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy: a build leaves directories behind in its source."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
-    for part in PARTS:
-        if (ROOT / part).is_dir():
-            shutil.copytree(ROOT / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / part, source / part)
-    call(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", out, source, cwd=source)
-    (built,) = out.glob("*.whl")
-    return built
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin directory of a fresh environment with the wheel in it; its dependencies are those of this one."""
-    home = tmp_path_factory.mktemp("venv")
-    venv.create(home, with_pip=False)
-    python = home / "bin" / "python"
-    (site_packages,) = home.glob("lib/python*/site-packages")
-    # A directory that a .pth adds is searched, but its own .pth files (an editable install of ours) are not read.
-    (site_packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
-    call(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel, cwd=home)
-    return home / "bin"
+    """The bin directory of a fresh environment with the wheel in it."""
+    return install(wheel, tmp_path_factory.mktemp("venv"))
 
 
 def test_the_wheel_holds_config_and_examples_and_nothing_else(wheel: Path) -> None:

@@ -49,6 +49,8 @@ def test_an_exported_model_is_one_of_mlflow_with_a_signature(tmp_path: Path) -> 
     assert output.step == words.get_variable_value("global_step") > 0
     assert (logged.name, logged.source_run_id, str(logged.status)) == ("best", run_id, "READY")
     uri = f"models:/{output.model_id}"
+    (example,) = (tmp_path / "mlartifacts").rglob("serving_input_example.json")
+    assert json.loads(example.read_text()) == {"inputs": {"n": [0.0], "w": [""]}}
     result = subprocess.run(
         [sys.executable, "-I", "-c", LOADING, tracker.uri, uri, json.dumps([WORDS, NUMBERS])],
         capture_output=True, text=True, timeout=240, cwd=tmp_path,
