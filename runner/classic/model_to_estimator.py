@@ -19,6 +19,7 @@ from runner.classic.estimator import Estimator
 from runner.classic.optimizers import clipped_as_before
 from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.programs.model import Model
+from runner.programs.program import Program
 from runner.run_config import RunConfig, WarmStart, with_model_dir
 from runner.tf_private import keras_models, tensor_bundle
 
@@ -84,10 +85,10 @@ class _KerasEstimator(Estimator):
         return path or os.path.join(self.model_dir, _WEIGHTS)
 
     @contextlib.contextmanager
-    def _restored(self, model: Model, path: str) -> Iterator[None]:
+    def _restored(self, model: Model, program: Program, path: str) -> Iterator[None]:
         if path.endswith(_WEIGHTS):
             self._write_weights(model)
-        with super()._restored(model, path):
+        with super()._restored(model, program, path):
             yield
 
     def _write_weights(self, model: Model) -> None:

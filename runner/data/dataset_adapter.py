@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from runner.tf_private import v1
+from runner.tf_private.graphs import GraphFromHere, Part, function_of_part
 from runner.tf_private.random_ops import KERNEL_RANDOM
-from runner.tracing.graph_operations import has_effect
+from runner.tracing.graph_operations import has_effect, needed, operations
 
 _log = logging.getLogger(__name__)
 
@@ -142,9 +143,9 @@ def call_input_fn(fn: Callable[[], Any], name: str, *, training: bool) -> Any:
     """Return what `fn` returns; where that is made of elements of v1 iterators, a dataset of what it makes of each.
 
     A graph of TF 1 gave the tensors of `get_next` new values in each step; what an input function made of them
-    afterwards belonged to the step, too. Here it is called twice: once eagerly, to see which datasets it takes elements
-    of, and once inside `Dataset.map` over these, where `get_next` gives what the map is called with. So the data has an
-    end, a position that a checkpoint can hold, and can be divided.
+    afterwards belonged to the step, too. Here it is eager up to its first `get_next`, which gives a placeholder; the
+    rest of it is a graph, and becomes the function of a `Dataset.map` over the datasets of its iterators. So the data
+    has an end, a position that a checkpoint can hold, and can be divided.
 
     In training, tensors that are drawn at random (or read, or come from Python) are a dataset without end, too: a graph
     of TF 1 drew them anew for each step.
@@ -157,22 +158,70 @@ def call_input_fn(fn: Callable[[], Any], name: str, *, training: bool) -> Any:
     """
     taken: list[_Iterator] = []
 
+    def take(iterator: _Iterator) -> Any:
+        taken.append(iterator)
+        return rest.placeholders(iterator.element_spec)
+
+    def build(dataset: tf.data.Dataset) -> _Iterator:
+        if taken:
+            raise _LateIterator
+        return _Iterator(dataset, take)
+
+    try:
+        with GraphFromHere() as rest, v1.iterators_made_by(build):
+            result = fn()
+    except _LateIterator:
+        return _called_twice(fn, name)
+    if isinstance(result, tf.data.Dataset):
+        return result
+    if not taken:
+        return _drawn(fn) if training and _may_change(fn, result) else result
+    _check_taken_once(taken, name)
+    datasets = tuple(iterator.dataset for iterator in taken)
+    return tf.data.Dataset.zip(datasets).map(_function_of_rest(rest, result))
+
+
+class _LateIterator(Exception):
+    """An input function makes an iterator when it has taken the element of another one."""
+
+
+def _function_of_rest(rest: GraphFromHere, result: Any) -> Callable[..., Any]:
+    """Return what gives `result` of the values of the placeholders in it; only what it depends on is computed."""
+    result = tuple(result) if isinstance(result, list) else result
+    places = {id(placeholder): place for place, placeholder in enumerate(rest.inputs)}
+    flat = tf.nest.flatten(result, expand_composites=True)
+    computed = [leaf for leaf in flat if getattr(leaf, "graph", None) is rest.graph and id(leaf) not in places]
+    running = needed(rest.graph, operations(computed))
+    compute = function_of_part(Part(rest.graph, running, rest.inputs, computed)) if computed else None
+
+    @tf.autograph.experimental.do_not_convert
+    def function(*elements: Any) -> Any:
+        values = tf.nest.flatten(elements, expand_composites=True)
+        found = iter(compute(*values) if compute is not None else ())
+        of_graph = {id(leaf) for leaf in computed}
+        given = [
+            values[places[id(leaf)]] if id(leaf) in places else next(found) if id(leaf) in of_graph else leaf
+            for leaf in flat
+        ]
+        return tf.nest.pack_sequence_as(result, given, expand_composites=True)
+
+    return function
+
+
+def _called_twice(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
+    """Return the dataset of a function that makes a dataset after it took the element of another one.
+
+    It is called once eagerly, to see which datasets it takes elements of, and once inside `Dataset.map` over these.
+    """
+    taken: list[_Iterator] = []
+
     def take_first(iterator: _Iterator) -> Any:
         taken.append(iterator)
         return next(iter(iterator.dataset))
 
     with v1.iterators_made_by(lambda dataset: _Iterator(dataset, take_first)):
-        result = fn()
-    if isinstance(result, tf.data.Dataset):
-        return result
-    if not taken:
-        return _drawn(fn) if training and _may_change(fn, result) else result
-    if len({id(iterator) for iterator in taken}) < len(taken):
-        raise ValueError(
-            f"{name} calls get_next() twice on one iterator. Call it once and use its tensors, or return the "
-            "tf.data.Dataset itself."
-        )
-    datasets = tuple(iterator.dataset for iterator in taken)
+        fn()
+    _check_taken_once(taken, name)
 
     @tf.autograph.experimental.do_not_convert
     def rest(*elements: Any) -> Any:
@@ -181,7 +230,15 @@ def call_input_fn(fn: Callable[[], Any], name: str, *, training: bool) -> Any:
             made = fn()
         return tuple(made) if isinstance(made, list) else made
 
-    return tf.data.Dataset.zip(datasets).map(rest)
+    return tf.data.Dataset.zip(tuple(iterator.dataset for iterator in taken)).map(rest)
+
+
+def _check_taken_once(taken: Sequence[_Iterator], name: str) -> None:
+    if len({id(iterator) for iterator in taken}) < len(taken):
+        raise ValueError(
+            f"{name} calls get_next() twice on one iterator. Call it once and use its tensors, or return the "
+            "tf.data.Dataset itself."
+        )
 
 
 def _may_change(fn: Callable[[], Any], result: Any) -> bool:

@@ -104,7 +104,7 @@ class RunCheckpoints:
         """
         self.settle()  # one at a time
         setup, train_input = self._setup, self._setup.input
-        snapshot = Snapshot(step, setup.model.values(), extra)
+        snapshot = Snapshot(step, setup.model.values_by_key(), extra)
         iterators = {train_input.pipeline.pipeline_index: train_input.iterator} if self._input_state.is_saved else {}
         self._is_logged = is_logged
         asynchronous = asynchronous and self._is_asynchronous

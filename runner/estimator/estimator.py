@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from runner.checkpoint import layout, reader
 from runner.checkpoint.integrity import VerifiedCheckpoints
@@ -36,11 +37,13 @@ from runner.export.receivers import ServingInputReceiver, SupervisedInputReceive
 from runner.hooks.evaluation_hooks import EvaluationHooks
 from runner.hooks.hook import Hook, PassContext
 from runner.hooks.profiler import Profiling
+from runner.hooks.scaffold import ModelScaffold
 from runner.hooks.trace_session import TraceSession
 from runner.model_fn import ModeKeys, ModelFn
 from runner.programs import predict as prediction
 from runner.programs.mixed_precision import with_precision
 from runner.programs.model import Model
+from runner.programs.program import Program
 from runner.run_config import DrawnSeed, RunConfig, with_model_dir
 from runner.system.console import NullProgress, Progress, format_table, relative
 from runner.tracking.journal import Journal, NullJournal
@@ -276,7 +279,7 @@ class Estimator:
         started = time.monotonic()
         setup = self.prepare_evaluation(input_fn, name)
         evaluation.check_ends(setup, steps, [*hooks, *setup.program.spec.evaluation_hooks])
-        with self._restored(setup.model, path):
+        with self._restored(setup.model, setup.program, path):
             step, label = setup.model.store.global_step, evaluation_prefix(name)
             eval_hooks = self._hooks_of([*hooks, *setup.program.spec.evaluation_hooks], setup.program, step, label)
             metrics, examples = evaluation.results(setup, steps, eval_hooks, f"evaluate({name or ''})")
@@ -335,23 +338,49 @@ class Estimator:
         model = self._models.for_prediction
         pipeline = self._models.build_pipeline(input_fn, ModeKeys.PREDICT, model)
         program = model.predict_program(pipeline)
-        with self._restored(model, path):
+        with self._restored(model, program, path):
             step = model.store.global_step
             predict_hooks = self._hooks_of([*hooks, *program.spec.prediction_hooks], program, step, "predict")
             for batch in evaluation.batches(model, program, iterate(pipeline.dataset), path, predict_hooks):
                 batch = prediction.chosen(batch, keys)
                 yield from prediction.single_examples(batch) if single else [batch]
-                self._show_averages(model, path)  # whoever used the model meanwhile has put the weights back
+                if model.values_of == path:
+                    self._show(model, program, path)  # whoever used the model meanwhile has put the weights back
 
     @contextlib.contextmanager
-    def _restored(self, model: Model, path: str) -> Iterator[None]:
-        """Give the model, meanwhile, the values of the checkpoint `path`, or the averages of its weights."""
-        model.restore(path)
+    def _restored(self, model: Model, program: Program, path: str) -> Iterator[None]:
+        """Give the model, meanwhile, what a mode has of the checkpoint `path`, and metrics a fresh start."""
+        program.reset()
+        self._show(model, program, path)
         try:
-            self._show_averages(model, path)
             yield
         finally:
             model.show_weights()
+
+    def _show(self, model: Model, program: Program, path: str) -> None:
+        """Give the model the values of `path` as the Scaffold of `program` has them, or the averages of its weights."""
+        if model.shown is program:
+            return
+        savers = program.trace.collections.get(tf.compat.v1.GraphKeys.SAVERS, ())
+        scaffold = ModelScaffold(program.spec.scaffold, savers)
+        model.restore(path, scaffold.keys, partly=scaffold.restores)
+        self._say_what_saver_lacks(scaffold, model, program)
+        if scaffold.runs:
+            session = TraceSession(program.trace, self._context.model_fn.operators)
+            model.set_aside()
+            scaffold.restore(session, path)
+            scaffold.begin_local(session)
+        self._show_averages(model, path)
+        model.shown = program
+
+    def _say_what_saver_lacks(self, scaffold: ModelScaffold, model: Model, program: Program) -> None:
+        names = [name for name in model.store.saved if name in program.trace.requested.requests]
+        beside = scaffold.not_in_saver(names)
+        if beside and not scaffold.restores:
+            self._models.log_once(
+                f"EstimatorSpec.scaffold: its saver lacks {', '.join(beside)}, which have their values in the "
+                f"checkpoint all the same ({program.spec.mode})."
+            )
 
     def _show_averages(self, model: Model, path: str) -> None:
         if self.config.ema_decay is not None:

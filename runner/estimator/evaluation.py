@@ -126,7 +126,6 @@ def results(setup: EvalSetup, steps: float, hooks: EvaluationHooks, what: str) -
     """
     model, program = setup.model, setup.program
     hooks.begin()
-    program.reset()
     kept = model.values() if program.trace.may_write_in_branches else {}
     try:
         counted = run(setup, steps, hooks)
@@ -215,7 +214,6 @@ def batches(model: Model, program: PredictProgram, iterator: Any, path: str, hoo
       Interrupted: a hook gave it up.
     """
     hooks.begin()
-    program.reset()
     if program.trace.may_write_in_branches:
         model.values_of = None  # what runs next reads the checkpoint again
     seen = 0

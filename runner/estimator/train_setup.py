@@ -9,12 +9,15 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from runner.checkpoint.input_position import InputPosition, continued, source_of, was_read_to_its_end
 from runner.data.inputs import Input, InputPipeline, check_examples, say_small_batches
 from runner.data.iterators import iterate
 from runner.estimator.context import EstimatorContext, Models
 from runner.estimator.specs import InputFn
 from runner.hooks.builtin_hooks import TrainingOverrides, split_hooks
+from runner.hooks.scaffold import ModelScaffold
 from runner.hooks.session_hooks import SessionHooks
 from runner.hooks.trace_session import TraceSession
 from runner.programs.model import Model
@@ -23,6 +26,7 @@ from runner.programs.train_loop import LoopResult
 from runner.run_config import RunConfig
 from runner.tracking import tensorboard
 
+v1 = tf.compat.v1
 _log = logging.getLogger(__name__)
 
 
@@ -141,12 +145,18 @@ class TrainSetupBuilder:
         writers = tensorboard.EventWriters(is_on=context.is_chief, own={context.model_dir: self.summary_writer})
         trace_session = TraceSession(program.trace, context.model_fn.operators)
         session_hooks = SessionHooks(session, trace_session, writers, in_loops=True)
+        scaffold = ModelScaffold(spec.scaffold, program.trace.collections.get(v1.GraphKeys.SAVERS, ()))
+        if context.is_chief:
+            scaffold.warn_in_training(list(model.store.saved), context.config.keep_checkpoint_max)
         if latest is not None:
-            model.restore(latest)
+            model.restore(latest, scaffold.keys, partly=scaffold.restores)
+            scaffold.restore(trace_session, latest)
         else:
             self._warm_start(model)
-        # After the values of a checkpoint or a warm start: init_fn has the last word on a new model.
-        _run_scaffold(spec.scaffold, trace_session, is_new=latest is None)
+            model.keys = scaffold.keys
+            # After the values of a warm start: init_fn has the last word on a new model.
+            scaffold.begin(trace_session)
+        scaffold.begin_local(trace_session)
         with context.journal.phase("restore" if latest else "build"):
             train_input = self._resume_input(pipeline, input_fn, latest)
         config = overrides.config(context.config)
@@ -164,29 +174,3 @@ class TrainSetupBuilder:
         if last is None or (fn is last and pipeline.remaining_steps() == math.inf):
             return TrainInput(pipeline, *continued(pipeline, source, latest))
         return TrainInput(pipeline, iterate(pipeline.dataset), InputPosition.at_start(source, pipeline))
-
-
-def _run_scaffold(scaffold: Any, session: TraceSession, *, is_new: bool) -> None:
-    """Run `init_op` and `init_fn` on a new model and `local_init_op` on any; warn of what has no effect.
-
-    The variables have their initial values, or those of a checkpoint, before that.
-
-    Raises:
-      ValueError: an operation depends on a batch.
-    """
-    if scaffold is None:
-        return
-    unused = ("ready_op", "ready_for_local_init_op", "saver")
-    without_effect = [name for name in unused if getattr(scaffold, name) is not None]
-    if without_effect:
-        _log.warning(
-            "EstimatorSpec.scaffold: its %s has no effect: the runner makes variables, restores and saves by itself.",
-            ", ".join(without_effect),
-        )
-    with session.entered():
-        if is_new and scaffold.init_op is not None:
-            session.run(scaffold.init_op, feed_dict=scaffold.init_feed_dict)
-        if is_new and scaffold.init_fn is not None:
-            scaffold.init_fn(session)
-        if scaffold.local_init_op is not None:
-            session.run(scaffold.local_init_op, feed_dict=scaffold.local_init_feed_dict)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from runner.export.outputs import EvalOutput, ExportOutput, PredictOutput, TrainOutput, outputs_of, signatures_of
 from runner.export.receivers import ServingInputReceiver, SupervisedInputReceiver
+from runner.hooks.scaffold import ModelScaffold
 from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.programs.optimizer_step import apply_gradients
 from runner.tf_private.graphs import eager_values_as_constants
@@ -43,6 +46,9 @@ class ExportGraph:
       signatures: name -> SignatureDef.
       assets: tensors with the paths of files that fill its tables.
       init_op: fills tables and gives a value to what no checkpoint holds.
+      keys: name of a variable -> its key in the checkpoint, where the saver of a Scaffold has another than its name.
+      restore: called with the path of a checkpoint and the values of `specs` that are in it by name, what the user's
+        own `restore` of such a saver makes of them; None: there is none.
     """
 
     graph: tf.Graph
@@ -51,6 +57,8 @@ class ExportGraph:
     signatures: Mapping[str, Any]
     assets: Sequence[tf.Tensor]
     init_op: tf.Operation
+    keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    restore: Callable[[str, Mapping[str, Any]], dict[str, Any]] | None = None
 
 
 def build_graph(
@@ -84,7 +92,10 @@ def build_graph(
         if not receiver.asks_for_all:
             for signature in signatures.values():
                 _leave_out_unused(graph, signature)
-        return _cut(graph, made, signatures, train_op, _initializers(spec))
+        scaffold = ModelScaffold(spec.scaffold, v1.get_collection(_KEYS.SAVERS))
+        exported = _cut(graph, made, signatures, train_op, _initializers(spec))
+        restore = functools.partial(_restored, graph, made, scaffold.saver) if scaffold.restores else None
+        return dataclasses.replace(exported, keys=scaffold.keys, restore=restore)
 
 
 # --- what model_fn finds ------------------------------------------------------------------------------------------
@@ -229,6 +240,27 @@ def _initializers(spec: EstimatorSpec) -> list[tf.Operation]:
     return list(dict.fromkeys([*found, *operations([own] if own is not None else [])]))
 
 
+def _restored(graph: tf.Graph, made: _Made, saver: Any, path: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Name -> value of all variables when `saver` has restored `path`, over `values` that were there by name."""
+    on_cpu = v1.ConfigProto(device_count={"GPU": 0}, allow_soft_placement=True)
+    with graph.as_default(), v1.Session(graph=graph, config=on_cpu) as session:
+        for name, value in values.items():
+            one = made.saved[name]
+            is_whole = not isinstance(one, PartitionedVariable)
+            names = (name,) if is_whole else one.names
+            parts = [value] if is_whole else np.split(value, np.cumsum(one.sizes)[:-1], one.axis)
+            protos = [made.protos[part] for part in names]
+            fed = {proto.initial_value_name: part for proto, part in zip(protos, parts, strict=True)}
+            session.run([proto.initializer_name for proto in protos], fed)
+        saver.restore(session, path)
+        found = {name: one.parts if isinstance(one, PartitionedVariable) else one for name, one in made.saved.items()}
+        read = session.run(tf.nest.map_structure(lambda variable: variable.read_value(), found))
+        return {
+            name: np.concatenate(value, made.saved[name].axis) if isinstance(value, tuple) else value
+            for name, value in read.items()
+        }
+
+
 # --- what of it is exported ---------------------------------------------------------------------------------------
 
 
@@ -243,7 +275,9 @@ def _cut(
     ends_of_signatures = [info for one in signatures.values() for info in (*one.inputs.values(), *one.outputs.values())]
     wanted = [*_operations_of(graph, ends_of_signatures), *([train_op] if train_op is not None else [])]
     running = set(needed(graph, wanted))
-    filling = [one for one in initializers if any(tensor.op in running for tensor in one.inputs)]
+    # A group has no inputs of its own: what it leads to counts.
+    filling = [one for one in initializers if not running.isdisjoint(needed(graph, [one]))]
+    running |= set(needed(graph, filling))
     used = {name for name, one in made.variables.items() if one.handle.op in running or name == GLOBAL_STEP}
     parts = {name: one.names if isinstance(one, PartitionedVariable) else (name,) for name, one in made.saved.items()}
     parts = {name: names for name, names in parts.items() if used.intersection(names)}

@@ -129,12 +129,13 @@ def build_raw_serving_input_receiver_fn(
     """For requests that are the features themselves, each under its name.
 
     Args:
-      features: a dict of tensors or specs, `[batch, ...]`, of which shape and dtype are taken; or one of them.
+      features: a dict of tensors or specs, `[batch, ...]`, of which shape and dtype are taken; or one of them. A scalar
+        is one example of `[batch]`.
       default_batch_size: what takes the place of the first dimension; None: any number of examples.
     """
 
     def serving_input_receiver_fn() -> ServingInputReceiver:
-        placeholders = _placeholders(features, default_batch_size, _SINGLE_FEATURE)
+        placeholders = _placeholders(_batches(features), default_batch_size, _SINGLE_FEATURE)
         return ServingInputReceiver(placeholders, placeholders)
 
     return serving_input_receiver_fn
@@ -155,8 +156,8 @@ def build_raw_supervised_input_receiver_fn(
         raise ValueError(f"{both}: the name of a feature and of a label. Each input of a signature has a name.")
 
     def supervised_input_receiver_fn() -> SupervisedInputReceiver:
-        of_features = _placeholders(features, default_batch_size, _SINGLE_FEATURE)
-        of_labels = _placeholders(labels, default_batch_size, _SINGLE_LABEL)
+        of_features = _placeholders(_batches(features), default_batch_size, _SINGLE_FEATURE)
+        of_labels = _placeholders(_batches(labels), default_batch_size, _SINGLE_LABEL)
         return SupervisedInputReceiver(
             of_features if isinstance(features, Mapping) else of_features[_SINGLE_FEATURE],
             of_labels if isinstance(labels, Mapping) else of_labels[_SINGLE_LABEL],
@@ -186,6 +187,14 @@ def receiver_fn_of_spec(features: Any) -> Callable[[], ServingInputReceiver]:
         return TensorServingInputReceiver(placeholder, {SINGLE_RECEIVER: placeholder})
 
     return serving_input_receiver_fn
+
+
+def _batches(specs: Any) -> Any:
+    """Return `specs` with a batch dimension for each scalar, as tf.estimator put the batch before what followed it."""
+    if isinstance(specs, Mapping):
+        return {name: _batches(spec) for name, spec in specs.items()}
+    is_scalar = tf.TensorShape(getattr(specs, "shape", None)).rank == 0
+    return tf.TensorSpec([None], specs.dtype) if is_scalar else specs
 
 
 def _placeholders(specs: Any, batch_size: int | None, single: str) -> dict[str, Any]:

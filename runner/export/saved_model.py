@@ -191,13 +191,45 @@ def values_of(
     if checkpoint is None:
         return _new_values(graphs, config, specs)
     reader = Reader(checkpoint)
-    renamed = numbered(reader, {name: spec.shape for name, spec in specs.items()})
-    check_shapes(reader, {name: spec.shape for name, spec in specs.items() if name not in renamed})
+    if config.ema_decay is not None and not trains:
+        _log.info("Exported are the moving averages of the weights (ema_decay=%s).", config.ema_decay)
+    _check_keys(graphs)
+    found: dict[str, Any] = {}
+    for graph in graphs:
+        found |= _values_in(reader, graph, config, trains=trains)
+    return {name: found[name] for name in names}
+
+
+def _check_keys(graphs: Sequence[ExportGraph]) -> None:
+    """Check that a variable has one value in all graphs: a SavedModel has no place for two."""
+    sources = [{name: graph.keys.get(name, name) for name in graph.variables} for graph in graphs]
+    differ = [
+        name for one in sources for name, key in one.items() if any(other.get(name, key) != key for other in sources)
+    ]
+    if differ or (len(graphs) > 1 and any(graph.restore is not None for graph in graphs)):
+        raise ValueError(
+            f"the savers of model_fn's Scaffolds read {', '.join(dict.fromkeys(differ)) or 'variables'} in one mode "
+            "otherwise than in another, and a SavedModel has one value for each. Export the modes one by one: "
+            "export_saved_model(..., experimental_mode=)."
+        )
+
+
+def _values_in(reader: Reader, graph: ExportGraph, config: RunConfig, *, trains: bool) -> dict[str, Any]:
+    """Name -> value of each variable of one graph, by the keys that its Scaffold's saver has."""
+    specs, keys = graph.specs, graph.keys
+    renamed = numbered(reader, {name: spec.shape for name, spec in specs.items() if name not in keys})
+    renamed = {**renamed, **keys}
+    shapes = {name: spec.shape for name, spec in specs.items()}
+    if graph.restore is not None:
+        there = {name: renamed.get(name, name) for name in specs if reader.has(renamed.get(name, name))}
+        check_shapes(reader, {name: shapes[name] for name in there}, keys=renamed)
+        values = reader.get_many(dict.fromkeys(there.values()))
+        return graph.restore(reader.path, {name: values[key] for name, key in there.items()})
+    check_shapes(reader, shapes, keys=renamed)
     averaged: dict[str, str] = {}
     if config.ema_decay is not None and not trains:
         averaged = averages_in(reader, specs, config.ema_decay, "export")
-        _log.info("Exported are the moving averages of the weights (ema_decay=%s).", config.ema_decay)
-    sources = {name: renamed.get(name, averaged.get(name, name)) for name in names}
+    sources = {name: renamed.get(name, averaged.get(name, name)) for name in graph.variables}
     values = reader.get_many(dict.fromkeys(sources.values()))
     return {name: values[source] for name, source in sources.items()}
 

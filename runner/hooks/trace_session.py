@@ -20,6 +20,40 @@ IndexedSlicesValue = collections.namedtuple("IndexedSlicesValue", "values indice
 """The value that a session gave for `tf.IndexedSlices`."""
 
 
+def flat_fetches(fetches: Any) -> list[Any]:
+    """Return what `fetches` holds, flat, in its own order: `tf.nest` sorts keys, and tensors are keys of hooks."""
+    inner = _inner(fetches)
+    return [fetches] if inner is None else [one for part in inner for one in flat_fetches(part)]
+
+
+def packed_fetches(fetches: Any, values: Iterator[Any]) -> Any:
+    """Return the structure of `fetches` with the next of `values` in place of what `flat_fetches` gives."""
+    inner = _inner(fetches)
+    if inner is None:
+        return next(values)
+    packed = [packed_fetches(part, values) for part in inner]
+    if isinstance(fetches, Mapping):
+        pairs = list(zip(fetches, packed, strict=True))
+        if isinstance(fetches, collections.defaultdict):
+            return collections.defaultdict(fetches.default_factory, pairs)
+        made: Any = type(fetches)() if issubclass(type(fetches), dict) else {}
+        made.update(pairs)
+        return made
+    if isinstance(fetches, list):
+        return packed
+    return tuple(packed) if type(fetches) is tuple else type(fetches)(*packed)
+
+
+def _inner(fetches: Any) -> list[Any] | None:
+    """Return what a list, a tuple, a mapping or an object of attrs holds; None of anything else."""
+    if isinstance(fetches, Mapping):
+        return list(fetches.values())
+    if isinstance(fetches, list | tuple):
+        return list(fetches)
+    attributes = getattr(type(fetches), "__attrs_attrs__", None)
+    return None if attributes is None else [getattr(fetches, one.name) for one in attributes]
+
+
 def flat_parts(fetch: Any) -> list[Any]:
     """Return the tensors of a sparse or ragged tensor, or of IndexedSlices; anything else as it is."""
     made = _made_of(fetch)
@@ -94,11 +128,11 @@ class TraceSession(ActsAsSession):
 
     def elements(self, fetches: Any) -> list[Any]:
         """Return the tensors and operations of `fetches`, flat; a variable stands for its value before the step."""
-        return [self.element(part) for fetch in tf.nest.flatten(fetches) for part in flat_parts(fetch)]
+        return [self.element(part) for fetch in flat_fetches(fetches) for part in flat_parts(fetch)]
 
     def packed(self, fetches: Any, values: Iterator[Any]) -> Any:
         """Return `fetches` with the values of their elements, the next of `values`, in their places."""
-        return tf.nest.pack_sequence_as(fetches, [value_of(fetch, values) for fetch in tf.nest.flatten(fetches)])
+        return packed_fetches(fetches, iter([value_of(fetch, values) for fetch in flat_fetches(fetches)]))
 
     def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
         """Return the values of `fetches`. What does not depend on the input can be run; assignments take effect.

@@ -47,6 +47,8 @@ class Model:
     Attributes:
       values_of: path of the checkpoint whose values the variables have; None: theirs may be others. Whoever is about to
         change them sets it to None.
+      keys: name of a variable -> its key in that checkpoint, of those that a Scaffold's saver has under another.
+      shown: whoever had other values shown than those of `values_of`, until `show_weights` takes them back.
     """
 
     def __init__(
@@ -66,7 +68,10 @@ class Model:
         self._coordinator = Coordinator(strategy) if is_parameter_server(strategy) else None
         self._programs: dict[Any, Any] = {}
         self.values_of: str | None = None
+        self.keys: Mapping[str, str] = {}
+        self.shown: Any = None
         self._weights: dict[str, Any] = {}
+        self._aside: tuple[Mapping[str, Any], Mapping[str, str]] | None = None  # values, and the keys of these
 
     def num_replicas(self, *, training: bool) -> int:
         """Replicas of this process that a step of training, or of evaluation, runs on."""
@@ -138,25 +143,38 @@ class Model:
 
     # --- values -----------------------------------------------------------------------------------------------
 
-    def restore(self, path: str) -> None:
+    def restore(self, path: str, keys: Mapping[str, str] | None = None, *, partly: bool = False) -> None:
         """Give every variable its value in the checkpoint `path`, unless it has it already.
+
+        Where the variables have the values of `path` by other keys, `show_weights` gives them back: whoever evaluates
+        while the same variables are trained reads by keys of its own.
+
+        Args:
+          keys: name of a variable -> its key in the checkpoint, where that is not its name.
+          partly: a variable that the checkpoint lacks keeps the value that it has.
 
         Raises:
           ValueError: the checkpoint lacks a variable, or has it in another shape.
         """
+        keys = keys or {}
         self.show_weights()
-        if path == self.values_of:
+        if path == self.values_of and keys == self.keys:
             return
         with self._journal.phase("restore"):
             reader = Reader(path)
-            new = self._beginnings(reader)
-            check_shapes(reader, {name: one.shape for name, one in self.store.saved.items()}, new)
+            new = self._beginnings(reader, keys)
+            if partly:
+                new |= {name: name for name in self.store.saved if not reader.has(keys.get(name, name))}
+            check_shapes(reader, {name: one.shape for name, one in self.store.saved.items()}, new, keys)
+            if path == self.values_of:
+                self.set_aside()
             self.values_of = None
-            values = self._read(reader, [name for name in self.store.saved if name not in new])
-            values |= {name: values[start] if isinstance(start, str) else start for name, start in new.items()}
+            values = self._read(reader, [name for name in self.store.saved if name not in new], keys)
+            begin = {name: values.get(start) if isinstance(start, str) else start for name, start in new.items()}
+            values |= {name: start for name, start in begin.items() if start is not None}
             self._warn_of_learning_rates(values, path)
             self.assign(values)
-        self.values_of = path
+        self.values_of, self.keys = path, keys
 
     def begin_with(self, settings: WarmStart) -> warm_start.Loaded:
         """Give a new model the values that it begins with. Raises: ValueError: see `warm_start.load`."""
@@ -171,11 +189,12 @@ class Model:
             parts = tf.nest.flatten(value_of(self.store.saved[name]))
         return np.concatenate([np.atleast_1d(part.numpy()) for part in parts], 0)
 
-    def _read(self, reader: Reader, names: Sequence[str]) -> dict[str, Any]:
+    def _read(self, reader: Reader, names: Sequence[str], keys: Mapping[str, str]) -> dict[str, Any]:
         if isinstance(self.store.placement, ParameterServers):
-            saved = self.store.saved
-            return read_on_servers(reader.path, {name: saved[name] for name in names}, reader.key)
-        return {**reader.get_many(names)}
+            saved = {name: self.store.saved[name] for name in names}
+            return read_on_servers(reader.path, saved, lambda name: reader.key(keys.get(name, name)))
+        found = reader.get_many(dict.fromkeys(keys.get(name, name) for name in names))
+        return {name: found[keys.get(name, name)] for name in names}
 
     def show_averages(self, path: str) -> None:
         """Give the weights the values of their averages in the checkpoint `path`, whose values the model has.
@@ -190,10 +209,17 @@ class Model:
         self._weights = {name: value_of(saved[name]) for name in averages}
         self.assign({name: value_of(saved[one]) if one in saved else reader.get(one) for name, one in averages.items()})
 
+    def set_aside(self) -> None:
+        """Keep the values that the variables have, and give them back with `show_weights`."""
+        if self._aside is None:
+            self._aside = self.values(), self.keys
+
     def show_weights(self) -> None:
-        """Take back `show_averages`."""
+        """Take back `show_averages`, and what came after `set_aside`."""
         weights, self._weights = self._weights, {}
-        self.assign(weights)
+        aside, self._aside, self.shown = self._aside, None, None
+        self.assign(weights if aside is None else aside[0])
+        self.keys = self.keys if aside is None else aside[1]
 
     def assign(self, values: Mapping[str, Any]) -> None:
         """Give variables these values, by name, on all replicas."""
@@ -221,7 +247,14 @@ class Model:
 
         return [name for name, value in self.values().items() if not all(map(is_finite, tf.nest.flatten(value)))]
 
-    def _beginnings(self, reader: Reader) -> dict[str, Any]:
+    def values_by_key(self) -> dict[str, Any]:
+        """Return `values`, by the keys that they have in a checkpoint."""
+        values = self.values()
+        named = {name: value for name, value in values.items() if name not in self.keys}
+        # A key that is the name of another variable: a Saver wrote what it was told to.
+        return named | {key: values[name] for name, key in self.keys.items() if name in values}
+
+    def _beginnings(self, reader: Reader, keys: Mapping[str, str]) -> dict[str, Any]:
         """Return name -> value, or the name of another variable with that value, of what the checkpoint does not have.
 
         That is state for which the checkpoint's run had no option, and what tf.estimator named otherwise.
@@ -230,9 +263,10 @@ class Model:
         starts: dict[str, Any] = {average_name(name): name for name in saved} if self._config.ema_decay else {}
         starts |= {name: self.store.initial_value(name) for name in LossScale.NAMES if name in self.store}
         new = {name: start for name, start in starts.items() if name in saved and not reader.has(name)}
+        new = {name: start for name, start in new.items() if name not in keys}
         if new:
             _log.info("%s has no %s: they begin here.", reader.path, ", ".join(new))
-        shapes = {name: variable.shape for name, variable in saved.items() if name not in new}
+        shapes = {name: variable.shape for name, variable in saved.items() if name not in new and name not in keys}
         return new | {name: reader.get(key) for name, key in numbered(reader, shapes).items()}
 
     def _warn_of_learning_rates(self, values: Mapping[str, Any], path: str) -> None:
@@ -250,17 +284,29 @@ class Model:
                 )
 
 
-def check_shapes(reader: Reader, shapes: Mapping[str, tf.TensorShape], new: Collection[str] = ()) -> None:
+def check_shapes(
+    reader: Reader,
+    shapes: Mapping[str, tf.TensorShape],
+    new: Collection[str] = (),
+    keys: Mapping[str, str] | None = None,
+) -> None:
     """Check that a checkpoint has each variable of a model, in its shape.
 
     Args:
       shapes: of the variables of the model, by name.
       new: those of them that begin with another value, and need not be there.
+      keys: name of a variable -> its key, where a Scaffold's saver has it under another than its name.
 
     Raises: ValueError: it lacks one, or has it in another shape.
     """
-    there = reader.names()
-    missing = [name for name in shapes if name not in there and name not in new]
+    there, keys = reader.names(), keys or {}
+    missing = [name for name in shapes if keys.get(name, name) not in there and name not in new]
+    renamed = [name for name in missing if name in keys]
+    if renamed:
+        raise ValueError(
+            f"checkpoint {reader.path} has no {', '.join(repr(keys[name]) for name in renamed)}, under which the saver "
+            f"of model_fn's Scaffold reads {', '.join(map(repr, renamed))}. It has: {', '.join(there)}."
+        )
     if missing:
         raise ValueError(
             f"checkpoint {reader.path} has no variable {', '.join(map(repr, missing))}. "
@@ -269,8 +315,9 @@ def check_shapes(reader: Reader, shapes: Mapping[str, tf.TensorShape], new: Coll
             "a changed model needs a model_dir of its own."
         )
     for name, requested in shapes.items():
-        if name in there and not requested.is_compatible_with(there[name][0]):
+        found = there.get(keys.get(name, name))
+        if found is not None and not requested.is_compatible_with(found[0]):
             raise ValueError(
-                f"variable {name!r} is {list(there[name][0])} in checkpoint {reader.path} and was requested as "
+                f"variable {name!r} is {list(found[0])} in checkpoint {reader.path} and was requested as "
                 f"{requested.as_list()}. A name has one shape in all modes."
             )

@@ -22,7 +22,7 @@ from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectG
 from tensorflow.python.eager import context
 
 # Which operations have kernels of XLA.
-from tensorflow.python.framework import kernels, ops
+from tensorflow.python.framework import func_graph, kernels, ops
 
 from runner.tf_private.replaced import Overlay, replaced
 
@@ -188,6 +188,41 @@ def program_order_in_branches(graph: Any) -> None:
     wrap_function leaves off. The graph itself is pruned and ordered by `runner.tracing.trace_step`.
     """
     graph._add_control_dependencies = True
+
+
+class GraphFromHere:
+    """A graph that code which is under way goes on in, from the first `placeholders` to the end of this context.
+
+    What it does until then is eager. A context that the code has entered before may end in the graph: those of
+    TensorFlow remember what they set.
+
+    Private: `func_graph.FuncGraph`, the graph of a function, which takes eager tensors in; public functions trace a
+    whole function. When it moves: call the code once more in `tf.function`.
+
+    Attributes:
+      graph: None before the first placeholder.
+      inputs: the placeholders, flat.
+    """
+
+    def __init__(self) -> None:
+        self.graph: Any = None
+        self.inputs: list[tf.Tensor] = []
+        self._until_end = contextlib.ExitStack()
+
+    def __enter__(self) -> GraphFromHere:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._until_end.close()
+
+    def placeholders(self, spec: Any) -> Any:
+        """Return a placeholder for each tensor of a nest of specs."""
+        if self.graph is None:
+            self.graph = func_graph.FuncGraph("input_fn")
+            self._until_end.enter_context(self.graph.as_default())
+        flat = [v1.placeholder(one.dtype, one.shape) for one in tf.nest.flatten(spec, expand_composites=True)]
+        self.inputs += flat
+        return tf.nest.pack_sequence_as(spec, flat, expand_composites=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -133,6 +133,27 @@ _SETTINGS: Mapping[type, Callable[[Any], dict[str, Any]]] = {
         "listeners": tuple(hook._listeners),
     },
 }
+
+
+def names_in_saver(saver: Any) -> dict[str, str]:
+    """Return variable name -> its key in a checkpoint, of all variables that a Saver has.
+
+    Private: `_var_list`, which the constructor was given, or filled with all variables of the graph; None where the
+    Saver was not built yet. Unchanged since TF 0.6. When it moves: read it of the inputs of the restore operation.
+    Also `_save_slice_info` of the parts that a v1 partitioner made, which have the key of the whole; since TF 1.
+    """
+    given = saver._var_list
+    keyed = given.items() if isinstance(given, Mapping) else [("", one) for one in given or ()]
+    names = {}
+    for key, one in keyed:
+        is_whole = hasattr(one, "read_value")
+        for part in [one] if is_whole or not isinstance(one, Iterable) else one:
+            if not hasattr(part, "read_value"):
+                continue  # a SaveableObject: of a table, of an iterator
+            info = getattr(part, "_save_slice_info", None)
+            name = part.op.name if info is None else info.full_name
+            names[name] = key or name
+    return names
 
 
 @contextlib.contextmanager

@@ -53,9 +53,33 @@ class _Named:
 
     Attributes:
       initial: computes its initial value: v1 moving averages, and other variables, begin with it, too.
+      keras_variable: the `keras.Variable` of Keras 3 that it is the value of, if it is.
     """
 
     initial: Callable[[], Any]
+    keras_variable: Any = None
+
+    @property
+    def constraint(self) -> Any:
+        """What optimizers of `tf.compat.v1.train` and tf_keras apply after an update.
+
+        Keras 3 keeps the constraint of a layer on its own variable, where only its own optimizers look.
+        """
+        own = super().constraint  # type: ignore[misc]
+        return own if own is not None else getattr(self.keras_variable, "constraint", None)
+
+    def eval(self, session: Any = None) -> Any:
+        """Return its value in a session, as of a hook."""
+        session = v1.get_default_session() if session is None else session
+        if session is None:
+            raise ValueError(f"{self.op.name}.eval(): there is no default session. Give one: eval(session=session).")
+        return session.run(self)
+
+    def load(self, value: Any, session: Any = None) -> None:
+        """Give it a value, in the session of a hook."""
+        del session
+        with tf.init_scope():
+            self.assign(value)  # type: ignore[attr-defined]
 
     @property
     def op(self) -> _VariableOp:
@@ -109,9 +133,19 @@ def constrain(variable: Any, constraint: Callable[[tf.Variable], Any] | None) ->
     Private: `BaseResourceVariable._constraint`, which `constraint` reads, since TF 1. When it moves: give it to the
     constructor; it is then that of the first call of model_fn.
     """
+    for copy in _copies(variable):
+        copy._constraint = constraint
+
+
+def belongs_to(variable: Any, owner: Any) -> None:
+    """Has the variable, and each of its copies, know the `keras.Variable` that asked for it."""
+    for copy in _copies(variable):
+        copy.keras_variable = owner
+
+
+def _copies(variable: Any) -> list[Any]:
     copies = getattr(variable, "values", None) or getattr(variable, "variables", None) or [variable]
-    for copy in copies:
-        getattr(copy, "_v", copy)._constraint = constraint
+    return [getattr(copy, "_v", copy) for copy in copies]
 
 
 def slices_of(variables: Mapping[str, tf.Variable]) -> dict[str, VariablePart]:

@@ -25,6 +25,7 @@ from runner.tf_private.keras3 import KerasTrace
 from runner.tf_private.parameter_server import ShardedVariable
 from runner.tf_private.variables import (
     VariablePart,
+    belongs_to,
     constrain,
     initial_of,
     named,
@@ -342,8 +343,10 @@ class VariableStore:
                 variable = make(name, kwargs, owner)
             _check_shape(name, variable, kwargs.get("shape") if owner is None else owner.shape)
             _collect(variable, self.specs[name], kwargs.get("collections"))
-            if "constraint" in kwargs:  # those of Keras 3 are its optimizers' affair
+            if "constraint" in kwargs:
                 constrain(variable, kwargs["constraint"])
+            if owner is not None:  # a layer of Keras 3 sets a constraint when it has the variable
+                belongs_to(variable, owner)
             requested.requests.setdefault(name, (variable, owner if owner is not None else owner_by_request(kwargs)))
             return variable
 

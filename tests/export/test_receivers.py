@@ -134,6 +134,8 @@ def test_built_receivers_ask_for_any_number_of_examples() -> None:
     assert raw.features["s"].shape.as_list() == [None, 5]
     assert set(raw.receiver_tensors) == {"d", "s", "7"} and set(raw.features) == {"d", "s", 7}
     assert build_raw_serving_input_receiver_fn(specs, 4)().features["d"].shape.as_list() == [4, 2]
+    scalar = build_raw_serving_input_receiver_fn({"x": tf.constant(3.0)})()
+    assert scalar.features["x"].shape.as_list() == [None]  # as in tf.estimator 2.15
     supervised = build_raw_supervised_input_receiver_fn(tf.TensorSpec([8, 2]), {"y": tf.TensorSpec([8])})()
     assert set(supervised.receiver_tensors) == {"feature", "y"} and set(supervised.labels) == {"y"}
     assert receiver_fn_of_spec(tf.TensorSpec([8, 2]))().features.shape.as_list() == [None, 2]

@@ -123,6 +123,12 @@ CONSTRUCTS: dict[str, tuple[str, ...]] = {
         ".get_updates_for(",
         ".losses",
     ),
+    "savers": (
+        "variables_to_restore()",
+        "tf.train.Saver(names",
+        "local_init_op=",
+        "ready_op=",
+    ),
     "measures": ("metrics_of(", "add_losses("),
     "optimizers": (".minimize(",),
     "beginnings": (

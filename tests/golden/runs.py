@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from tests.golden import data
+
 # What `make test` compares is written first: the process ends with the tests that ask it.
-FIRST = ("layers", "partitions", "schedules", "of_tpu", "keras_model")
+FIRST = ("layers", "partitions", "schedules", "of_tpu", "keras_model", "savers")
 MODELS = (
     *FIRST,
     "scopes",
@@ -92,6 +94,17 @@ def evaluated(name: str, folder: Path, checkpoint: str | None = None) -> dict[st
     return {key: np.asarray(value, np.float64).tolist() for key, value in metrics.items()}
 
 
+def served(name: str, folder: Path, checkpoint: str | None = None) -> dict[str, Any]:
+    """What a model that has a `receiver` predicts at a checkpoint, or at the latest, and what its export answers."""
+    module, model = importlib.import_module("tests.golden." + name), estimator(name, folder)
+    if not hasattr(module, "receiver"):
+        return {}
+    predicted = [one["y"].tolist() for one in model.predict(module.input_fn, checkpoint_path=checkpoint)]
+    path = model.export_saved_model(str(folder / (name + "-export")), module.receiver, checkpoint_path=checkpoint)
+    answer = tf.saved_model.load_v2(path.decode()).signatures["serving_default"]
+    return {"predicted": predicted, "exported": answer(x=tf.constant(data.numbers(3, 4)))["y"].numpy().tolist()}
+
+
 def write_vocabulary(folder: Path) -> None:
     (folder / "vocabulary.txt").write_text("\n".join(VOCABULARY) + "\n")
 
@@ -110,7 +123,8 @@ def write(folder: Path) -> None:
         losses = trained(name, folder, STEPS)
         if name == "scopes":
             shutil.copytree(folder / name, folder / START)
-        leave(folder / (name + ".json"), {"losses": losses, "metrics": evaluated(name, folder)})
+        metrics = evaluated(name, folder)
+        leave(folder / (name + ".json"), {"losses": losses, "metrics": metrics, "served": served(name, folder)})
 
 
 def read(folder: Path, *names: str) -> None:

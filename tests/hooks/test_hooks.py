@@ -765,16 +765,6 @@ def test_chief_hooks_do_not_run_on_others(tmp_path: Path) -> None:
     assert everyone.calls and not chief.calls
 
 
-def test_parts_of_a_scaffold_without_effect_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
-        scaffold = v1.train.Scaffold(saver=object(), ready_op=tf.no_op())
-        return line(features, labels, mode, params)._replace(scaffold=scaffold)
-
-    with caplog.at_level(logging.WARNING, logger="runner"):
-        train(tmp_path, [], 1, model_fn)
-    assert "EstimatorSpec.scaffold: its ready_op, saver has no effect: the runner makes variables," in caplog.text
-
-
 def test_scaffolds_operations_run_and_may_be_fed_as_in_a_session(tmp_path: Path) -> None:
     def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
         spec = line(features, labels, mode, params)

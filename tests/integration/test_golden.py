@@ -156,6 +156,14 @@ def test_metrics_of_its_checkpoint_are_those_of_tf_estimator(name: str, golden: 
     assert_same(metrics, golden.found(name)["metrics"], 1e-6)
 
 
+@pytest.mark.parametrize("name", ["savers"])
+def test_predictions_and_export_of_its_checkpoint_are_those_of_tf_estimator(
+    name: str, golden: Golden, ours: Ours
+) -> None:
+    expected = golden.found(name)["served"]
+    assert_same(runs.served(name, ours.folder, str(golden.folder / name / "model.ckpt-20")), expected, 1e-5)
+
+
 @pytest.mark.parametrize("name", slow_but(["layers", "schedules", "scopes"], "layers", "schedules"))
 def test_summaries_of_the_first_step_are_those_of_tf_estimator(name: str, golden: Golden, ours: Ours) -> None:
     """Later ones are written at other steps: every fifth here, and every fifth after the first there."""

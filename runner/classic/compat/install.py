@@ -58,8 +58,9 @@ def install() -> None:
             put(sys.modules[name])
         else:
             later[name] = put
-    if not any(isinstance(finder, module_paths.ModulePaths) for finder in sys.meta_path):
-        sys.meta_path.insert(0, module_paths.ModulePaths())
+    for kind in (module_paths.ModulePaths, module_paths.NestedCompat):
+        if not any(isinstance(finder, kind) for finder in sys.meta_path):
+            sys.meta_path.insert(0, kind())
     if later and not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AfterImport(later))
 
@@ -69,6 +70,7 @@ def _put_on_tensorflow(tf: Any) -> None:
     _put_on_v2(tf)
     _put_on_v2(tf.compat.v2)
     _put_on_v1(tf.compat.v1)
+    _put_on_nested(tf.compat)
     for at in ("tensorflow.estimator", "tensorflow.compat.v2.estimator"):
         _make_importable(at, _V2)
 
@@ -96,6 +98,23 @@ def _put_on_v1(v1: Any) -> None:
         setattr(v1, name, _without_effect(name))
     for name in ("distribute", "nn", "tpu", "train"):  # an import of them would put another copy in their place
         sys.modules.setdefault(f"tensorflow.compat.v1.{name}", getattr(v1, name))
+
+
+def _put_on_nested(compat: Any) -> None:
+    """Has `tf.compat.v1.compat.v1`, which TensorFlow makes another module, and all below it, be `tf.compat.v1`.
+
+    Whoever took such a module before finds the names on it, too.
+    """
+    for name, nested in list(sys.modules.items()):
+        inner = module_paths.NESTED_PRIVATE.fullmatch(name)
+        if inner is None:
+            continue
+        if inner["version"] is None:
+            for version in ("v1", "v2"):
+                setattr(nested, version, getattr(compat, version))
+        else:
+            _PUTS[f"tensorflow.compat.{inner['version']}"](nested)
+            sys.modules[name] = getattr(compat, inner["version"])
 
 
 def _make_importable(at: str, module: Names) -> None:

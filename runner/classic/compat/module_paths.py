@@ -1,4 +1,4 @@
-"""Modules that scripts imported tf.estimator from although they were not public.
+"""Modules that scripts import under other names: those of tf.estimator that were not public, and nested ones.
 
 `tensorflow.python.estimator.model_fn.ModeKeys`, or the same below `tensorflow_estimator.python`: 2.15 had
 both. What such a module had that was public under tf.estimator, too, is what it gives here.
@@ -6,8 +6,10 @@ both. What such a module had that was public under tf.estimator, too, is what it
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
+import re
 import types
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -58,6 +60,34 @@ def table_of(module: str) -> dict[str, str]:
         **{f"{name}V2": place for name, place in names.NAMES.items()},
         **_OTHERS,
     }
+
+
+NESTED_PRIVATE = re.compile(r"tensorflow\._api\.v2\.compat(\.v[12]\.compat)+(\.(?P<version>v[12]))?")
+"""What `tf.compat.v1.compat`, and `v1` and `v2` in it, are called in `sys.modules`."""
+
+_NESTED = re.compile(r"tensorflow\.compat\.v[12](?:\.compat\.v[12])*\.compat(?P<rest>(?:\.v[12](?:\..+)?)?)")
+
+
+class NestedCompat(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports `tensorflow.compat.v1.compat.v1.x` as `tensorflow.compat.v1.x`, however deep it is nested."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self, is_package=True) if _NESTED.fullmatch(fullname) else None
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        found = _NESTED.fullmatch(spec.name)
+        assert found is not None
+        module = importlib.import_module(f"tensorflow.compat{found['rest']}")
+        spec.loader_state = getattr(module, "__spec__", None)
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """It has been executed: it only keeps the spec that it has."""
+        spec = module.__spec__
+        if spec is not None and spec.loader is self:
+            module.__spec__ = spec.loader_state
 
 
 class ModulePaths(importlib.abc.MetaPathFinder, importlib.abc.Loader):

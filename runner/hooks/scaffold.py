@@ -1,0 +1,147 @@
+"""The Scaffold of what model_fn returned: the keys of its Saver, and what it runs before the first batch of a mode."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from runner.hooks.trace_session import TraceSession
+from runner.tf_private import v1 as v1_bridge
+
+v1 = tf.compat.v1
+_log = logging.getLogger(__name__)
+
+
+class ModelScaffold:
+    """A `tf.compat.v1.train.Scaffold` in one mode, next to the Saver that tf.estimator would have used.
+
+    Args:
+      scaffold: of the EstimatorSpec; None: there is none, and everything below has no effect.
+      savers: the graph's collection SAVERS, which counts where the Scaffold has no saver.
+
+    Attributes:
+      saver: restores this mode, and saves in TRAIN; None: the runner's own way alone.
+      keys: name of a variable -> its key in a checkpoint, of those that the saver has under another than their name.
+
+    Raises:
+      ValueError: there are several savers, or it is something else.
+    """
+
+    def __init__(self, scaffold: Any, savers: Sequence[Any] = ()) -> None:
+        self._scaffold = scaffold
+        self.saver = getattr(scaffold, "saver", None)
+        if self.saver is None and savers:
+            if len(savers) > 1:
+                raise ValueError(
+                    f"the collection tf.GraphKeys.SAVERS has {len(savers)} savers. Give one of them: "
+                    "EstimatorSpec(scaffold=tf.train.Scaffold(saver=...))."
+                )
+            self.saver = savers[0]
+        if self.saver is not None and not callable(getattr(self.saver, "restore", None)):
+            raise ValueError(
+                f"EstimatorSpec.scaffold: its saver is {self.saver!r}, which has no restore. Give a "
+                "tf.compat.v1.train.Saver or a tf.train.Checkpoint."
+            )
+        self._in_saver = v1_bridge.names_in_saver(self.saver) if isinstance(self.saver, v1.train.Saver) else {}
+        self.keys: Mapping[str, str] = {name: key for name, key in self._in_saver.items() if name != key}
+
+    @property
+    def restores(self) -> bool:
+        """Whether `restore` of the saver is the user's own."""
+        own = getattr(getattr(self.saver, "restore", None), "__func__", None)
+        is_known = self.saver is None or isinstance(self.saver, tf.train.Checkpoint)
+        return not is_known and own is not v1.train.Saver.restore
+
+    @property
+    def runs(self) -> bool:
+        """Whether something of it is run before the first batch, beside reading a checkpoint."""
+        names = ("local_init_op", "ready_op", "ready_for_local_init_op")
+        return self.restores or any(getattr(self._scaffold, name, None) is not None for name in names)
+
+    def not_in_saver(self, names: Sequence[str]) -> list[str]:
+        """Return those of `names` that the saver does not have."""
+        return [name for name in names if name not in self._in_saver] if self._in_saver else []
+
+    def restore(self, session: TraceSession, path: str) -> None:
+        """Have the user's own `restore` read the checkpoint `path`; others have been read by their keys."""
+        if self.saver is not None and self.restores:
+            with session.entered():
+                self.saver.restore(session, path)
+
+    def begin(self, session: TraceSession) -> None:
+        """Run `init_op` and `init_fn`, which a new model begins with. Raises: ValueError: it depends on a batch."""
+        scaffold = self._scaffold
+        if scaffold is None:
+            return
+        with session.entered():
+            if scaffold.init_op is not None:
+                session.run(scaffold.init_op, feed_dict=scaffold.init_feed_dict)
+            if scaffold.init_fn is not None:
+                scaffold.init_fn(session)
+
+    def begin_local(self, session: TraceSession) -> None:
+        """Run `local_init_op`, between what says whether the model is ready for it, and ready.
+
+        Raises:
+          RuntimeError: it is not ready. ValueError: an operation depends on a batch.
+        """
+        scaffold = self._scaffold
+        if scaffold is None:
+            return
+        with session.entered():
+            _check_ready(session, scaffold.ready_for_local_init_op, "ready_for_local_init_op")
+            if scaffold.local_init_op is not None:
+                session.run(scaffold.local_init_op, feed_dict=scaffold.local_init_feed_dict)
+            _check_ready(session, scaffold.ready_op, "ready_op")
+
+    def warn_in_training(self, names: Sequence[str], keep_checkpoint_max: int | None) -> None:
+        """Warn of what is another in training than it says.
+
+        Args:
+          names: of the variables of the model.
+        """
+        if self._scaffold is not None and type(self._scaffold).finalize is not v1.train.Scaffold.finalize:
+            _log.warning(
+                "EstimatorSpec.scaffold: finalize() of %s is not called. What it sets, give to the constructor.",
+                type(self._scaffold).__name__,
+            )
+        if self.saver is None:
+            return
+        if getattr(getattr(self.saver, "save", None), "__func__", None) is not v1.train.Saver.save:
+            _log.warning(
+                "EstimatorSpec.scaffold: save() of its saver, a %s, is not called: the runner writes checkpoints by "
+                "itself. A CheckpointSaverListener is called around each.",
+                type(self.saver).__name__,
+            )
+        beside = self.not_in_saver(names)
+        lost = [name for name in beside if name in set(self.keys.values())]
+        if lost:
+            _log.warning(
+                "EstimatorSpec.scaffold: its saver gives the keys %s to other variables, so the variables of these "
+                "names are in no checkpoint, and training cannot be resumed from one.",
+                ", ".join(lost),
+            )
+        kept = [name for name in beside if name not in lost]
+        if kept:
+            _log.info("EstimatorSpec.scaffold: its saver lacks %s; checkpoints have them too.", ", ".join(kept))
+        max_to_keep = getattr(getattr(self.saver, "saver_def", None), "max_to_keep", None)
+        if max_to_keep is not None and max_to_keep != (keep_checkpoint_max or 0):
+            _log.warning(
+                "EstimatorSpec.scaffold: its saver has max_to_keep=%s; keep_checkpoint_max=%s of the RunConfig counts.",
+                max_to_keep,
+                keep_checkpoint_max,
+            )
+
+
+def _check_ready(session: TraceSession, ready_op: Any, name: str) -> None:
+    """Raise where what says that a model is ready gives names, as a session did."""
+    if ready_op is None:
+        return
+    names = session.run(ready_op)
+    if names is not None and np.size(names) and names.dtype != np.int32:
+        shown = ", ".join(one.decode() if isinstance(one, bytes) else str(one) for one in names.ravel())
+        raise RuntimeError(f"EstimatorSpec.scaffold: its {name} says that the model is not ready: {shown}.")
