@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 # The public names: type checkers read them here, and so does `_HOMES`.
 if TYPE_CHECKING:
+    from runner.config.schema import TrackingConfig as TrackingConfig
     from runner.data.inputs import Input as Input
     from runner.distribute.strategy import build_strategy as build_strategy
     from runner.estimator.early_stopping import EarlyStopping as EarlyStopping
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from runner.run_config import RunConfig as RunConfig
     from runner.tracking.artifacts import log_artifact as log_artifact
     from runner.tracking.artifacts import log_figure as log_figure
+    from runner.tracking.backends.user_tracker import RunTracker as RunTracker
     from runner.types import Params as Params
     from runner.types import StepResult as StepResult
 

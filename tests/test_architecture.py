@@ -25,7 +25,9 @@ WITHOUT_TENSORFLOW = (
     "system", "config", "launch", "types", "tf_private.legacy_keras", "tracking.curves", "tracking.journal",
     "tracking.exit_codes", "tracking.mlflow_tracker", "tracking.plain_values", "tracking.provenance",
     "tracking.run_lock", "tracking.run_record", "tracking.shipper", "tracking.summary",
-    "tracking.tracker", "tracking.training_status", "checkpoint.layout", "checkpoint.manifest",
+    "tracking.tracker", "tracking.training_status", "tracking.backends.build", "tracking.backends.csv_tracker",
+    "tracking.backends.session", "tracking.backends.session_process", "tracking.backends.tracker_process",
+    "tracking.backends.user_tracker", "checkpoint.layout", "checkpoint.manifest",
     "checkpoint.retention", "distribute.cluster",
     "distribute.cluster_resolver", "distribute.errors", "distribute.kubernetes", "distribute.local_cluster",
     "distribute.slurm", "distribute.tf_config", "distribute.tpu", "task.main",
@@ -106,7 +108,7 @@ def test_the_command_reads_of_checkpoints_and_tasks_only_what_is_free_of_tensorf
 
 
 def test_a_room_has_a_page_about_itself_and_imports_nothing() -> None:
-    for room in (*ROOMS, "classic.compat", "classic.heads", "classic.premade"):
+    for room in (*ROOMS, "classic.compat", "classic.heads", "classic.premade", "tracking.backends"):
         if room in ("contract", "classic"):  # `import runner.classic` puts its names on TensorFlow
             continue
         page = FILES[room]

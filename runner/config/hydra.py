@@ -19,7 +19,7 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import ResultDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult
@@ -311,6 +311,31 @@ def job_dir(*, _root_: DictConfig) -> str:
         tree["command"] = "train_and_evaluate"
     reads_a_run = tree.get("command") not in schema.TRAINING_COMMANDS
     return job_id(changed_keys.with_removed(tree), reads_a_run=reads_a_run)
+
+
+def check_groups(overrides: Sequence[str]) -> None:
+    """Refuse a list of options of a group of ours, which Hydra would load one over the other.
+
+    Raises:
+      ConfigError: the message says what to write.
+    """
+    groups = {setting.name for setting in dataclasses.fields(schema.Config) if schema.class_at(setting.name)}
+    for text in overrides:
+        try:
+            override = OverridesParser.create().parse_override(text)
+        except (HydraException, ValueError):  # Hydra says it
+            continue
+        value = override.value()
+        options = value.list if isinstance(value, ChoiceSweep) else [value]
+        listed = next((option for option in options if isinstance(option, list)), None)
+        if override.key_or_group not in groups or listed is None:
+            continue
+        group, names = str(override.key_or_group), [str(name) for name in listed]
+        if group == "tracking":
+            write = f"Several trackers are tracking.backend=[{','.join(names)}]"
+        else:
+            write = f"Write {group}={names[0] if names else 'default'}; to try each, -m {group}={','.join(names)}"
+        raise ConfigError(f"{group}=[{','.join(names)}]: a run takes one option of the group {group!r}. {write}.")
 
 
 # --- params that a group or an experiment declares -------------------------------------------------------------------

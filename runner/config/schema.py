@@ -351,11 +351,33 @@ class ExportConfig:
     alias: str | None = None
 
 
+TRACKERS = ("mlflow", "csv", "none")
+"""What `tracking.backend` calls by a name without dots."""
+
+
+@dataclass(frozen=True)
+class TrackingBackend:
+    """One place where a run is recorded: mlflow, csv, or the dotted name of a class that is called with `params`."""
+
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_users(self) -> bool:
+        """Report whether it is a class of the user's."""
+        return self.name not in TRACKERS
+
+
 @dataclass(frozen=True)
 class TrackingConfig:
-    """Where the run is recorded."""
+    """Where the run is recorded.
 
-    backend: str = _setting("mlflow", choices=("mlflow", "none"))
+    Attributes:
+      backend: mlflow, csv, none, the dotted name of a class, `{fn: name, params: {}}`, or a list of them. Read
+        `backends` instead.
+    """
+
+    backend: Any = "mlflow"
     uri: str | None = None
     experiment: str | None = None
     run_name: str | None = None
@@ -364,14 +386,26 @@ class TrackingConfig:
     system_metrics: bool = False
 
     @property
-    def is_on(self) -> bool:
-        """Report whether anything records the run outside of model_dir."""
-        return self.backend != "none"
+    def backends(self) -> tuple[TrackingBackend, ...]:
+        """Where the run is recorded; of a checked config only."""
+        entries = self.backend if isinstance(self.backend, list | tuple) else [self.backend]
+        named = [entry if isinstance(entry, Mapping) else {"fn": entry} for entry in entries]
+        found = [TrackingBackend(entry["fn"], entry.get("params") or {}) for entry in named]
+        return tuple(backend for backend in found if backend.name != "none")
+
+    @property
+    def takes_files(self) -> bool:
+        """Report whether anything that records the run takes files; csv has no place for them."""
+        return any(backend.name != "csv" for backend in self.backends)
 
     @property
     def has_mlflow(self) -> bool:
         """Report whether MLflow records the run."""
-        return self.backend == "mlflow"
+        return any(backend.name == "mlflow" for backend in self.backends)
+
+    def classes(self) -> list[tuple[str, str, str]]:
+        """Return (config key, dotted name, default class) of each class of the user that records the run."""
+        return [("tracking.backend", backend.name, "Tracker") for backend in self.backends if backend.is_users]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from runner.config import schema
+from runner.config.error_messages import did_you_mean
 from runner.config.metric_names import CHECKPOINT_METRICS, evaluation_prefix, is_of_evaluation, rank_by
 from runner.config.saved_config import FILE
 from runner.config.schema import Config, ConfigError
@@ -41,6 +42,7 @@ def check(config: Config) -> None:
         _check_inputs,
         _check_evaluation,
         _check_checkpoint,
+        _check_tracking,
         _check_chosen_checkpoint,
         _check_export,
         _check_warm_start,
@@ -48,7 +50,6 @@ def check(config: Config) -> None:
         _check_evaluator,
         _check_prediction,
         _check_sweep,
-        _check_tracking,
         _check_profile,
         _check_inline,
         _check_jit,
@@ -282,7 +283,7 @@ def _check_export(config: Config) -> Iterator[str]:
     if export.register is not None and not config.tracking.has_mlflow:
         yield (
             f"export.register={export.register} is a name in MLflow's registry, and tracking.backend="
-            f"{config.tracking.backend} records nothing there. Set tracking=mlflow, or export.register=null."
+            f"{_shown(config.tracking.backend)} records nothing there. Set tracking=mlflow, or export.register=null."
         )
     if export.register is not None and not config.exports and config.command in schema.TRAINING_COMMANDS:
         yield f"export.register={export.register} has no effect without export.exporters, such as [final]."
@@ -358,7 +359,8 @@ def _check_sweep(config: Config) -> Iterator[str]:
 
 
 def _check_tracking(config: Config) -> Iterator[str]:
-    """Refuse the URIs that people write and MLflow cannot open."""
+    """Refuse what is no tracker, and the URIs that people write and MLflow cannot open."""
+    yield from check_backend("tracking.backend=", config.tracking.backend)
     uri = config.tracking.uri or ""
     shown = masked_value("tracking.uri", uri)
     if uri.startswith("sqlite:") and not uri.startswith("sqlite:///"):
@@ -367,6 +369,49 @@ def _check_tracking(config: Config) -> Iterator[str]:
         yield f"tracking.uri={shown} is a path. A database file is sqlite:///{shown.removeprefix('file:')}."
     if re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri):
         yield f"tracking.uri={shown} has no scheme. Use http://{shown}."
+
+
+def check_backend(written: str, value: Any, end: str = "") -> Iterator[str]:
+    """Yield what is wrong with a `tracking.backend`.
+
+    Args:
+      written, end: what stands before and after the value where somebody has written it.
+    """
+    shown = f"{written}{_shown(value)}{end}"
+    entries = value if isinstance(value, list | tuple) else [value]
+    if not entries:
+        yield f"{shown} names no tracker. Write none to record nothing outside of model_dir."
+    names = []
+    for entry in entries:
+        is_class = isinstance(entry, Mapping) and {*entry} <= {"fn", "params"} and isinstance(entry.get("fn"), str)
+        params = entry.get("params") if isinstance(entry, Mapping) else None
+        if (not is_class and not isinstance(entry, str)) or not isinstance(params, Mapping | None):
+            yield f"{shown}: {_shown(entry)} is no tracker. {_TRACKERS_IN_WORDS}"
+            return
+        name = entry["fn"] if isinstance(entry, Mapping) else entry
+        if isinstance(entry, Mapping) and "." not in name:
+            yield f"{shown}: {name} takes no params, and no class has that name. {_TRACKERS_IN_WORDS}"
+        elif name not in schema.TRACKERS and "." not in name:
+            yield f"{written}{name}{end} is not allowed.{did_you_mean(name, schema.TRACKERS)} {_TRACKERS_IN_WORDS}"
+        names.append(name)
+    if "none" in names and len(names) > 1:
+        yield f"{shown}: none records nothing, and others beside it do. Leave it out."
+    if len({*names}) < len(names):
+        yield f"{shown} names one twice."
+
+
+_TRACKERS_IN_WORDS = (
+    "Allowed: mlflow, csv, none, the dotted name of a class, {fn: package.module.Class, params: {}}, or a list of them."
+)
+
+
+def _shown(value: Any) -> str:
+    """Return a value as it is written on the command line, without secrets."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{name}:{_shown(masked_value(name, one))}" for name, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_shown, value))}]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _check_profile(config: Config) -> Iterator[str]:

@@ -27,7 +27,16 @@ from yaml import YAMLError
 
 from runner.config import changed_keys, model_source, parsing, saved_config, schema, strategy_validation, user_code
 from runner.config.help import help_on, version
-from runner.config.hydra import Composition, RefusedJob, check_declared_params, conf_path, in_order, prepare, worded
+from runner.config.hydra import (
+    Composition,
+    RefusedJob,
+    check_declared_params,
+    check_groups,
+    conf_path,
+    in_order,
+    prepare,
+    worded,
+)
 from runner.config.schema import Config, ConfigError
 from runner.config.user_code import UserCodeError
 from runner.distribute import cluster_resolver
@@ -280,6 +289,7 @@ class CommandLine:
 
     def _compose(self) -> None:
         """Let Hydra compose the config of each job, make its directory and call `run_job`."""
+        check_groups(self.argv)
         prepare(lambda directory: setattr(self, "_sweep_dir", directory))
         try:
             with Composition(self._build_sweeper) as composition:
@@ -344,7 +354,7 @@ def _checked(
         raise ConfigError(
             f"model_dir={config.model_dir} with --multirun: the runs would overwrite each other. Leave it out."
         )
-    for key, name, default in config.functions():
+    for key, name, default in (*config.functions(), *config.tracking.classes()):
         user_code.locate(key, name, default)
     config, why = model_source.resolved(config, env)
     if why and config.run.progress != "off" and not is_sweep:

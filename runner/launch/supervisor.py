@@ -40,13 +40,13 @@ from runner.system.redaction import mask_text, masked, masked_override, secrets_
 from runner.system.standard_streams import FULL_ERROR, say
 from runner.system.start_status import START_STATUS
 from runner.tracking import exit_codes
+from runner.tracking.backends.build import build_trackers
 from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, STILL_RUNNING, Outcome
 from runner.tracking.journal import Journals
-from runner.tracking.mlflow_tracker import build_tracker
 from runner.tracking.provenance import tags_of_this_process
 from runner.tracking.run_lock import alone_in, wait_for_tasks
 from runner.tracking.run_record import RunRecord
-from runner.tracking.shipper import Shipper
+from runner.tracking.shipper import Shippers
 from runner.tracking.summary import SUMMARY_FILE, after_reading, facts_in, read_summary, summary_of, write_summary
 from runner.tracking.tracker import RunDescription, exported_models
 
@@ -179,24 +179,26 @@ class Supervisor:
         if self.place is None:  # else tasks of other hosts may be writing
             remove_half_written(self.model_dir, self.model_dir / start_files.NOTES_FOLDER)
         journals = Journals(self.model_dir).mark()
-        shipper = self._build_shipper()
-        shipper.start()
+        shippers = self._build_shippers()
+        shippers.start()
         tasks = self._build_tasks(self.file, self.record)
         code = FAILED
         try:
             outcome = self._run_recorded(tasks, journals)
             self._keep_of_earlier(outcome, earlier)
             already = len(self.stops.came)
-            run_id = shipper.drain(lambda: len(self.stops.came) > already, is_recorded=not self.record.is_held)
+            run_id = shippers.drain(lambda: len(self.stops.came) > already, is_recorded=not self.record.is_held)
             files: list[str] = []
             if not self.record.is_held:
                 outcome, files = self._write_summaries(outcome, earlier, run_id)
             summary = summary_of(outcome, self.config, run_id, self.secrets)
+            addresses = shippers.addresses()
             if not self.record.is_held:
-                self._close(shipper, outcome, summary, files)
-            self._print({**summary, "mlflow": shipper.address()}, outcome.code, is_fresh=is_fresh)
+                self._close(shippers, outcome, summary, files)
+            self._print({**summary, "addresses": addresses}, outcome.code, is_fresh=is_fresh)
             code = outcome.code
         finally:
+            shippers.release()
             tasks.rendezvous.end(code)
         return code
 
@@ -280,21 +282,18 @@ class Supervisor:
             listed = ", ".join(f"{key}: {before} -> {now}" for key, before, now in changes)
             say(f"Changed since this run was last started: {listed}")
 
-    def _build_shipper(self) -> Shipper:
+    def _build_shippers(self) -> Shippers:
         tracking = self.config.tracking
         shown = dataclasses.replace(self.config, tracking=schema.TrackingConfig(backend=tracking.backend))
         tags = {**masked(tracking.tags), **tags_of_this_process(self.model_dir, self.argv)}
         if self.member.parent_run_id:
             tags["mlflow.parentRunId"] = self.member.parent_run_id
-        return Shipper(
+        name = self.member.name or tracking.run_name or self.model_dir.name
+        return Shippers(
             self.model_dir,
-            build_tracker(tracking, self.env, Path.cwd()),
+            build_trackers(tracking, self.model_dir, name, self.env, Path.cwd()),
             self.record,
-            RunDescription(
-                self.member.name or tracking.run_name or self.model_dir.name,
-                schema.flatten(masked(schema.to_tree(shown))),
-                tags,
-            ),
+            RunDescription(name, schema.flatten(masked(schema.to_tree(shown))), tags),
             warn=lambda text: say(mask_text(text, self.secrets)),
             is_reader=not self.trains,
             patience_secs=0.0 if not self.trains else PATIENCE_SECS if self.member.name else math.inf,
@@ -394,8 +393,8 @@ class Supervisor:
             outcome = Outcome(FAILED, "failed", self._lost(error), outcome.facts)
         return outcome, files
 
-    def _close(self, shipper: Shipper, outcome: Outcome, summary: Mapping[str, Any], files: Sequence[str]) -> None:
-        """Close the run in MLflow, with how it ended, its files and what it has exported."""
+    def _close(self, shippers: Shippers, outcome: Outcome, summary: Mapping[str, Any], files: Sequence[str]) -> None:
+        """Close the run where it is recorded, with how it ended, its files and what it has exported."""
         told = {**summary, "last_restart": outcome.facts.get("last_restart")}
         names = ("status", "strategy", "num_replicas", *(("restarts", "last_restart") if summary["restarts"] else ()))
         tags = {name: str(told[name]) for name in names if told[name] is not None}
@@ -407,7 +406,7 @@ class Supervisor:
             models = exported_models(
                 outcome.facts.get("exported", []), self._model_name(), export.register, export.alias
             )
-            shipper.close(outcome.mlflow_status, tags, paths, models)
+            shippers.close(outcome.mlflow_status, tags, paths, models)
 
     def _model_name(self) -> str:
         """Return what the model is called by its function: digits of model_fns.digits.model_fn."""

@@ -111,7 +111,7 @@ def _run(
         stop.install()
         is_quiet = progress_mode == "off"
         kept = Artifacts(
-            Path(config.model_dir), journal, cluster.is_chief or cluster.is_evaluator, config.tracking.is_on
+            Path(config.model_dir), journal, cluster.is_chief or cluster.is_evaluator, config.tracking.takes_files
         )
         with (
             said_log(progress, is_quiet=is_quiet),

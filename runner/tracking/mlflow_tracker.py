@@ -201,10 +201,10 @@ class MlflowTracker(Tracker):
         self._monitoring.close()
         self._client.set_terminated(self._run_id, status=status)
 
-    def leave(self) -> None:
-        status, end_time = self._found or ("", None)
-        if status and self._client.get_run(self._run_id).info.status != status:
-            self._client.set_terminated(self._run_id, status=status, end_time=end_time)
+    def leave(self, status: str) -> None:
+        found, end_time = self._found or ("", None)
+        if found and self._client.get_run(self._run_id).info.status != found:
+            self._client.set_terminated(self._run_id, status=found, end_time=end_time)
 
     def delete(self) -> None:
         self._monitoring.close()
@@ -346,12 +346,12 @@ def tracking_uri(settings: TrackingConfig, env: Mapping[str, str], cwd: Path) ->
 
 
 def build_tracker(settings: TrackingConfig, env: Mapping[str, str], cwd: Path) -> Tracker:
-    """Return the tracker that `tracking.backend` names. Creates nothing yet.
+    """Return MLflow where `tracking.backend` names it, else one that records nothing. Creates nothing yet.
 
     Where the settings are None, the uri is MLFLOW_TRACKING_URI, else `sqlite:///mlflow.db` in `cwd`; the experiment is
     MLFLOW_EXPERIMENT_NAME, else `runner`.
     """
-    if settings.backend == "none":
+    if not settings.has_mlflow:
         return NullTracker()
     experiment = settings.experiment or env.get("MLFLOW_EXPERIMENT_NAME") or "runner"
     return MlflowTracker(tracking_uri(settings, env, cwd), experiment, settings.system_metrics)

@@ -1,4 +1,4 @@
-"""run.json: what a run remembers between its starts, of itself and of what was shipped to MLflow."""
+"""run.json: what a run remembers between its starts, of itself and of what was shipped to its trackers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ RUN_FILE = ".mlflow_run"
 
 _SAVING = threading.Lock()
 
+MLFLOW = "mlflow"
+"""The tracker whose part of run.json is the record itself, as it was before there were others."""
+
 _TYPES: Mapping[str, tuple[Any, str]] = {
     "mlflow_run_id": ((str, type(None)), "text or null"),
     "generation": (int, "a whole number"),
@@ -23,6 +26,28 @@ _TYPES: Mapping[str, tuple[Any, str]] = {
     "last_steps": (dict, "a mapping of whole numbers"),
     "training": ((str, type(None)), "text or null"),
 }
+_TYPES_OF_SHIPPED = {"run_id": _TYPES["mlflow_run_id"], **{name: _TYPES[name] for name in ("offsets", "last_steps")}}
+
+
+@dataclass
+class Shipped:
+    """How far a tracker is.
+
+    Attributes:
+      run_id: what it calls the run; None: it knows none yet.
+      offsets: journal file name -> bytes of it that are shipped.
+      last_steps: metric -> last global step that is shipped; a resumed run repeats steps, its curve does not.
+    """
+
+    run_id: str | None = None
+    offsets: dict[str, int] = field(default_factory=dict)
+    last_steps: dict[str, int] = field(default_factory=dict)
+
+    def belongs_to(self, run_id: str) -> None:
+        """Go on with this run of the tracker. One that is new to us has none of what was shipped to another."""
+        if run_id != self.run_id:
+            self.run_id = run_id
+            self.offsets, self.last_steps = {}, {}
 
 
 @dataclass
@@ -32,8 +57,8 @@ class RunRecord:
     Attributes:
       mlflow_run_id: the MLflow run that it goes on with; None when it has none yet.
       generation: how often the run was started, the first time included.
-      offsets: journal file name -> bytes of it that are shipped.
-      last_steps: metric -> last global step that is shipped; a resumed run repeats steps, its curve does not.
+      offsets, last_steps: how far MLflow is, as `Shipped` has it.
+      trackers: how far every other tracker is, by its name.
       training: the status that its training has: running, finished, failed or interrupted.
       is_held: it is not written yet, whoever saves it: the start has not taken its first step.
       drawn_seed: what stands for `run.seed=null`; None where nothing was drawn yet.
@@ -45,6 +70,7 @@ class RunRecord:
     last_steps: dict[str, int] = field(default_factory=dict)
     training: str | None = None
     drawn_seed: int | None = None
+    trackers: dict[str, Shipped] = field(default_factory=dict)
     is_held: bool = field(default=False, repr=False)
 
     @classmethod
@@ -54,15 +80,26 @@ class RunRecord:
         Raises:
           ConfigError: somebody has written a value of another type into it.
         """
-        record = read_dataclass(cls, model_dir / "run.json")
-        for name, (wanted, words) in _TYPES.items():
-            value = getattr(record, name)
-            items = value.values() if isinstance(value, dict) else ()
-            if not isinstance(value, wanted) or isinstance(value, bool) or not all(type(one) is int for one in items):
-                raise ConfigError(
-                    f"{model_dir / 'run.json'}: {name}={value!r} is not {words}. Repair it, or use a new model_dir."
-                )
+        file = model_dir / "run.json"
+        record = read_dataclass(cls, file)
+        _check_types(file, "", vars(record), _TYPES)
+        if not isinstance(record.trackers, dict):
+            raise _wrong(file, "trackers", record.trackers, "a mapping")
+        for name, shipped in record.trackers.items():
+            if not isinstance(shipped, dict) or not {*shipped} <= {*_TYPES_OF_SHIPPED}:
+                raise _wrong(file, f"trackers.{name}", shipped, f"a mapping of {', '.join(_TYPES_OF_SHIPPED)}")
+            record.trackers[name] = Shipped(**shipped)
+            _check_types(file, f"trackers.{name}.", vars(record.trackers[name]), _TYPES_OF_SHIPPED)
         return record
+
+    def of(self, tracker: str) -> Shipped | RunRecord:
+        """Return how far the tracker of this name is; to be called before anything is shipped."""
+        return self if tracker == MLFLOW else self.trackers.setdefault(tracker, Shipped())
+
+    @property
+    def run_id(self) -> str | None:
+        """What MLflow calls the run."""
+        return self.mlflow_run_id
 
     def save(self, model_dir: Path) -> None:
         """Write run.json, unless it `is_held`."""
@@ -70,6 +107,8 @@ class RunRecord:
             if not self.is_held:
                 values = asdict(self)
                 del values["is_held"]
+                if not self.trackers:  # of a run with MLflow alone it is as ever
+                    del values["trackers"]
                 write_json(model_dir / "run.json", values)
 
     def belongs_to(self, mlflow_run_id: str) -> None:
@@ -77,3 +116,15 @@ class RunRecord:
         if mlflow_run_id != self.mlflow_run_id:
             self.mlflow_run_id = mlflow_run_id
             self.offsets, self.last_steps = {}, {}
+
+
+def _check_types(file: Path, at: str, values: Mapping[str, Any], types: Mapping[str, tuple[Any, str]]) -> None:
+    for name, (wanted, words) in types.items():
+        value = values[name]
+        items = value.values() if isinstance(value, dict) else ()
+        if not isinstance(value, wanted) or isinstance(value, bool) or not all(type(one) is int for one in items):
+            raise _wrong(file, f"{at}{name}", value, words)
+
+
+def _wrong(file: Path, name: str, value: Any, words: str) -> ConfigError:
+    return ConfigError(f"{file}: {name}={value!r} is not {words}. Repair it, or use a new model_dir.")

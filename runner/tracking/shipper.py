@@ -22,9 +22,18 @@ from runner.tracking.curves import draw_curves, import_matplotlib
 from runner.tracking.exit_codes import MLFLOW_STATUS, STILL_RUNNING
 from runner.tracking.journal import ARTIFACT, DATASET, IMAGE, WANTS_RUN, Journals, journals_in, read_journal
 from runner.tracking.run_lock import LOCK_FILE
-from runner.tracking.run_record import RUN_FILE, RunRecord
+from runner.tracking.run_record import MLFLOW, RUN_FILE, RunRecord
 from runner.tracking.summary import SUMMARY_FILE, as_killed, read_summary, write_summary
-from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, RunDescription, Tracker, describe, points_of
+from runner.tracking.tracker import (
+    DatasetFacts,
+    ExportedModel,
+    NullTracker,
+    Point,
+    RunDescription,
+    Tracker,
+    describe,
+    points_of,
+)
 
 PERIOD_SECS = 2.0
 GLANCE_SECS = 0.2
@@ -38,12 +47,13 @@ UPLOAD_BYTES_PER_SEC = 1e6
 
 
 class Shipper:
-    """Ships the journals of one run from a thread of its own, until `close`.
+    """Ships the journals of one run to one tracker from a thread of its own, until `close`.
 
     Args:
+      name: of the tracker, in the record.
       record: where it goes on; saved after each shipment.
       warn: called with a text when the tracker fails for the first time. Failures are never raised.
-      is_reader: the command reads a run. An MLflow run that is there gets metrics and files, but keeps its params,
+      is_reader: the command reads a run. A run that is there gets metrics and files, but keeps its params,
         tags and status.
       patience_secs: how long to leave the machine to a task that has not taken its first step: to import MLflow takes
         2 s of a core, which would come just while the task imports TensorFlow. Infinite: a start that never takes it
@@ -55,9 +65,10 @@ class Shipper:
     def __init__(
         self, model_dir: Path, tracker: Tracker, record: RunRecord, described: RunDescription,
         warn: Callable[[str], None], is_reader: bool = False, patience_secs: float = 0.0,
-        on_first_step: Callable[[], None] = lambda: None, ship_later: str = "",
+        on_first_step: Callable[[], None] = lambda: None, ship_later: str = "", name: str = MLFLOW,
     ) -> None:  # fmt: skip
-        self.record = record
+        self.name, self.record = name, record
+        self._shipped = record.of(name)
         self._model_dir, self._tracker = model_dir, tracker
         self._described = described
         self._warn, self._is_reader, self._patience_secs = warn, is_reader, patience_secs
@@ -65,15 +76,15 @@ class Shipper:
         self._is_recorded, self._ship_later = True, ship_later
         self._until = math.inf
         self._is_enough: Callable[[], bool] = lambda: False
-        self._run_id = record.mlflow_run_id
-        self._warned = self._opened = self._is_guest = False
+        self._run_id = self._shipped.run_id
+        self._warned = self._opened = self._is_guest = self._is_left = False
         self._is_offered = self._is_made_early = False
         self._journals = Journals(model_dir).mark()  # an earlier start has left its own first step
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._ship_until_end, name="shipper", daemon=True)
+        self._thread = threading.Thread(target=self._ship_until_end, name=f"ships to {name}", daemon=True)
 
     def start(self) -> None:
-        (self._model_dir / RUN_FILE).unlink(missing_ok=True)  # of a start that was killed
+        self._forget_run_file()  # of a start that was killed
         self._thread.start()
 
     def address(self) -> str | None:
@@ -81,41 +92,82 @@ class Shipper:
         return self._tracker.address() if self._opened and self._run_id is not None else None
 
     def drain(self, is_enough: Callable[[], bool] = lambda: False, *, is_recorded: bool = True) -> str | None:
-        """Ships what is left and ends the thread. The MLflow run's id; None when there is none.
+        """Ships what is left and ends the thread. The tracker's id of the run; None when there is none.
 
         Args:
           is_enough: whether somebody will not wait for a tracker that does not answer.
           is_recorded: False: the start has come to nothing that is worth a record; what was opened is shipped.
         """
+        self.begin_drain(is_enough, is_recorded=is_recorded)
+        return self.drained()
+
+    def begin_drain(self, is_enough: Callable[[], bool] = lambda: False, *, is_recorded: bool = True) -> None:
+        """Begin what `drain` does, and what `drained` waits for."""
         self._is_recorded, self._is_enough = is_recorded, is_enough
         self._ending.set()
         self._answered()
+
+    def drained(self) -> str | None:
+        """Wait for what `begin_drain` began. The tracker's id of the run; None when there is none."""
         self._wait_for(self._thread)
-        (self._model_dir / RUN_FILE).unlink(missing_ok=True)
+        self._forget_run_file()
         return self._run_id
+
+    @property
+    def has_run(self) -> bool:
+        """Report whether the tracker has a run, to which files can be added."""
+        return not self._thread.is_alive() and self._opened and self._run_id is not None
 
     def close(
         self, status: str, tags: Mapping[str, str], files: Sequence[Path], models: Sequence[ExportedModel] = ()
     ) -> None:
         """After `drain`: adds tags, files, curves and models, and closes the run as FINISHED, FAILED or KILLED."""
-        closing = self._thread
-        if not closing.is_alive():
-            if not self._opened or self._run_id is None:
-                return
-            drawn = None
-            with self._warning("no learning curves"):
-                drawn = draw_curves(self._model_dir)
-            kept = [file for file in (*files, drawn) if file is not None and file.exists()]
-            closing = threading.Thread(target=self._close, args=(status, tags, kept, models), daemon=True)
-            closing.start()
-            self._wait_for(closing)
-        if closing.is_alive():
+        drawn = self.draw() if self.has_run else None
+        self.begin_close(status, tags, [file for file in (*files, drawn) if file is not None], models)
+        self.closed()
+
+    def draw(self) -> Path | None:
+        """Draw the learning curves. Return the file; None: there is none."""
+        drawn = None
+        with self._warning("no learning curves"):
+            drawn = draw_curves(self._model_dir)
+        return drawn
+
+    def begin_close(
+        self, status: str, tags: Mapping[str, str], files: Sequence[Path], models: Sequence[ExportedModel] = ()
+    ) -> None:
+        """Begin what `close` does, but for the curves, and what `closed` waits for."""
+        if self.has_run:
+            kept = [file for file in files if file.exists()]
+            self._answered()
+            self._thread = threading.Thread(target=self._close, args=(status, tags, kept, models), daemon=True)
+            self._thread.start()
+
+    def closed(self) -> None:
+        """Wait for what `begin_close` began, and let the tracker go."""
+        self._wait_for(self._thread)
+        if self._thread.is_alive():
+            self._is_left = True
             later = f" Ship later with: {self._ship_later}" if self._ship_later else ""
             why = "it does not answer" if self._is_enough() else f"no answer for {CLOSING_TIMEOUT_SECS:g} s"
             self._warn(
-                f"tracking: {why}, and the run ends without it; the journals in {self._model_dir} keep everything."
-                f"{later}"
+                f"tracking: {self._named}{why}, and the run ends without it; the journals in {self._model_dir} keep "
+                f"everything.{later}"
             )
+        self.release()
+
+    def release(self) -> None:
+        """Let the tracker go, however far it is."""
+        self._is_left = True
+        self._tracker.close()
+
+    @property
+    def _named(self) -> str:
+        return "" if self.name == MLFLOW else f"{self.name}: "
+
+    def _forget_run_file(self) -> None:
+        if self.name == MLFLOW:
+            (self._model_dir / RUN_FILE).unlink(missing_ok=True)
 
     def _close(
         self, status: str, tags: Mapping[str, str], files: Sequence[Path], models: Sequence[ExportedModel]
@@ -132,7 +184,7 @@ class Shipper:
             self._answered()
         with self._failures_said():
             if self._is_guest:
-                self._tracker.leave()
+                self._tracker.leave(status)
             else:
                 self._tracker.end(status)
 
@@ -164,7 +216,7 @@ class Shipper:
             if self._journals.events("first_step"):
                 self._on_first_step()
                 return True
-            if not self._is_offered and self._journals.events(WANTS_RUN):
+            if self.name == MLFLOW and not self._is_offered and self._journals.events(WANTS_RUN):
                 self._offer()
             if self._ending.wait(GLANCE_SECS):
                 return self._is_recorded
@@ -173,7 +225,7 @@ class Shipper:
     def _offer(self) -> None:
         """Have the MLflow run before the first step, since code of the user's logs to MLflow itself."""
         with self._failures_said():
-            known = self.record.mlflow_run_id
+            known = self._shipped.run_id
             if known is None or not self._tracker.join(known):
                 run_id = self._tracker.start(
                     self._of_a_killed_start(), self._described.name, self._described.params, self._described.tags
@@ -190,10 +242,10 @@ class Shipper:
             if self._is_made_early:
                 self._tracker.delete()
             elif self._is_offered:
-                self._tracker.leave()
+                self._tracker.leave("KILLED")
 
     def _tell_tasks(self, run_id: str | None) -> None:
-        if run_id is not None:
+        if run_id is not None and self.name == MLFLOW:
             write_atomically(self._model_dir / RUN_FILE, run_id)
 
     def _ship(self) -> bool:
@@ -210,13 +262,13 @@ class Shipper:
             if self._run_id is not None:
                 for path in journals_in(self._model_dir):
                     self._ship_journal(path)
-                if self.record.last_steps:
+                if self._shipped.last_steps:
                     import_matplotlib()  # 0.4 s while the task trains, for which the end of the run need not wait
             shipped = True
         return shipped
 
     def _open(self) -> None:
-        known = self.record.mlflow_run_id
+        known = self._shipped.run_id
         if self._is_reader and known is not None:
             self._is_guest = self._tracker.join(known)
             known = None  # it is not there: a new one is made
@@ -231,7 +283,7 @@ class Shipper:
             )
         self._opened = True  # also where the disk is full: a run that was opened is closed
         if self._run_id is not None:  # an untracked start leaves the record of tracked ones as it is
-            self.record.belongs_to(self._run_id)
+            self._shipped.belongs_to(self._run_id)
             self.record.save(self._model_dir)
             self._tell_tasks(self._run_id)
 
@@ -245,19 +297,19 @@ class Shipper:
 
     def _ship_journal(self, path: Path) -> None:
         before = -1
-        while before != (before := self.record.offsets.get(path.name, 0)):
+        while before != (before := self._shipped.offsets.get(path.name, 0)):
             lines, offset = read_journal(path, before, MAX_BYTES)
-            last_steps = dict(self.record.last_steps)
+            last_steps = dict(self._shipped.last_steps)
             points = [point for line in lines for point in points_of(line) if self._is_new(point, last_steps)]
             if points:
                 self._tracker.log_points(points)
                 self._answered()
-            self.record.last_steps = last_steps
+            self._shipped.last_steps = last_steps
             for line in lines:
                 self._ship_thing(line)
             if offset != before:
                 # After log_points: a crash in between ships points twice; MLflow stores them once (same time and step).
-                self.record.offsets = {**self.record.offsets, path.name: offset}
+                self._shipped.offsets = {**self._shipped.offsets, path.name: offset}
                 self.record.save(self._model_dir)
 
     def _ship_thing(self, line: Mapping[str, Any]) -> None:
@@ -270,16 +322,16 @@ class Shipper:
             return
         path = self._model_dir / line["path"]
         if not path.exists():
-            self._warn(f"tracking: {path} is not kept: it is gone.")
+            self._warn(f"tracking: {self._named}{path} is not kept: it is gone.")
             return
         self._answered(size_of(path))
         if kind == ARTIFACT:
             self._tracker.log_file(path, line["folder"])
             return
-        last_steps, point = dict(self.record.last_steps), Point(f"images/{line['name']}", 0.0, line["step"], 0.0)
+        last_steps, point = dict(self._shipped.last_steps), Point(f"images/{line['name']}", 0.0, line["step"], 0.0)
         if self._is_new(point, last_steps):
             self._tracker.log_image(line["name"], path, line["step"], line["time"])
-        self.record.last_steps = last_steps
+        self._shipped.last_steps = last_steps
 
     def _is_new(self, point: Point, last_steps: dict[str, int]) -> bool:
         last = last_steps.get(point.name, -1)
@@ -295,7 +347,7 @@ class Shipper:
         try:
             yield
         except Exception as error:
-            self._warn(f"tracking: {what}: {describe(error)}")
+            self._warn(f"tracking: {self._named}{what}: {describe(error)}")
 
     @contextmanager
     def _failures_said(self) -> Iterator[None]:
@@ -305,12 +357,64 @@ class Shipper:
             self._say(error)
 
     def _say(self, error: Exception) -> None:
-        if not self._warned:
+        if not self._warned and not self._is_left:
             kept = f"training goes on; the journals in {self._model_dir} keep everything"
             if self._ending.is_set() and self._ship_later:
                 kept = f"the journals in {self._model_dir} keep everything; ship later with: {self._ship_later}"
-            self._warn(f"tracking: {describe(error)} ({kept})")
+            first, *lines = describe(error).split("\n")
+            self._warn("\n".join([f"tracking: {self._named}{first} ({kept})", *lines]))
         self._warned = True
+
+
+class Shippers:
+    """Ships the journals of one run to several trackers: each is as far as it is, and none waits for another.
+
+    Args:
+      trackers: by name; none of them: nothing is recorded.
+      described, settings: of each `Shipper`.
+    """
+
+    def __init__(
+        self, model_dir: Path, trackers: Mapping[str, Tracker], record: RunRecord, described: RunDescription,
+        warn: Callable[[str], None], **settings: Any,
+    ) -> None:  # fmt: skip
+        self._all = [
+            Shipper(model_dir, tracker, record, described, warn, name=name, **settings)
+            for name, tracker in (trackers or {MLFLOW: NullTracker()}).items()
+        ]
+
+    def start(self) -> None:
+        for shipper in self._all:
+            shipper.start()
+
+    def addresses(self) -> dict[str, str]:
+        """Return where a person looks at the run, by the names of the trackers that say so."""
+        found = {shipper.name: shipper.address() for shipper in self._all}
+        return {name: address for name, address in found.items() if address}
+
+    def drain(self, is_enough: Callable[[], bool] = lambda: False, *, is_recorded: bool = True) -> str | None:
+        """Do what `Shipper.drain` does, of all at a time. The MLflow run's id; None when there is none."""
+        for shipper in self._all:
+            shipper.begin_drain(is_enough, is_recorded=is_recorded)
+        ids = {shipper.name: shipper.drained() for shipper in self._all}
+        return ids.get(MLFLOW)
+
+    def close(
+        self, status: str, tags: Mapping[str, str], files: Sequence[Path], models: Sequence[ExportedModel] = ()
+    ) -> None:
+        """Do what `Shipper.close` does, of all at a time."""
+        recording = [shipper for shipper in self._all if shipper.has_run]
+        drawn = recording[0].draw() if recording else None
+        files = [file for file in (*files, drawn) if file is not None]
+        for shipper in recording:
+            shipper.begin_close(status, tags, files, models)
+        for shipper in self._all:
+            shipper.closed()
+
+    def release(self) -> None:
+        """Let all trackers go, however far they are."""
+        for shipper in self._all:
+            shipper.release()
 
 
 def size_of(path: Path) -> int:

@@ -78,6 +78,10 @@ class Point:
     time: float
 
 
+class TrackerError(RuntimeError):
+    """A tracker of the user's failed; the message says where in their code."""
+
+
 class Tracker:
     """Where one run is recorded. Every method may raise what the backend raises; nothing is retried here.
 
@@ -113,8 +117,15 @@ class Tracker:
     def end(self, status: str) -> None:
         """Close the run as FINISHED, FAILED or KILLED."""
 
-    def leave(self) -> None:
-        """Give a run that was joined the status that it had then: the user's code may have opened and closed it."""
+    def leave(self, status: str) -> None:
+        """Give a run that was joined the status that it had then: the user's code may have opened and closed it.
+
+        Args:
+          status: how what joined it has ended: FINISHED, FAILED or KILLED.
+        """
+
+    def close(self) -> None:
+        """Let go of all that records, however far it is. Called last, from another thread than the others."""
 
     def delete(self) -> None:
         """Remove the run that was made."""
@@ -180,7 +191,9 @@ def points_of(line: Mapping[str, Any]) -> list[Point]:
 
 
 def describe(error: Exception) -> str:
-    """Return what a backend raised, in one line without passwords."""
+    """Return what a backend raised, without passwords, in one line; a class of the user's with its own lines."""
+    if isinstance(error, TrackerError):
+        return mask_text(str(error), ())
     lines = str(error).strip().splitlines()
     line = mask_text(lines[0], ()) if lines else type(error).__name__
     request = re.match(r"API request to (\w+://[^/\s]+)\S* failed with exception", line)

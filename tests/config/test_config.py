@@ -260,7 +260,7 @@ BAD = [
     # in Hydra's own words once, with a traceback
     (["--resolve"], "runner: The --resolve flag can only be used in conjunction with --cfg or --help."),
     (["--multirun", "--cfg", "job"], "runner: Only one of --run, --multirun, --cfg, --info and"),
-    (["strategy=[1,2]"], "cannot compose strategy=[1,2]: a group takes the names of its files."),
+    (["strategy=[1,2]"], "strategy=[1,2]: a run takes one option of the group 'strategy'."),
     (["train.max_steps=5", "train.max_steps=abc"], "train.max_steps=abc is neither a whole number nor null."),
     (["train.max_steps=abc", "train.max_steps=5"], "train.max_steps=abc is neither a whole number nor null."),
     # options that are not there
@@ -271,8 +271,19 @@ BAD = [
     (["experiment=nope"], "experiment=nope: no 'nope' in conf/experiment. Available: "),
     (
         ["tracking=mlfow"],
-        "tracking=mlfow: no 'mlfow' in conf/tracking. Did you mean 'mlflow'? Available: mlflow, none.",
+        "tracking=mlfow: no 'mlfow' in conf/tracking. Did you mean 'mlflow'? Available: csv, mlflow, none.",
     ),
+    (
+        ["tracking=[mlflow,csv]"],
+        "tracking=[mlflow,csv]: a run takes one option of the group 'tracking'. Several trackers are "
+        "tracking.backend=[mlflow,csv].",
+    ),
+    (
+        ["strategy=[default,mirrored]"],
+        "strategy=[default,mirrored]: a run takes one option of the group 'strategy'. Write strategy=default; to try "
+        "each, -m strategy=default,mirrored.",
+    ),
+    (["-m", "model=[digits,dnn],linear"], "model=[digits,dnn]: a run takes one option of the group 'model'."),
     # what does not go together
     (["strategy.num_packs=2"], "strategy.num_packs=2 has no effect with strategy=default. Its options: none."),
     (["strategy=one_device", "strategy.num_gpus=2"], "strategy.num_gpus=2 has no effect with strategy=one_device."),
@@ -352,6 +363,23 @@ BAD = [
     (
         ["tracking.uri=sqlite://x.db"],
         "tracking.uri=sqlite://x.db: a database file is sqlite:///relative.db or sqlite:///",
+    ),
+    (
+        ["tracking.backend=mlfow"],
+        "tracking.backend=mlfow is not allowed. Did you mean 'mlflow'? Allowed: mlflow, csv, none, the dotted name",
+    ),
+    (["tracking.backend=[mlflow,cvs]"], "tracking.backend=cvs is not allowed. Did you mean 'csv'? Allowed: mlflow,"),
+    (["tracking.backend=null"], "tracking.backend=null: null is no tracker. Allowed: mlflow, csv, none, the dotted"),
+    (["tracking.backend=[]"], "tracking.backend=[] names no tracker. Write none to record nothing outside of model_di"),
+    (["tracking.backend=[none,csv]"], "tracking.backend=[none,csv]: none records nothing, and others beside it do."),
+    (["tracking.backend=[csv,csv]"], "tracking.backend=[csv,csv] names one twice."),
+    (["tracking.backend={fn: csv, params: {}}"], "tracking.backend={fn:csv,params:{}}: csv takes no params, and no cl"),
+    (["tracking.backend=[{name: a.b}]"], "tracking.backend=[{name:a.b}]: {name:a.b} is no tracker. Allowed: mlflow, c"),
+    (["tracking.backend=nowhere.Mine"], "tracking.backend=nowhere.Mine: no module 'nowhere' in "),
+    (["tracking.backend=[csv,{fn: json.Mine}]"], "tracking.backend=json.Mine: "),
+    (
+        ["export.exporters=[final]", "export.register=m", "tracking.backend=[csv]"],
+        "export.register=m is a name in MLflow's registry, and tracking.backend=[csv] records nothing there. Set track",
     ),
     # commands that read a run, and what they read
     (["command=evaluate"], "command=evaluate reads what a run left: give model_dir=outputs/<run>."),

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
@@ -28,11 +29,34 @@ def start(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+OWN = """
+import sys
+
+class Lines:
+    def __init__(self, path):
+        self.file = open(path, "a")
+
+    def start(self, run_id, name, params, tags):
+        print("start", run_id, name, params["model.params.start"], tags["status" if run_id else "host"], file=self.file)
+        return "mine"
+
+    def log_points(self, points):
+        for one in points:
+            print("point", one.name, one.step, one.value, file=self.file, flush=True)
+
+    def end(self, status):
+        print("end", status, file=self.file, flush=True)
+        sys.exit(3)
+"""
+
+
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("tracked")
+    (folder / "own.py").write_text(OWN)
     done = start(
-        folder, "model.fn=tests.support.tracked.model_fn", "train.log_steps=2", "train.summary_steps=2",
+        folder, "tracking.backend=[mlflow,csv,{fn: own.Lines, params: {path: own.txt}}]", "+model.params.start=0.0",
+        "model.fn=tests.support.tracked.model_fn", "train.log_steps=2", "train.summary_steps=2",
         "export.exporters=[final]", "export.register=lines", "export.alias=champion", "train.max_steps=4",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -46,8 +70,8 @@ def test_what_user_code_logs_to_mlflow_joins_the_run(tracked: dict[str, Any]) ->
     (run,) = tracked["runs"]
     assert (run.info.status, run.data.tags["status"]) == ("FINISHED", "finished")
     assert run.data.params["mine"] == "7" and run.data.metrics["own"] == 3.5
-    assert sorted(path.name for path in tracked["folder"].iterdir()) == [
-        "mlartifacts", "mlflow.db", "mlflow.db.lock", "notes.txt", "run",
+    assert sorted(path.name for path in tracked["folder"].iterdir() if path.name != "__pycache__") == [
+        "mlartifacts", "mlflow.db", "mlflow.db.lock", "notes.txt", "own.py", "own.txt", "run",
     ]  # fmt: skip
 
 
@@ -57,6 +81,25 @@ def test_training_scalars_are_at_the_steps_they_belong_to(tracked: dict[str, Any
         found = tracked["client"].get_metric_history(run_id, name)
         assert [one.step for one in found] == steps, name
     assert [one.value for one in tracked["client"].get_metric_history(run_id, "train/x")] == [1.5, 3.5, 7.5]
+
+
+def test_each_tracker_of_a_list_gets_the_same_and_one_that_fails_harms_none(tracked: dict[str, Any]) -> None:
+    folder, done = tracked["folder"], tracked["done"]
+    table = pd.read_csv(folder / "run" / "tracking" / "metrics.csv", index_col="step")
+    own = [line.split() for line in (folder / "own.txt").read_text().splitlines()]
+    points = {(name, int(step)): float(value) for kind, name, step, value in own[1:-1]}
+    assert own[0][:4] == ["start", "None", "run", "0.0"] and own[-1] == ["end", "FINISHED"]
+    assert len(points) == len(own) - 2, "a point came twice"
+    run_id = tracked["runs"][0].info.run_id
+    for name in ("train/x", "train/loss", "eval/mae"):
+        history = {one.step: one.value for one in tracked["client"].get_metric_history(run_id, name)}
+        assert history and table[name].dropna().to_dict() == history, name
+        assert {step: value for (one, step), value in points.items() if one == name} == history, name
+    params = pd.read_csv(folder / "run" / "tracking" / "params.csv", index_col="name")["value"]
+    assert params["train.max_steps"] == "4"
+    assert "csv: run/tracking/metrics.csv" in done.stdout and "\nmlflow: mlflow ui" in done.stdout
+    (said,) = [line for line in done.stderr.splitlines() if "own.Lines" in line]
+    assert "tracking: own.Lines: end raised SystemExit: 3 (" in said
 
 
 def test_params_are_those_that_are_set_and_the_config_is_an_artifact(tracked: dict[str, Any]) -> None:

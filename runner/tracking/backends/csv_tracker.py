@@ -1,0 +1,138 @@
+"""The record of a run as CSV files in `model_dir/tracking`: one line of pandas reads each of them.
+
+    pd.read_csv("outputs/mine/tracking/metrics.csv", index_col="step")
+
+A row is a global step and a column a metric; what was not measured at a step is empty. New steps are appended. A value
+for a step that is there already (an evaluation after training took the step) goes into its row: the file is replaced,
+never half written.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runner.system.console import relative
+from runner.system.files import HALF_WRITTEN, naming_need, write_atomically
+from runner.tracking.tracker import Point, Tracker
+
+FOLDER = "tracking"
+METRICS_FILE, PARAMS_FILE, TAGS_FILE = "metrics.csv", "params.csv", "tags.csv"
+
+_LAST_BYTES = 1 << 20
+"""Of a file of metrics, in which its last row is looked for: of more than 10,000 columns."""
+
+
+class CsvTracker(Tracker):
+    """Records in `model_dir/tracking`. Files and models of the run are in model_dir anyway.
+
+    Where the files of an earlier start are gone, they are made anew, with all that the journals hold.
+    """
+
+    def __init__(self, model_dir: Path) -> None:
+        self._folder = model_dir / FOLDER
+        self._tags: dict[str, str] = {}
+        self._columns: list[str] = []
+        self._last_step = -1
+
+    def start(self, run_id: str | None, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if run_id is None or not self.join(run_id):
+            run_id = secrets.token_hex(8)
+            self._columns, self._last_step = [], -1
+            (self._folder / TAGS_FILE).unlink(missing_ok=True)
+            self._write(METRICS_FILE, [["step"]])
+        self._write(PARAMS_FILE, [["name", "value"], *params.items()])
+        self.set_tags(tags)
+        return run_id
+
+    def join(self, run_id: str) -> bool:
+        path = self._folder / METRICS_FILE
+        if not path.exists():
+            return False
+        self._last_step = _mend(path)
+        with open(path, newline="", encoding="utf-8") as file:
+            self._columns = next(csv.reader(file), ["step"])[1:]
+        if (self._folder / TAGS_FILE).exists():
+            with open(self._folder / TAGS_FILE, newline="", encoding="utf-8") as file:
+                self._tags = dict(row[:2] for row in list(csv.reader(file))[1:])
+        return True
+
+    def log_points(self, points: Sequence[Point]) -> None:
+        rows: dict[int, dict[str, float]] = {}
+        for point in points:
+            rows.setdefault(point.step, {})[_column(point.name)] = point.value
+        known = {*self._columns}
+        new = [name for name in dict.fromkeys(name for row in rows.values() for name in row) if name not in known]
+        if new or min(rows) <= self._last_step:
+            self._replace(rows, [*self._columns, *new])
+        else:
+            data = _text(_row(step, rows[step], self._columns) for step in sorted(rows)).encode()
+            path = self._folder / METRICS_FILE
+            with naming_need(path, len(data)), open(path, "ab") as file:
+                file.write(data)
+        self._last_step = max(self._last_step, *rows)
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        self._tags |= tags
+        self._write(TAGS_FILE, [["name", "value"], *self._tags.items()])
+
+    def address(self) -> str:
+        return relative(self._folder / METRICS_FILE)
+
+    def _replace(self, rows: Mapping[int, Mapping[str, float]], columns: list[str]) -> None:
+        """Write the file with `rows` in their places, and with columns that it did not have."""
+        path = self._folder / METRICS_FILE
+        temporary = path.with_name(f".{path.name}{HALF_WRITTEN}")
+        pending, padding = sorted(rows, reverse=True), b"," * (len(columns) - len(self._columns)) + b"\n"
+        with naming_need(path, path.stat().st_size), open(path, "rb") as old, open(temporary, "wb") as new:
+            old.readline()
+            new.write(_text([["step", *columns]]).encode())
+            for line in old:
+                step = int(line.partition(b",")[0])
+                while pending and pending[-1] < step:
+                    new.write(_text([_row(pending[-1], rows[pending.pop()], columns)]).encode())
+                line = line.rstrip(b"\n") + padding
+                if pending and pending[-1] == step:
+                    cells = line.decode().rstrip("\n").split(",")  # of numbers alone: none is quoted
+                    values: dict[str, Any] = {name: cell for name, cell in zip(columns, cells[1:], strict=True) if cell}
+                    line = _text([_row(step, {**values, **rows[pending.pop()]}, columns)]).encode()
+                new.write(line)
+            new.write(_text(_row(step, rows[step], columns) for step in reversed(pending)).encode())
+        os.replace(temporary, path)
+        self._columns = columns
+
+    def _write(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
+        write_atomically(self._folder / name, _text(rows))
+
+
+def _column(name: str) -> str:
+    """Return the heading of a metric, in one line."""
+    return " ".join(name.split())
+
+
+def _row(step: int, values: Mapping[str, Any], columns: Sequence[str]) -> list[Any]:
+    return [step, *(values.get(name) for name in columns)]
+
+
+def _text(rows: Iterable[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _mend(path: Path) -> int:
+    """Cut a last line that a crash has left half written. Return the step of the last row; -1: there is none."""
+    with open(path, "r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _LAST_BYTES))
+        lines = file.read().splitlines(keepends=True)
+        if lines and not lines[-1].endswith(b"\n"):
+            file.truncate(size - len(lines.pop()))
+    step = lines[-1].partition(b",")[0].strip() if lines else b""
+    return int(step) if step.isdigit() else -1

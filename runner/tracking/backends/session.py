@@ -1,0 +1,162 @@
+"""What an Estimator does in a script, recorded as on the command line: `RunConfig(tracking=...)`.
+
+The script's process writes the journal, as a task does. A process beside it ships it (`session_process`): one for all
+Estimators of the script, which nobody waits for before the script ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runner.config.schema import TrackingConfig
+from runner.system.redaction import masked
+from runner.system.standard_streams import say
+from runner.tracking.artifacts import Artifacts, keeping
+from runner.tracking.journal import Journal
+
+MODULE = "runner.tracking.backends.session_process"
+LAST_SECS = 60.0
+"""How long a script that has ended waits for its record: longer than the process that ships takes for a frozen one."""
+
+
+class ShippingProcess:
+    """The process that ships what Estimators of this one note."""
+
+    def __init__(self) -> None:
+        # Its modules are found where ours are: a script has the folder that it lies in on its path.
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self._numbers = itertools.count()
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", MODULE], env=env, stdin=subprocess.PIPE, stdout=2, start_new_session=True
+        )
+        atexit.register(self.close)
+
+    def send(self, **message: Any) -> None:
+        """Tell it something, and never wait for what it does: it reads at any time."""
+        assert self._child.stdin is not None
+        try:
+            self._child.stdin.write(json.dumps(message, default=str).encode() + b"\n")
+            self._child.stdin.flush()
+        except OSError:
+            say("tracking: the process that ships the journals has ended; the journals keep everything.")
+            _shipping_process.cache_clear()
+
+    def number(self) -> int:
+        return next(self._numbers)
+
+    def close(self) -> None:
+        """Wait until all is recorded, for LAST_SECS at most."""
+        atexit.unregister(self.close)
+        _shipping_process.cache_clear()
+        with contextlib.suppress(OSError):
+            assert self._child.stdin is not None
+            self._child.stdin.close()
+        try:
+            self._child.wait(LAST_SECS)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+
+
+@functools.cache
+def _shipping_process(pid: int) -> ShippingProcess:
+    """Args: pid: of this process; one that was forked from it has another."""
+    return ShippingProcess()
+
+
+def wait_until_recorded() -> None:
+    """Return when all that was noted is recorded, as a script does when it ends."""
+    if _shipping_process.cache_info().currsize:
+        _shipping_process(os.getpid()).close()
+
+
+class NullRecord:
+    """Records nothing of what an Estimator does."""
+
+    def recording(self, command: str, *, trains: bool, **settings: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+@dataclass
+class ScriptRecord(NullRecord):
+    """The record of one Estimator.
+
+    Attributes:
+      params: dotted name -> value, as MLflow is to have them; secrets are masked here.
+      tags: beside those that say where the run came from.
+      model_name: of what is exported.
+      role: of this process: the chief's journals are shipped; an evaluator has its own shipped when it has ended, as
+        only one process at a time ships those of a folder; others only write theirs.
+    """
+
+    settings: TrackingConfig
+    model_dir: Path
+    journal: Journal
+    params: Mapping[str, Any]
+    tags: Mapping[str, str]
+    model_name: str
+    role: str
+    _depth: int = field(default=0, init=False)
+
+    @contextlib.contextmanager
+    def recording(self, command: str, *, trains: bool, **settings: Any) -> Iterator[None]:
+        """Record what is done while it is entered as one run of `command`. One within another is a part of that.
+
+        Args:
+          trains: False: it reads the run, whose params and tags stay.
+          settings: more params, by dotted names; those of None are not given.
+        """
+        self._depth += 1
+        if self._depth > 1:
+            try:
+                yield
+            finally:
+                self._depth -= 1
+            return
+        ships = self.role in ("chief", "evaluator")
+        kept = Artifacts(self.model_dir, self.journal, ships, self.settings.takes_files)
+        number = self._begin(trains, settings) if self.role == "chief" else None
+        self.journal.event("started", pid=os.getpid(), command=command)
+        status = "failed"
+        try:
+            with keeping(kept):
+                yield
+            status = "finished"
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            status = "interrupted"
+            raise
+        finally:
+            self._depth -= 1
+            if self.role == "evaluator":
+                number = self._begin(False, settings)
+            if number is not None:
+                _shipping_process(os.getpid()).send(end=number, status=status)
+
+    def _begin(self, trains: bool, settings: Mapping[str, Any]) -> int | None:
+        if not self.settings.backends:
+            return None
+        process = _shipping_process(os.getpid())
+        number = process.number()
+        given = {name: value for name, value in settings.items() if value is not None}
+        process.send(
+            begin=number,
+            model_dir=str(self.model_dir),
+            tracking=asdict(self.settings),
+            params=masked({**self.params, **given}),
+            tags={**masked(self.settings.tags), **self.tags},
+            argv=sys.argv,
+            model_name=self.model_name,
+            is_reader=not trains,
+        )
+        return number

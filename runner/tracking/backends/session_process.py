@@ -1,0 +1,139 @@
+"""The process that ships what a script's Estimators note: begins and ends runs as it is told on its standard input.
+
+    python -m runner.tracking.backends.session_process
+
+It ends with its input. A run that nobody has ended by then is one whose script was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from runner.config.schema import ConfigError, TrackingConfig
+from runner.system.files import MODEL_SUMMARY_FILE
+from runner.system.redaction import mask_text, secrets_of
+from runner.system.standard_streams import keep_saying, say
+from runner.tracking.backends.build import build_trackers
+from runner.tracking.exit_codes import MLFLOW_STATUS
+from runner.tracking.journal import Journals
+from runner.tracking.provenance import tags_of_this_process
+from runner.tracking.run_lock import alone_in
+from runner.tracking.run_record import RunRecord
+from runner.tracking.shipper import Shippers
+from runner.tracking.tracker import RunDescription, exported_models
+
+LOCK_SECS = 60.0
+"""How long the folder may still be that of another process: one of a script that was killed closes its run."""
+
+
+class Session:
+    """One run of an Estimator.
+
+    Args:
+      told: what began it, as `session.ScriptRecord` says it.
+
+    Raises:
+      ConfigError: another process runs in the folder.
+    """
+
+    def __init__(self, told: Mapping[str, Any]) -> None:
+        self.model_dir = Path(told["model_dir"])
+        settings = TrackingConfig(**told["tracking"])
+        secrets = secrets_of(told["tracking"])
+        self._model_name = str(told["model_name"])
+        self._held = contextlib.ExitStack()
+        self._held.enter_context(_alone_in(self.model_dir))
+        self._journals = Journals(self.model_dir).mark()
+        name = settings.run_name or self.model_dir.name
+        self._shippers = Shippers(
+            self.model_dir,
+            build_trackers(settings, self.model_dir, name, os.environ, Path.cwd()),
+            RunRecord.read(self.model_dir),
+            RunDescription(
+                name, told["params"], {**told["tags"], **tags_of_this_process(self.model_dir, told["argv"])}
+            ),
+            warn=lambda text: say(mask_text(text, secrets)),
+            is_reader=told["is_reader"],
+            patience_secs=0.0 if told["is_reader"] else math.inf,
+        )
+        self._shippers.start()
+
+    def end(self, status: str) -> dict[str, str]:
+        """Ship what is left and close the run. Return where a person looks at it, by the names of the trackers."""
+        try:
+            is_recorded = status == "finished" or bool(self._journals.events("first_step"))
+            self._shippers.drain(is_recorded=is_recorded)
+            exported = self._journals.events("exported").get("chief", [])
+            files = [self.model_dir / MODEL_SUMMARY_FILE]
+            models = exported_models(exported, self._model_name)
+            addresses = self._shippers.addresses()
+            self._shippers.close(MLFLOW_STATUS[status], {"status": status}, files, models)
+            return addresses
+        finally:
+            self._shippers.release()
+            self._held.close()
+
+
+@contextlib.contextmanager
+def _alone_in(model_dir: Path) -> Any:
+    until = time.monotonic() + LOCK_SECS
+    with contextlib.ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(alone_in(model_dir))
+                break
+            except ConfigError:
+                if time.monotonic() > until:
+                    raise
+        yield
+
+
+def main() -> None:
+    """Do what comes in on standard input, one after the other, until it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keep_saying()
+    told: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    # All is read at once: the script never waits for us.
+    threading.Thread(target=_read, args=(told.put,), daemon=True).start()
+    sessions: dict[int, Session] = {}
+    shown: dict[str, dict[str, str]] = {}
+    while (line := told.get()) is not None:
+        message = json.loads(line)
+        try:
+            if "begin" in message:
+                sessions[message["begin"]] = Session(message)
+            elif message["end"] in sessions:
+                _end(sessions.pop(message["end"]), message["status"], shown)
+        except (ConfigError, OSError) as error:
+            say(f"tracking: {error} (nothing is recorded; training goes on)")
+    for session in sessions.values():
+        _end(session, "interrupted", shown)
+
+
+def _end(session: Session, status: str, shown: dict[str, dict[str, str]]) -> None:
+    addresses = session.end(status)
+    if addresses != shown.get(str(session.model_dir)):  # once for each, however often a script trains and evaluates
+        shown[str(session.model_dir)] = addresses
+        for name, address in addresses.items():
+            say(f"{name}: {address}")
+
+
+def _read(put: Callable[[str | None], None]) -> None:
+    for line in sys.stdin:
+        put(line)
+    put(None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""A run's record in a class of the user's, which lives in a process of its own.
+
+The class may crash, hang, print or call sys.exit: it is never imported here. Calls and answers are JSON lines on a
+socket; `tracker_process` is the other end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from runner.config.schema import TrackingBackend
+from runner.system import child_process
+from runner.system.child_process import LIFELINE, Descriptors, describe_exit
+from runner.system.heartbeat import HEARTBEAT
+from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, Tracker, TrackerError
+
+SOCKET = "RUNNER_TRACKER_FD"
+"""The environment variable that tells the process of a class which file descriptor is its end of the socket."""
+MODULE = "runner.tracking.backends.tracker_process"
+MAX_DEATHS = 3
+"""A process that has died so often is not started again: each start imports what the class needs, beside training."""
+GRACE_SECS = 5.0
+"""How long the process of a class has to end, once all is recorded."""
+
+
+@runtime_checkable
+class RunTracker(Protocol):
+    """A class of yours that records runs: `tracking.backend=my_pkg.trackers.Mine`.
+
+    It is made in a process of its own, called with its `params` by name, and its methods are called there, one at a
+    time. What a method raises is said with your line and tried again, training goes on. Beside these it may have
+    `set_tags(tags)`, `log_file(path, folder)`, `log_image(name, path, step, time)`, `log_input(dataset)`,
+    `log_model(model)` and `address()`, as `runner.tracking.tracker.Tracker` has them.
+    """
+
+    def start(self, run_id: str | None, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str | None:
+        """Begin a run, or go on with one.
+
+        Args:
+          run_id: what `start` returned when the run was new; None: it is new.
+          params, tags: of a command that only reads the run (evaluate, predict, export) there are none.
+
+        Returns: what identifies the run at its next start; None: any text does.
+        """
+        ...
+
+    def log_points(self, points: Sequence[Point]) -> None:
+        """Record metrics, each a `Point(name, value, step, time)`, in order.
+
+        Each point comes once. Only when this process or the one that calls it is killed between a call and its note in
+        run.json do the points of that call come again, equal to those before.
+        """
+        ...
+
+    def end(self, status: str) -> None:
+        """Finish what `start` began: FINISHED, FAILED or KILLED. The last call."""
+        ...
+
+
+class UserTracker(Tracker):
+    """The supervisor's end of a class of the user's.
+
+    Args:
+      backend: the class, and the params that it is called with.
+      name: of the run, for a command that only reads it.
+      env: of the process.
+    """
+
+    def __init__(self, backend: TrackingBackend, name: str, env: Mapping[str, str]) -> None:
+        self._backend, self._name, self._env = backend, name, env
+        self._process: child_process.Process | None = None
+        self._socket: socket.socket | None = None
+        self._lines: Any = None
+        self._methods: frozenset[str] = frozenset()
+        self._started: list[Any] | None = None  # what `start` was called with, for a process that takes over
+        self._address: str | None = None
+        self._deaths = 0
+        self._is_asking = self._is_closed = False
+
+    def start(self, run_id: str | None, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str:
+        self._started = None
+        self._begin()
+        returned = self._ask("start", run_id, name, params, tags)
+        found = str(returned or run_id or os.urandom(8).hex())
+        self._started = [found, name, params, tags]
+        if "address" in self._methods:  # now: at the end of the run another thread asks, and this one may hang
+            address = self._ask("address")
+            self._address = None if address is None else str(address)
+        return found
+
+    def join(self, run_id: str) -> bool:
+        self.start(run_id, self._name, {}, {})
+        return True
+
+    def log_points(self, points: Sequence[Point]) -> None:
+        self._call("log_points", [[one.name, one.value, one.step, one.time] for one in points])
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        self._call("set_tags", tags)
+
+    def log_file(self, path: Path, folder: str = "") -> None:
+        self._call("log_file", path, folder)
+
+    def log_image(self, name: str, path: Path, step: int, time: float) -> None:
+        self._call("log_image", name, path, step, time)
+
+    def log_input(self, dataset: DatasetFacts) -> None:
+        self._call("log_input", asdict(dataset))
+
+    def log_model(self, model: ExportedModel) -> None:
+        self._call("log_model", asdict(model))
+
+    def end(self, status: str) -> None:
+        self._call("end", status)
+
+    def leave(self, status: str) -> None:
+        self._call("end", status)
+
+    def address(self) -> str | None:
+        return self._address
+
+    def close(self) -> None:
+        self._is_closed, hangs = True, self._is_asking
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # the process ends, and a call that waits here
+        process, self._process = self._process, None
+        if process is not None:
+            process.wait(0.0 if hangs else GRACE_SECS)
+            process.stop(0.0 if hangs else 1.0)
+        if not hangs:  # else the thread that was waiting does
+            self._close_socket()
+
+    def _call(self, method: str, *args: Any) -> Any:
+        """Call a method of the class, where it has it. Raises: TrackerError: it failed, or its process did."""
+        if self._process is None:
+            self._begin()
+            if self._started is not None:
+                self._ask("start", *self._started)
+        return self._ask(method, *args) if method in self._methods else None
+
+    def _begin(self) -> None:
+        """Start the process and have it make the object, where that has not been done."""
+        if self._process is not None:
+            return
+        if self._deaths >= MAX_DEATHS or self._is_closed:
+            raise TrackerError(f"its process has ended {self._deaths} times, and is not started again")
+        ours, theirs = socket.socketpair()
+
+        def spawn(argv: Sequence[str], env: Mapping[str, str], descriptors: Descriptors) -> subprocess.Popen[bytes]:
+            lifeline, heartbeat, _, stderr = descriptors
+            return subprocess.Popen(
+                list(argv),
+                env={**env, LIFELINE: str(lifeline), HEARTBEAT: str(heartbeat), SOCKET: str(theirs.fileno())},
+                stdin=subprocess.DEVNULL, stdout=stderr,  # ours is for results
+                start_new_session=True, pass_fds=(lifeline, heartbeat, theirs.fileno()),
+            )  # fmt: skip
+
+        with theirs:
+            self._process = child_process.start_process([sys.executable, "-m", MODULE], self._env, spawn=spawn)
+        self._socket = ours
+        self._lines = ours.makefile("rwb")
+        try:
+            self._methods = frozenset(self._ask("", self._backend.name, self._backend.params))
+        except TrackerError:
+            if self._process is not None:
+                self._let_go()  # the next try imports anew what the user may have mended
+            raise
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        self._is_asking = True
+        try:
+            self._lines.write(json.dumps([method, *args], default=str).encode() + b"\n")
+            self._lines.flush()
+            answer = self._lines.readline()
+        except (OSError, ValueError):  # it is closed, at either end
+            answer = b""
+        finally:
+            self._is_asking = False
+        if not answer and self._is_closed:
+            self._close_socket()
+            raise TrackerError("the run has ended without it")
+        if not answer:
+            code = self._let_go()
+            raise TrackerError(f"its process {describe_exit(code)}{f' in {method}' if method else ''}")
+        value, error = json.loads(answer)
+        if error is not None:
+            raise TrackerError(error)
+        return value
+
+    def _let_go(self) -> int:
+        """End the process. Return its exit code."""
+        self._deaths += 1
+        process, self._process = self._process, None
+        self._close_socket()
+        if process is None:
+            return 0
+        process.wait(GRACE_SECS)
+        return process.stop(0.0)
+
+    def _close_socket(self) -> None:
+        for one in (self._lines, self._socket):
+            with contextlib.suppress(OSError):
+                if one is not None:
+                    one.close()
