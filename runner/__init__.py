@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from runner.distribute.strategy import build_strategy as build_strategy
     from runner.estimator.early_stopping import EarlyStopping as EarlyStopping
     from runner.estimator.estimator import Estimator as Estimator
+    from runner.estimator.reduce_lr_on_plateau import ReduceLROnPlateau as ReduceLROnPlateau
     from runner.estimator.specs import EvalSpec as EvalSpec
     from runner.estimator.specs import TrainingResult as TrainingResult
     from runner.estimator.specs import TrainSpec as TrainSpec

@@ -17,7 +17,7 @@ class LoggedValues:
     """The values that one replica's model_fn logs. Tensors of the traced graph.
 
     Args:
-      graph: that is traced.
+      graph: that is traced; None: model_fn runs eagerly.
 
     Attributes:
       values: by name, in the order of the calls.
@@ -39,7 +39,7 @@ class LoggedValues:
         tensor = tf.convert_to_tensor(value)
         if not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
             raise ValueError(f"{shown}: a {tensor.dtype.name} is no number. Log floats, integers or booleans.")
-        if tf.compat.v1.get_default_graph() is not self._graph or getattr(tensor, "graph", None) is not self._graph:
+        if not self._is_of_model_fn(tensor):
             raise ValueError(
                 f"{shown}: it is called in a branch, a loop or a tf.function inside model_fn, whose values stay there. "
                 "Return the value from it, and log it in model_fn itself."
@@ -47,6 +47,12 @@ class LoggedValues:
         self.values[name] = tensor
         if on_progress:
             self.on_progress.append(name)
+
+    def _is_of_model_fn(self, tensor: tf.Tensor) -> bool:
+        """Report whether model_fn itself has made `tensor`, and logs it."""
+        if self._graph is None:
+            return tf.executing_eagerly()
+        return tf.compat.v1.get_default_graph() is self._graph is getattr(tensor, "graph", None)
 
 
 _logged: contextvars.ContextVar[LoggedValues | None] = contextvars.ContextVar("logged", default=None)
@@ -79,7 +85,7 @@ def log(values: Mapping[str, Any], *, on_progress: bool = False) -> None:
 @contextlib.contextmanager
 def logging_values() -> Iterator[LoggedValues]:
     """Note in what is yielded what model_fn logs meanwhile, in this thread and graph."""
-    values = LoggedValues(tf.compat.v1.get_default_graph())
+    values = LoggedValues(None if tf.executing_eagerly() else tf.compat.v1.get_default_graph())
     token = _logged.set(values)
     try:
         yield values

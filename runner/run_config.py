@@ -167,6 +167,7 @@ class RunConfig:
       eager: model_fn runs eagerly in each step of training, where print and a debugger see values. Needs `optimizer=`
         and the default strategy; evaluation and prediction are traced as ever. For debugging.
       profile_steps: global steps whose profile is written for TensorBoard; None: none.
+      profile_format: "trace", or "text": with a table of the operations beside it.
       train_distribute: strategy of training; None: TensorFlow's default.
       eval_distribute: strategy of evaluation and prediction; None: that of training; "default": TensorFlow's own.
       cluster: who this process is.
@@ -204,6 +205,7 @@ class RunConfig:
     precision: str = _key("train.precision")
     ema_decay: float | None = _key("train.ema_decay")
     profile_steps: StepRange | None = None
+    profile_format: str = _key("run.profile_format")
     check_numerics: bool = False
     eager: bool = _key("run.eager")
     train_distribute: Any = None

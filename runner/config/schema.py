@@ -203,6 +203,7 @@ class RunSettings:
     preemption_notice: str | None = None
     debug: str | None = _setting(None, choices=("fast_dev", "overfit", "nan"))
     profile: str | None = None
+    profile_format: str = _setting("trace", choices=("trace", "text"))
     log_level: str = _setting("info", choices=("debug", "info", "warning", "error"))
     secrets: list[str] | None = None
 
@@ -216,6 +217,19 @@ class EarlyStoppingConfig:
     patience_evals: int = _count(1, minimum=1)
     min_delta: float = _setting(0.0, minimum=0)
     min_steps: int = _setting(0, minimum=0)
+
+
+@dataclass(frozen=True)
+class ReduceLROnPlateauConfig:
+    """When the learning rate is reduced, and how much. `metric` None: never."""
+
+    metric: str | None = None
+    mode: str | None = _ranking()
+    factor: float = _setting(0.1, above=0, below=1)
+    patience_evals: int = _count(10, minimum=1)
+    min_delta: float = _setting(0.0001, minimum=0)
+    cooldown_evals: int = _count(0, minimum=0)
+    min_lr: float = _setting(0.0, minimum=0)
 
 
 @dataclass(frozen=True)
@@ -276,6 +290,7 @@ class TrainConfig:
     ema_decay: float | None = _setting(None, above=0, below=1)
     nan: str = _setting("stop", choices=("stop", "rollback", "ignore"))
     early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
+    reduce_lr_on_plateau: ReduceLROnPlateauConfig = field(default_factory=ReduceLROnPlateauConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     log_steps: int | None = _setting(100, minimum=1)
     log_gradient_norm: bool = False

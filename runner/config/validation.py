@@ -46,7 +46,7 @@ def check(config: Config) -> None:
         _check_chosen_checkpoint,
         _check_export,
         _check_warm_start,
-        _check_early_stopping,
+        _check_rules,
         _check_evaluator,
         _check_prediction,
         _check_sweep,
@@ -329,11 +329,22 @@ def _check_warm_start(config: Config) -> Iterator[str]:
             yield f"train.warm_start.checkpoint={path}: there is no checkpoint in that folder."
 
 
-def _check_early_stopping(config: Config) -> Iterator[str]:
-    metric = config.train.early_stopping.metric
-    if metric is not None and config.command == "train":
-        yield f"train.early_stopping.metric={metric} {_NOT_EVALUATED}"
-    yield from _check_metric_of("train.early_stopping", config.train.early_stopping, config)
+def _check_rules(config: Config) -> Iterator[str]:
+    """Refuse rules of training whose metric nobody finds, or not in time."""
+    rules: dict[str, schema.EarlyStoppingConfig | schema.ReduceLROnPlateauConfig] = {
+        "train.early_stopping": config.train.early_stopping,
+        "train.reduce_lr_on_plateau": config.train.reduce_lr_on_plateau,
+    }
+    for key, rule in rules.items():
+        if rule.metric is not None and config.command == "train":
+            yield f"{key}.metric={rule.metric} {_NOT_EVALUATED}"
+        yield from _check_metric_of(key, rule, config)
+    metric = config.train.reduce_lr_on_plateau.metric
+    if metric is not None and config.cluster.evaluator and config.command == "train_and_evaluate":
+        yield (
+            f"train.reduce_lr_on_plateau.metric={metric} with cluster.evaluator=true: an evaluator is behind training, "
+            "so no run would reduce its learning rate at the same step again. Set cluster.evaluator=false."
+        )
 
 
 def _check_evaluator(config: Config) -> Iterator[str]:
@@ -418,6 +429,8 @@ def _check_profile(config: Config) -> Iterator[str]:
     """Refuse steps that cannot be, and those after the last one of training."""
     profile, max_steps = config.run.profile, config.train.max_steps
     if profile is None:
+        if config.run.profile_format != "trace":
+            yield f"run.profile_format={config.run.profile_format} has no effect without run.profile=100-110."
         return
     try:
         last = parse_step_range(profile).last

@@ -2,7 +2,7 @@
 
 What the metric was at each step is kept in model_dir, so that a run that was killed decides as an undisturbed one: by
 the evaluations up to its checkpoint, those after it being done again. Where an evaluator process evaluates, it alone
-writes them, and the chief reads them (`MetricHistory.decided`).
+writes them, and the chief reads them (`MetricHistory.decided`). `reduce_lr_on_plateau` keeps its metric so, too.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar, Protocol
 
 from runner.config.metric_names import evaluation_of, mode_of, unknown_metric
 from runner.system.files import read_json, write_json
@@ -39,14 +40,11 @@ class EarlyStopping:
     min_delta: float = 0.0
     min_steps: int = 0
 
+    key: ClassVar[str] = "train.early_stopping"
+    file: ClassVar[str] = FILE
+
     def __post_init__(self) -> None:
-        if self.metric is not None and "/" not in self.metric:
-            raise ValueError(f"EarlyStopping(metric={self.metric!r}): name it with its evaluation: eval/{self.metric}.")
-        if self.mode not in (None, "min", "max"):
-            raise ValueError(f"EarlyStopping(mode={self.mode!r}): allowed are 'min', 'max' and None.")
-        for name, least in (("patience_evals", 1), ("min_delta", 0), ("min_steps", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"EarlyStopping({name}={getattr(self, name)}): it must be at least {least}.")
+        check_rule(self, patience_evals=1, min_delta=0, min_steps=0)
 
     @property
     def evaluation(self) -> str | None:
@@ -69,18 +67,58 @@ class EarlyStopping:
         return f"{self.metric} has not improved by {self.min_delta:g} for {evaluations}; {known}"
 
 
-class MetricHistory:
-    """The values of the metric so far, in memory and in the model_dir of one run."""
+class Rule(Protocol):
+    """What is decided by the values of a metric: that training ends, or that its learning rate is reduced.
 
-    def __init__(self, rule: EarlyStopping, model_dir: str | Path) -> None:
+    Attributes:
+      key: of the config.
+      file: in model_dir, which holds the values.
+    """
+
+    key: ClassVar[str]
+    file: ClassVar[str]
+
+    @property
+    def metric(self) -> str | None: ...
+
+    @property
+    def mode(self) -> str | None: ...
+
+    @property
+    def evaluation(self) -> str | None: ...
+
+    def reason(self, values: Mapping[int, float], step: int) -> str | None: ...
+
+
+def check_rule(rule: Rule, **least: float) -> None:
+    """Check the fields of a rule. Args: least: the smallest value of each number. Raises: ValueError: one is wrong."""
+    kind = type(rule).__name__
+    if rule.metric is not None and "/" not in rule.metric:
+        raise ValueError(f"{kind}(metric={rule.metric!r}): name it with its evaluation: eval/{rule.metric}.")
+    if rule.mode not in (None, "min", "max"):
+        raise ValueError(f"{kind}(mode={rule.mode!r}): allowed are 'min', 'max' and None.")
+    for name, smallest in least.items():
+        if getattr(rule, name) < smallest:
+            raise ValueError(f"{kind}({name}={getattr(rule, name)}): it must be at least {smallest}.")
+
+
+class MetricHistory:
+    """The values of a rule's metric so far, in memory and in the model_dir of one run.
+
+    Attributes:
+      rates: step -> the learning rate that the evaluation of that step led to, where it reduced it.
+    """
+
+    def __init__(self, rule: Rule, model_dir: str | Path) -> None:
         self.rule = rule
-        self._path = Path(model_dir) / FILE
+        self._path = Path(model_dir) / rule.file
         known = read_json(self._path) or {}
-        values = known.get("values", {}) if known.get("metric") == rule.metric else {}
-        self._values = {int(step): float(value) for step, value in values.items()}  # none where there is no metric
+        known = known if known.get("metric") == rule.metric else {}  # none where there is no metric
+        self._values = {int(step): float(value) for step, value in known.get("values", {}).items()}
+        self.rates = {int(step): float(rate) for step, rate in known.get("rates", {}).items()}
 
     def reason(self, step: int) -> str | None:
-        """Return why training ends at `step`; None: it goes on."""
+        """Return why the rule applies at `step`; None: it does not."""
         return self.rule.reason(self._values, step) if step in self._values else None
 
     def decided(self, step: int) -> str | None:
@@ -99,6 +137,7 @@ class MetricHistory:
     def goes_on_from(self, step: int) -> None:
         """Forget what came after `step`: the run takes these steps again."""
         self._values = {at: value for at, value in self._values.items() if at <= step}
+        self.rates = {at: rate for at, rate in self.rates.items() if at <= step}
 
     def forget_after(self, step: int) -> None:
         """Forget what came after `step`, also in the file, which another process reads."""
@@ -110,10 +149,16 @@ class MetricHistory:
         """Note an evaluation; `metrics` by their names in the journal. Raises: ValueError: the metric is not there."""
         assert self.rule.metric is not None
         if self.rule.metric not in metrics:
-            raise ValueError(unknown_metric("train.early_stopping.metric", self.rule.metric, metrics))
+            raise ValueError(unknown_metric(f"{self.rule.key}.metric", self.rule.metric, metrics))
         self._values[step] = float(metrics[self.rule.metric])
+        self._write()
+
+    def note_rate(self, step: int, rate: float) -> None:
+        """Note the learning rate that the evaluation of `step` led to."""
+        self.rates[step] = rate
         self._write()
 
     def _write(self) -> None:
         values = {str(at): repr(value) for at, value in sorted(self._values.items())}  # JSON has no NaN
-        write_json(self._path, {"metric": self.rule.metric, "values": values})
+        rates = {str(at): repr(rate) for at, rate in sorted(self.rates.items())}
+        write_json(self._path, {"metric": self.rule.metric, "values": values} | ({"rates": rates} if rates else {}))

@@ -212,7 +212,8 @@ class Estimator:
         if self._summarised is not setup.program:
             self._summarised = setup.program
             hooks.append(ModelSummary(setup))
-        return hooks if steps is None else [*hooks, Profiling(steps, self.announce)]
+        as_text = self.config.profile_format == "text"
+        return hooks if steps is None else [*hooks, Profiling(steps, self.announce, as_text=as_text)]
 
     def _as_input(self, input_fn: InputFn, mode: str) -> InputFn:
         """Return the function that is called for `input_fn`; a subclass may call it in another way."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from runner.data.inputs import Input
 from runner.estimator.early_stopping import EarlyStopping
+from runner.estimator.reduce_lr_on_plateau import ReduceLROnPlateau
 from runner.export.exporters import Exporter, checked_exporters
 
 InputFn = Callable[..., Any] | Input
@@ -24,6 +25,7 @@ class TrainSpec:
       saving_listeners: `tf.compat.v1.train.CheckpointSaverListener`s.
       early_stopping: the rule by which `train_and_evaluate` ends training earlier.
       max_epochs: train until this many passes over the input are made, unless `max_steps` is reached before.
+      reduce_lr_on_plateau: the rule by which `train_and_evaluate` reduces the learning rate.
 
     Raises:
       ValueError: max_steps or max_epochs is not positive.
@@ -35,6 +37,7 @@ class TrainSpec:
     saving_listeners: Sequence[Any] = ()
     early_stopping: EarlyStopping = EarlyStopping()
     max_epochs: int | None = None
+    reduce_lr_on_plateau: ReduceLROnPlateau = ReduceLROnPlateau()
 
     def __post_init__(self) -> None:
         check_positive("TrainSpec({})", max_steps=self.max_steps, max_epochs=self.max_epochs)

@@ -12,9 +12,10 @@ from typing import Any
 from runner.checkpoint import reader, retention
 from runner.config.metric_names import evaluation_of, evaluation_prefix, unknown_metric
 from runner.distribute import grpc_server
-from runner.estimator.early_stopping import EarlyStopping, MetricHistory
+from runner.estimator.early_stopping import MetricHistory
 from runner.estimator.estimator import Estimator
 from runner.estimator.evaluator import CheckpointFollower, RemoteEvaluation, TrainingWatch, tell_ending
+from runner.estimator.reduce_lr_on_plateau import LearningRateReductions
 from runner.estimator.run_exports import RunExports
 from runner.estimator.specs import EvalSpec, TrainingResult, TrainSpec
 from runner.estimator.train_loop import TrainingRun
@@ -40,19 +41,24 @@ def train_and_evaluate(
     where that is one that an undisturbed run evaluates, the process that resumes from it does that first.
 
     Raises:
-      ValueError: two evaluations or exporters have the same name, or early stopping watches what is not evaluated.
+      ValueError: two evaluations or exporters have the same name, or a rule watches what is not evaluated.
     """
     if estimator.config.cluster.is_evaluator:
         return follow(estimator, train_spec, eval_spec)
     if estimator.config.cluster.is_server and estimator.config.train_distribute is None:
         return _serve(estimator)
     eval_specs = _checked(train_spec, eval_spec)
+    if estimator.config.has_evaluator and train_spec.reduce_lr_on_plateau.metric is not None:
+        raise ValueError(
+            "TrainSpec(reduce_lr_on_plateau=...) with RunConfig(has_evaluator=True): an evaluator is behind training, "
+            "so no run would reduce its learning rate at the same step again. Use has_evaluator=False."
+        )
     evaluations: RunEvaluations | RemoteEvaluation
     if estimator.config.has_evaluator:
         evaluations = RemoteEvaluation(estimator, train_spec.early_stopping)
     else:
         retention.release(estimator.model_dir)  # of an evaluator that an earlier start had
-        evaluations = RunEvaluations(estimator, eval_specs, train_spec.early_stopping)
+        evaluations = RunEvaluations(estimator, eval_specs, train_spec)
     train = functools.partial(_train, estimator, train_spec, evaluations)
     # Without a supervisor, who counts starts, nobody knows who waits for the end: an evaluator in a script is often
     # named in its own TF_CONFIG alone.
@@ -82,7 +88,7 @@ def follow(
         raise ValueError(f"evaluator {config.cluster.task_index}: there is one evaluator in a run, of index 0.")
     eval_specs = _checked(train_spec, eval_spec)
     watch = TrainingWatch(estimator.model_dir, config.generation)
-    evaluations = RunEvaluations(estimator, eval_specs, train_spec.early_stopping, [watch])
+    evaluations = RunEvaluations(estimator, eval_specs, train_spec, [watch])
     ending = TrainingStatus()
     try:
         ending = CheckpointFollower(estimator.model_dir, watch, evaluations, estimator.latest_checkpoint, wait).follow()
@@ -165,8 +171,8 @@ def _train(
 
 
 class RunEvaluations(Hook):
-    """The evaluations of a run: before its first step, after its checkpoints and at its end. They stop it early, and
-    call its exporters.
+    """The evaluations of a run: before its first step, after its checkpoints and at its end. They stop it early, reduce
+    its learning rate, and call its exporters.
 
     In a process that trains, its methods as a hook and `after_save` are called; in an evaluator, `of_checkpoint`.
 
@@ -180,7 +186,7 @@ class RunEvaluations(Hook):
     """
 
     def __init__(
-        self, estimator: Estimator, specs: Sequence[EvalSpec], early_stopping: EarlyStopping, hooks: Sequence[Hook] = ()
+        self, estimator: Estimator, specs: Sequence[EvalSpec], train_spec: TrainSpec, hooks: Sequence[Hook] = ()
     ) -> None:
         self.metrics: dict[str, Mapping[str, Any]] = {}
         self.stopped_early: str | None = None
@@ -193,7 +199,11 @@ class RunEvaluations(Hook):
         self._started = time.monotonic()
         self._last_start: dict[str, float] = {}
         self._last_step: dict[str, int] = {}
-        self._history = MetricHistory(early_stopping, estimator.model_dir)
+        self._history = MetricHistory(train_spec.early_stopping, estimator.model_dir)
+        rule = train_spec.reduce_lr_on_plateau
+        of_rate = MetricHistory(rule, estimator.model_dir)
+        self._rate = LearningRateReductions(rule, of_rate, self._collectives, estimator.announce)
+        self._histories = [one for one in (self._history, of_rate) if one.rule.metric is not None]
         self._exports = RunExports(estimator)
 
     @property
@@ -211,7 +221,8 @@ class RunEvaluations(Hook):
         latest = self._estimator.agreed_checkpoint()
         step = -1 if latest is None else reader.checkpoint_step(latest)
         if self._collectives.is_chief:
-            self._history.goes_on_from(step)
+            for history in self._histories:
+                history.goes_on_from(step)
         if latest is None or (max_steps is not None and step >= max_steps):
             return False
         missing = self._collectives.broadcast(self._missing(latest, step))
@@ -227,10 +238,12 @@ class RunEvaluations(Hook):
     def begin(self, run: Run) -> None:
         """Check that the metrics which decide something will be there, before hours of training lead to an evaluation.
 
-        Raises: ValueError: an evaluation has no such metric.
+        Raises: ValueError: an evaluation has no such metric, or the learning rate cannot be reduced.
         """
+        assert isinstance(run, TrainingRun)
+        self._rate.check(run)
         best = self._estimator.config.keep_best
-        watched = {"train.early_stopping.metric": self._history.rule.metric}
+        watched = {f"{history.rule.key}.metric": history.rule.metric for history in self._histories}
         watched["checkpoint.keep_best.metric"] = best.metric if best else None
         keys = {key: metric for key, metric in watched.items() if metric is not None}
         for spec in self._specs:
@@ -250,6 +263,8 @@ class RunEvaluations(Hook):
             self._exports.note_end()
             at_start = [spec for spec in self._specs if spec.at_start and spec not in self._made_up]
             self._evaluate_during(run, at_start, exports=False)
+        assert isinstance(run, TrainingRun)
+        self._rate.apply(run)
 
     def after_save(self, run: TrainingRun) -> None:
         """Evaluate the checkpoint that was just written, where an evaluation is due."""
@@ -284,7 +299,8 @@ class RunEvaluations(Hook):
         interrupted) only counts where it is the last, or the first with `at_start`.
         """
         step = reader.checkpoint_step(path)
-        self._history.forget_after(step)
+        for history in self._histories:
+            history.forget_after(step)
         open_specs = [spec for spec in self._specs if self._last_step.get(spec.key) != step]
         due = [spec for spec in open_specs if is_last or self._is_first(spec)]
         others = [spec for spec in open_specs if spec not in due and self._due(spec)]
@@ -303,13 +319,13 @@ class RunEvaluations(Hook):
         exports_are_open = self._exports.is_open(path)
         return [
             (exports_are_open and bool(spec.exporters))
-            or (
-                not self._history.has(step)
-                if spec.key == self._history.rule.evaluation
-                else evaluation_prefix(spec.key) not in there and self._due(spec)
-            )
+            or any(not history.has(step) for history in self._histories_of(spec.key))
+            or (not self._histories_of(spec.key) and evaluation_prefix(spec.key) not in there and self._due(spec))
             for spec in self._specs
         ]
+
+    def _histories_of(self, evaluation: str) -> list[MetricHistory]:
+        return [history for history in self._histories if history.rule.evaluation == evaluation]
 
     def reason_to_stop(self) -> str | None:
         """Return why training ends, by the evaluations of this process; None: it goes on."""
@@ -359,9 +375,10 @@ class RunEvaluations(Hook):
             raise
         self._last_step[name] = self.last_step = step
         self.last_path = path
-        if name == self._history.rule.evaluation and self._collectives.is_chief:
+        self._rate.evaluated()
+        for history in self._histories_of(name) if self._collectives.is_chief else ():
             prefix, scalars = evaluation_prefix(name), tensorboard.scalars(self.metrics[name])
-            self._history.note(step, {f"{prefix}/{key}": v for key, v in scalars.items() if key != "global_step"})
+            history.note(step, {f"{prefix}/{key}": v for key, v in scalars.items() if key != "global_step"})
 
     def _stop_early(self, step: int, run: Run | None = None) -> None:
         if not self._collectives.is_chief:  # it is told at the end of the loop
@@ -381,9 +398,9 @@ def _checked(train_spec: TrainSpec, eval_spec: EvalSpec | Sequence[EvalSpec]) ->
     names = [spec.key for spec in eval_specs]
     if len(set(names)) < len(names):
         raise ValueError(f"train_and_evaluate: evaluations must differ in name, and there are {names}.")
-    rule = train_spec.early_stopping
-    if rule.evaluation is not None and rule.evaluation not in names:
-        there = ", ".join(f"{evaluation_prefix(name)}/..." for name in names) or "none"
-        raise ValueError(f"train.early_stopping.metric={rule.metric}: there is no such evaluation. There are: {there}.")
+    for rule in (train_spec.early_stopping, train_spec.reduce_lr_on_plateau):
+        if rule.evaluation is not None and rule.evaluation not in names:
+            there = ", ".join(f"{evaluation_prefix(name)}/..." for name in names) or "none"
+            raise ValueError(f"{rule.key}.metric={rule.metric}: there is no such evaluation. There are: {there}.")
     checked_exporters("train_and_evaluate", [one for spec in eval_specs for one in spec.exporters])
     return eval_specs

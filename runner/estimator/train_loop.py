@@ -84,6 +84,21 @@ class TrainingRun:
     def steps_per_sec(self) -> float:
         return (self._step - self._first_step) / self.secs if self.secs else 0.0
 
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate that the optimizer keeps in a variable. Setting it holds from the next step on.
+
+        Workers set it together. Raises: ValueError: it is no variable; the message says what to write.
+        """
+        setup = self._setup
+        return float(setup.model.store[setup.program.rate_variable].numpy())
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        setup = self._setup
+        setup.model.values_of = None
+        setup.model.assign({setup.program.rate_variable: rate})
+
     def request_stop(self, reason: str = "a hook requested it") -> None:
         self.stop_reason = self.stop_reason or reason
 

@@ -1,4 +1,4 @@
-"""TensorFlow's profiler around some steps of a run (`run.profile`), for TensorBoard."""
+"""TensorFlow's profiler around some steps of a run (`run.profile`), for TensorBoard or as a table of operations."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from runner.config.step_range import StepRange
 from runner.hooks.hook import Every, Hook, Run
+from runner.hooks.profile_table import write_table
 from runner.system.console import relative
 from runner.types import StepResult
 
@@ -45,14 +46,20 @@ class Profiling(Hook):
 
     Args:
       announce: `Estimator.announce`: says a text, and notes an event with fields.
+      as_text: write a table of the operations beside it, and show those that took longest.
       profiler: where `start(folder)` and `stop()` are; TensorFlow's own.
     """
 
     def __init__(
-        self, steps: StepRange, announce: Callable[..., None], profiler: Any = tf.profiler.experimental
+        self,
+        steps: StepRange,
+        announce: Callable[..., None],
+        profiler: Any = tf.profiler.experimental,
+        *,
+        as_text: bool = False,
     ) -> None:
         self.every = Around(range=steps)
-        self._steps, self._announce, self._profiler = steps, announce, profiler
+        self._steps, self._announce, self._profiler, self._as_text = steps, announce, profiler, as_text
         self._began_at = 0
         self._is_running = self._was_tried = False
         self._profiled: StepRange | None = None
@@ -107,14 +114,19 @@ class Profiling(Hook):
         folder = written[1].parent
         of = "" if self._profiled == self._steps else f" (of run.profile={self._steps})"
         what = f"step {self._profiled}" if self._profiled.first == self._profiled.last else f"steps {self._profiled}"
-        self._announce(
-            "profile",
+        fields = {"first_step": self._profiled.first, "last_step": self._profiled.last, "path": str(folder)}
+        text = (
             f"Profiled {what}{of}: {relative(folder)}. To look at it: pip install tensorboard-plugin-profile, then "
-            f"tensorboard --logdir {relative(Path(run.model_dir))}",
-            first_step=self._profiled.first,
-            last_step=self._profiled.last,
-            path=str(folder),
+            f"tensorboard --logdir {relative(Path(run.model_dir))}"
         )
+        if self._as_text:
+            try:
+                table, rows = write_table(written[1])
+                text = f"Profiled {what}{of}: {relative(table)}\n{rows}"
+                fields["table"] = str(table)
+            except (ImportError, OSError, ValueError) as error:
+                _log.warning("run.profile_format=text: there is no table: %s", error)
+        self._announce("profile", text, **fields)
 
 
 def _profiles(model_dir: str) -> set[tuple[int, Path]]:

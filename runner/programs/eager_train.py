@@ -7,8 +7,10 @@ the numbers, but for what TensorFlow computes in another way once it sees a whol
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,20 +20,27 @@ from runner.data.inputs import InputPipeline
 from runner.data.iterators import iterate
 from runner.distribute.reductions import Reductions, ReplicaWeights
 from runner.model_fn import EstimatorSpec, ModeKeys
+from runner.model_log import logging_values
 from runner.programs.batch_losses import WholeBatch, losses_over_batches, model_fn_has
-from runner.programs.optimizer_step import apply_update, gradients_of, objective
+from runner.programs.evaluate import KeptMetrics
+from runner.programs.optimizer_step import Update, apply_update, gradients_of, objective
 from runner.programs.program import ModelToTrace, read_step, replica_inputs
 from runner.programs.train import TrainedReplica, TrainProgram
-from runner.programs.train_loop import LoopResult, Step
-from runner.programs.train_scalars import ReplicaScalars
+from runner.programs.train_loop import LoopResult
+from runner.programs.train_scalars import ReplicaScalars, StepScalars, replica_scalars
 from runner.tf_private import graphs
 from runner.tf_private.keras3 import keras_trace
+from runner.tf_private.summaries import EagerCollector, SummaryScalar, collecting_eagerly
+from runner.tf_private.v1 import rate_of_v1, summaries_of_v1
 from runner.tf_private.variables import initial_values_from_checkpoints
 from runner.tracing.random_state import EagerStream, drawing_from, moment, seeded, stateless_random_ops
 from runner.tracing.trace_step import Replica
 from runner.tracing.variable_store import GLOBAL_STEP, RequestedVariables, VariableStore
+from runner.types import StepRequest
 
 v1 = tf.compat.v1
+_log = logging.getLogger(__name__)
+_NOTHING = StepRequest()
 
 _NEEDS_OPTIMIZER = (
     "run.eager=true needs EstimatorSpec(optimizer=...): a train_op is an operation of a graph. To look into that: "
@@ -39,22 +48,42 @@ _NEEDS_OPTIMIZER = (
 )
 
 
-class EagerStep:
-    """One update of a model, eagerly, on one device.
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """A step that was taken: as TrainedReplica, with values.
 
     Attributes:
-      spec: what model_fn returned last.
-      requested: the variables that it asked for last.
+      summaries: None of a step that writes none.
     """
 
     spec: EstimatorSpec
+    made: Update
+    scalars: ReplicaScalars
+    summaries: EagerCollector | None
+
+
+class EagerStep:
+    """One update of a model, eagerly, on one device.
+
+    Args:
+      summary_writer: of the `tf.summary` inside model_fn.
+
+    Attributes:
+      first: the step that made the variables, which writes no summaries and has all of them.
+      requested: the variables that model_fn asked for last.
+    """
+
+    first: Taken
     requested: RequestedVariables
 
-    def __init__(self, model: ModelToTrace, pipeline: InputPipeline) -> None:
-        self._model, self._pipeline = model, pipeline
+    def __init__(self, model: ModelToTrace, pipeline: InputPipeline, summary_writer: Any) -> None:
+        self._model, self._pipeline, self._writer = model, pipeline, summary_writer
 
-    def __call__(self, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Update the model by the flat inputs of a step; return its loss.
+    def __call__(self, inputs: Sequence[tf.Tensor], *, summaries: bool = False, discovers: bool = False) -> Taken:
+        """Update the model by the flat inputs of a step.
+
+        Args:
+          summaries: write them. What `discovers` has them, and writes none.
 
         Raises: ValueError: model_fn returned train_op=.
         """
@@ -66,12 +95,29 @@ class EagerStep:
             time = moment(replica.global_step.read_value(), tf.constant(0, tf.int64))
             with drawing_from(EagerStream(f"{store.seed}/train/0", time)):
                 features, labels = replica_inputs(self._pipeline, replica)
-                with tf.GradientTape() as tape, model_fn_has(WholeBatch()), _explained():
-                    self.spec = self._model.call(features, labels, ModeKeys.TRAIN)
-                    if self.spec.optimizer is None:
+                has_summaries = (summaries or discovers) and config.tensorboard
+                with (
+                    _summarising(self._writer, replica, writes=summaries)
+                    if has_summaries
+                    else contextlib.nullcontext() as collected,
+                    tf.GradientTape() as tape,
+                    model_fn_has(WholeBatch()),
+                    logging_values() as logged,
+                    _explained(),
+                ):
+                    spec = self._model.call(features, labels, ModeKeys.TRAIN)
+                    if spec.optimizer is None:
                         raise ValueError(_NEEDS_OPTIMIZER)
-                    loss = objective(self.spec, replica)
-                return apply_update(self.spec, gradients_of(tape, loss, replica), loss, replica, config).loss
+                    loss = objective(spec, replica)
+                is_logged = bool(config.log_step_count_steps)
+                noted = () if collected is None else collected.scalars
+                metrics, own = (spec.eval_metric_ops, logged) if is_logged else (None, None)
+                scalars = replica_scalars(noted, metrics, own, replica)
+                made = apply_update(spec, gradients_of(tape, loss, replica), loss, replica, config)
+                rate = rate_of_v1(spec.optimizer) if isinstance(spec.optimizer, v1.train.Optimizer) else None
+                if is_logged and rate is not None:
+                    made = dataclasses.replace(made, values={**made.values, "learning_rate": rate})
+                return Taken(spec, made, scalars, collected)
 
     def discover(self) -> None:
         """Make the variables by a step on the first batch, after which all have the values that they had before."""
@@ -79,26 +125,34 @@ class EagerStep:
         before = {name: store[name].numpy() for name in store.specs}
         iterator = iterate(self._pipeline.dataset)
         _, inputs = read_step(self._pipeline, next(iterator), iterator)
-        self(inputs)
+        self.first = self(inputs, discovers=True)
         for name in store.specs:
             store[name].assign(before[name] if name in before else store.initial_value(name))
 
 
 class EagerLoop:
-    """Steps one after the other, in Python; called as a `train_loop.Loop` is."""
+    """Steps one after the other, in Python; called as a `train_loop.Loop` is.
+
+    Args:
+      values_of: returns what a step returns beside its loss.
+      summaries: each step writes them.
+    """
 
     def __init__(
-        self, eager_step: EagerStep, step: Step, pipeline: InputPipeline, *, stop_at_nan: bool, **_: Any
+        self,
+        step: EagerStep,
+        pipeline: InputPipeline,
+        values_of: Callable[[Taken], list[Any]],
+        *,
+        stop_at_nan: bool,
+        summaries: bool,
     ) -> None:
-        if len(step.specs) > 1:  # step is of the empty trace
-            raise ValueError(
-                "a SessionRunHook fetches values, and run.eager=true has no graph to fetch them from. Leave the hook "
-                "out, or use a runner.Hook."
-            )
-        self._step, self._pipeline, self._stop_at_nan = eager_step, pipeline, stop_at_nan
+        self._step, self._pipeline, self._values_of = step, pipeline, values_of
+        self._stop_at_nan, self._summaries = stop_at_nan, summaries
 
     def __call__(self, iterator: Any, num_steps: int, *, may_end: bool, values: Sequence[tf.Tensor] = ()) -> LoopResult:
         losses: list[Any] = []
+        found: list[list[Any]] = []
         examples, ended = 0, False
         while len(losses) < num_steps and not ended:
             with self._pipeline.reading():
@@ -107,11 +161,14 @@ class EagerLoop:
                 inputs = [] if ended else read_step(self._pipeline, element.get_value(), iterator)[1]
             if ended:
                 break
-            losses.append(self._step(inputs).numpy())
+            taken = self._step(inputs, summaries=self._summaries)
+            losses.append(taken.made.loss.numpy())
+            found.append(self._values_of(taken))
             examples += int(inputs[-1])
             if self._stop_at_nan and not np.isfinite(losses[-1]):
                 break
-        return LoopResult(len(losses), np.array(losses), examples, [], data_ended=ended)
+        stacked = [np.stack(value) for value in zip(*found, strict=True)]
+        return LoopResult(len(losses), np.array(losses), examples, stacked, data_ended=ended)
 
     def trace(self, iterator: Any) -> None:
         """Do nothing: there is no graph to build."""
@@ -120,24 +177,101 @@ class EagerLoop:
 class EagerTrainProgram(TrainProgram):
     """Training of one model_fn that runs eagerly; its trace is empty, but for what is known of the model.
 
-    Metrics and summaries of TRAIN are left out.
+    What is reported is known from the first step, which makes the variables. A value that only later steps report (in a
+    branch of Python) is left out, with a warning.
 
     Raises: ValueError: model_fn returns train_op=.
     """
 
     def __init__(self, model: ModelToTrace, pipeline: InputPipeline, *, summary_writer: Any, stop_at_nan: bool) -> None:
-        self._eager_step = EagerStep(model, pipeline)
+        self._eager_step = EagerStep(model, pipeline, summary_writer)
         self._eager_step.discover()
-        loop_type = functools.partial(EagerLoop, self._eager_step)
-        super().__init__(model, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan, loop_type=loop_type)
-        self.trace.requested = self._eager_step.requested
+        self._left_out: set[str] = set()
+        self._summaries = self._eager_step.first.summaries
+        super().__init__(model, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan, loop_type=EagerLoop)
+        if self._summaries is not None:
+            values = self._values_of_step()
+            self.scalars = StepScalars([self.outputs[0].scalars], self._summaries.scalars, values)
+            self.summary_protos, self.images = self._summaries.protos, self._summaries.images
+
+    @property
+    def has_summaries(self) -> bool:
+        return super().has_summaries or (self._summaries is not None and self._summaries.has_others)
+
+    @property
+    def summary_names(self) -> set[str]:
+        return set() if self._summaries is None else {one.tag for one in self._summaries.scalars}
+
+    def loop(self, request: StepRequest = _NOTHING, *, summaries: bool = False) -> Any:
+        """Return the loop over steps. Raises: ValueError: a hook wants values of a graph."""
+        if request.fetches:
+            raise ValueError(
+                "a SessionRunHook fetches values, and run.eager=true has no graph to fetch them from. Leave the hook "
+                "out, or use a runner.Hook."
+            )
+        values_of = functools.partial(self._values_of, summaries=summaries)
+        return EagerLoop(
+            self._eager_step, self._pipeline, values_of, stop_at_nan=self._stop_at_nan, summaries=summaries
+        )
+
+    def _values_of(self, taken: Taken, *, summaries: bool) -> list[Any]:
+        """Return what a step returns beside its loss, in the order of the graph's (`Fetched`)."""
+        zero = (0.0, 0.0)
+        of_step = {name: (value, 1.0) for name, value in taken.made.values.items()}
+        sums = {**of_step, **taken.scalars.metric_sums, **taken.scalars.logged_sums}
+        left_out = set(sums) - set(self.scalars.metrics) - self._left_out
+        if left_out:
+            self._left_out |= left_out
+            _log.warning(
+                "run.eager=true: %s is not reported, as the first call of model_fn did not report it. Report the same "
+                "names in each step.",
+                ", ".join(sorted(left_out)),
+            )
+        pairs = [sums.get(name, zero) for name in self.scalars.metrics]
+        found = [_in_turn(zip(*pairs, strict=True))] if pairs else []
+        if not summaries or taken.summaries is None:
+            return found
+        scalars: dict[str, SummaryScalar] = {one.key: one for one in taken.summaries.scalars}
+        rows = []
+        for key in self.scalars.summaries:
+            there = scalars.get(key)
+            is_written = there is not None and (there.condition is None or bool(there.condition))
+            own_step = -1 if there is None or there.step is None else there.step
+            rows.append((*taken.scalars.summary_sums.get(key, zero), is_written, own_step))
+        images = {one.tag: one.value.numpy() for one in taken.summaries.images}
+        protos = [proto.numpy() for proto in taken.summaries.protos]
+        protos += [b""] * (len(self.summary_protos) - len(protos))
+        return [
+            *found,
+            *([_in_turn(zip(*rows, strict=True))] if rows else []),
+            *(np.array(proto, object) for proto in protos[: len(self.summary_protos)]),
+            *(np.array(images.get(one.tag, b""), object) for one in self.images),
+        ]
 
     def _trace_replica(
         self, model: ModelToTrace, pipeline: InputPipeline, summary_writer: Any, replica: Replica
     ) -> TrainedReplica:
         replica_inputs(pipeline, replica)  # for the global step, which hooks look for
-        spec = self._eager_step.spec
-        return TrainedReplica(spec, tf.zeros([], spec.loss.dtype), (), (), (), ReplicaScalars())
+        first = self._eager_step.first
+        loss = tf.zeros([], first.spec.loss.dtype)
+        return TrainedReplica(first.spec, loss, (), (), (), first.scalars, first.made)
+
+    def _metrics_with_state(self) -> KeptMetrics:
+        self.trace.requested = self._eager_step.requested  # their variables are among these
+        return super()._metrics_with_state()
+
+
+def _in_turn(columns: Iterable[Sequence[Any]]) -> np.ndarray:
+    """Return the numbers of all columns, one column after the other, as one vector."""
+    return np.array([float(value) for column in columns for value in column], np.float64)
+
+
+@contextlib.contextmanager
+def _summarising(writer: Any, replica: Replica, *, writes: bool) -> Iterator[EagerCollector]:
+    """Have `tf.summary` inside model_fn write, at the step that is being taken."""
+    with tf.summary.record_if(True), writer.as_default(step=replica.global_step.read_value() + 1):
+        with collecting_eagerly(writer, writes=writes) as collected:
+            yield collected
 
 
 @contextlib.contextmanager
@@ -149,6 +283,7 @@ def _as_traced(store: VariableStore) -> Iterator[RequestedVariables]:
         stateless_random_ops(),
         initial_values_from_checkpoints(),
         losses_over_batches(),
+        summaries_of_v1(),
         tf.summary.record_if(False),
         graphs.fresh_thread_collections(),
         keras_trace(v1.get_default_graph()) as keras,

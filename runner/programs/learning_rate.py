@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.run_config import RunConfig
+from runner.tf_private.optimizers import schedule_of
 from runner.tf_private.v1 import scale_rate_of_v1
 from runner.tracing.trace_step import Replica
 
@@ -61,6 +62,28 @@ def name_of(rate: Any, replica: Replica) -> str | None:
     return next(found, None)
 
 
+def why_not_settable(optimizer: Any) -> str:
+    """Say why nobody can set the learning rate, which is no variable of the model, and what to write instead.
+
+    Args:
+      optimizer: of the EstimatorSpec; None: it has a train_op.
+    """
+    write = "Return EstimatorSpec(optimizer=keras.optimizers.Adam(learning_rate=0.001)), or another one of Keras"
+    if optimizer is None:
+        return f"model_fn returned train_op=, which has its learning rate in it. {write}, in its place."
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    kind = type(inner).__name__
+    if isinstance(inner, v1.train.Optimizer):
+        return f"{kind} of tf.compat.v1 has its learning rate in the graph. {write}."
+    schedule = schedule_of(inner)
+    if schedule is None:
+        return f"{kind} keeps its learning rate where the runner does not find it. {write}."
+    return (
+        f"the learning rate of {kind} is a schedule ({type(schedule).__name__}), which alone sets it. Give the "
+        f"optimizer a number, {kind}(learning_rate=0.001), or leave this key out."
+    )
+
+
 class RatesOfUpdates:
     """The learning rates of the operations by which optimizers of v1 update variables: ResourceApplyAdam and the like.
 
@@ -79,6 +102,8 @@ class RatesOfUpdates:
                 continue
             arguments = zip(operation.op_def.input_arg, operation.inputs, strict=True)
             for rate in (tensor for argument, tensor in arguments if argument.name in ("lr", "alpha")):
+                if rate.op.type == "Cast":  # to the type of each variable
+                    rate = rate.op.inputs[0]
                 value = tf.get_static_value(rate)
                 found[id(rate) if value is None else float(value)] = rate if value is None else float(value)
         only = len(found) == 1

@@ -83,7 +83,7 @@ class Update:
       loss: such that it adds up over the replicas of this process.
       values: to report of it, by name, the same on all replicas: the learning rate where it is computed, and the norm
         of the gradient.
-      rate: name of the variable of the learning rate, where it is one.
+      rate: name of the variable that the optimizer keeps its learning rate in, where it does.
     """
 
     loss: tf.Tensor
@@ -118,13 +118,16 @@ def apply_update(
                 reduced = _scaled_down(merged, norm, config.clip_global_norm)
         # Keras's `compile` puts a LossScaleOptimizer around the optimizer; the runner scales the loss itself.
         optimizer = getattr(spec.optimizer, "inner_optimizer", spec.optimizer)
-        with learning_rate.scaled(optimizer, learning_rate.factor(config, replica.global_step)):
+        factor = learning_rate.factor(config, replica.global_step)
+        with learning_rate.scaled(optimizer, factor):
             if config.log_step_count_steps:
                 rate = learning_rate.rate_of(optimizer)
                 rate_name = learning_rate.name_of(rate, replica)
                 if rate_name is None and isinstance(rate, tf.Tensor):
                     values["learning_rate"] = rate
             apply_gradients(optimizer, [(g, v, owner) for g, (_, v, owner) in zip(reduced, pairs, strict=True)])
+        if factor is not None or not config.log_step_count_steps:
+            rate_name = learning_rate.name_of(learning_rate.rate_of(optimizer), replica)
         ema.update(replica, config.ema_decay)
         replica.global_step.assign_add(1, read_value=False)
     return Update(loss, values, rate_name)

@@ -18,7 +18,7 @@ from runner.distribute.collectives import collectives_of
 from runner.distribute.reductions import spans_processes
 from runner.model_fn import ModeKeys
 from runner.model_log import logging_values
-from runner.programs import ema, support_checks
+from runner.programs import ema, learning_rate, support_checks
 from runner.programs.batch_losses import PartOfBatch, PartOfStep, WholeBatch, model_fn_has
 from runner.programs.evaluate import KeptMetrics, is_pair
 from runner.programs.gradient_accumulation import AccumulatedStep, GradientCut, trace_cut
@@ -258,6 +258,17 @@ class TrainProgram(Program):
         rates = RatesOfUpdates(self.trace.updates_of(0, running))
         self._rates = dict(rates.constants)
         return {**values, **rates.tensors}
+
+    @property
+    def rate_variable(self) -> str:
+        """Return the name of the variable that the optimizer keeps its learning rate in.
+
+        Raises: ValueError: there is none.
+        """
+        made = self.outputs[0].made
+        if made is None or made.rate is None:
+            raise ValueError(learning_rate.why_not_settable(self.spec.optimizer))
+        return made.rate
 
     def _updating(self) -> list[Any]:
         return self.trace.all_effects() if self.is_native else [output.spec.train_op for output in self.outputs]

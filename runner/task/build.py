@@ -33,6 +33,7 @@ from runner.distribute.grpc_server import kept_local
 from runner.distribute.strategy import build_parameter_server, build_strategy, split_cpu
 from runner.estimator.early_stopping import EarlyStopping
 from runner.estimator.estimator import Estimator
+from runner.estimator.reduce_lr_on_plateau import ReduceLROnPlateau
 from runner.estimator.specs import EvalSpec, TrainSpec
 from runner.export.exporters import BestExporter, Exporter, FinalExporter, LatestExporter, better
 from runner.export.receivers import receiver_fn_of_spec
@@ -218,8 +219,14 @@ def _build_exporters(config: Config, receiver_fn: Callable[[], Any]) -> tuple[Ex
 def _build_train_spec(config: Config, fn: Any, hooks: tuple[Any, ...]) -> TrainSpec:
     train, is_overfit = config.train, config.run.debug == "overfit"
     train_input = dataclasses.replace(build_input(config.input.train, fn), first_batch_only=is_overfit)
-    early_stopping = EarlyStopping(**dataclasses.asdict(train.early_stopping))
-    return TrainSpec(train_input, train.max_steps, hooks, early_stopping=early_stopping, max_epochs=train.max_epochs)
+    return TrainSpec(
+        train_input,
+        train.max_steps,
+        hooks,
+        early_stopping=EarlyStopping(**dataclasses.asdict(train.early_stopping)),
+        max_epochs=train.max_epochs,
+        reduce_lr_on_plateau=ReduceLROnPlateau(**dataclasses.asdict(train.reduce_lr_on_plateau)),
+    )
 
 
 def _build_hooks(config: Config, functions: Mapping[str, Any]) -> Iterator[Any]:

@@ -1,4 +1,5 @@
-"""The scalars that model_fn summarises, as tensors, beside the operations that TensorFlow makes of them.
+"""What is written for TensorBoard: the scalars that model_fn summarises, as tensors, beside the operations that
+TensorFlow makes of them; and the format of profiles.
 
 TensorFlow summarises in the first replica alone, so what the others would have written has to be noted at the call.
 """
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.ops import summary_ops_v2
 from tensorflow.python.summary import summary
 
 from runner.tf_private.replaced import replaced
@@ -133,7 +135,86 @@ class Collector:
         return f"{kind} {name} {self._numbers[f'{kind} {name}']}"
 
 
-_collector: contextvars.ContextVar[Collector | None] = contextvars.ContextVar("collector", default=None)
+def profile_type() -> Any:
+    """Return the message that TensorFlow's profiler writes, an `XSpace` of the open XPlane format.
+
+    The public reader is `tensorboard-plugin-profile`, a package of its own with a server and pages.
+    Private: `tensorflow.tsl.profiler.protobuf.xplane_pb2`. When it moves: run.profile_format=text warns.
+    """
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    return xplane_pb2.XSpace
+
+
+class EagerCollector:
+    """Notes the summaries of a model_fn that runs eagerly: what Collector notes of one that is traced, with values.
+
+    Private: `summary_ops_v2._summary_state.writer`, the default writer; since 2.0. When it moves: scalars that model_fn
+    writes elsewhere are the run's as well.
+
+    Args:
+      writer: of the `tf.summary` that is noted; what model_fn writes elsewhere is its own.
+      writes: what is neither a scalar nor of v1 is written there at once; False: nothing is.
+
+    Attributes:
+      protos: serialised summaries of v1 that are no scalars.
+      has_others: there are summaries of `tf.summary` that are no scalars.
+    """
+
+    def __init__(self, writer: Any, *, writes: bool) -> None:
+        self.scalars: list[SummaryScalar] = []
+        self.images: list[SummaryImage] = []
+        self.protos: list[Any] = []
+        self.has_others = False
+        self._writer, self._writes = writer, writes
+        self._step = tf.summary.experimental.get_step()
+        self._numbers: collections.Counter[str] = collections.Counter()
+        self._protos_of_scalars: list[Any] = []
+
+    def find_protos(self) -> None:
+        """Note the summaries of v1 that model_fn has made: they are in a collection."""
+        found = v1.get_collection(v1.GraphKeys.SUMMARIES)
+        self.protos = [proto for proto in found if not any(proto is one for one in self._protos_of_scalars)]
+
+    def note_v1(self, name: str, family: str | None, value: Any, proto: Any) -> None:
+        """Note a call of `tf.compat.v1.summary.scalar` that gave `proto`."""
+        if tf.executing_eagerly():
+            self._protos_of_scalars.append(proto)
+            (written,) = v1.Summary.FromString(proto.numpy()).value
+            self.scalars.append(
+                SummaryScalar(self._key("v1", written.tag), tf.convert_to_tensor(value), None, written.tag)
+            )
+
+    def write(self, own: Any, tag: str, tensor: Any, step: Any, metadata: Any, name: str | None) -> Any:
+        """Do what `tf.summary.write`, which is `own`, does, but for the run's scalars: they are noted."""
+        state = getattr(summary_ops_v2, "_summary_state", None)
+        if not tf.executing_eagerly() or getattr(state, "writer", self._writer) is not self._writer:
+            return own(tag, tensor, step, metadata, name)
+        plugin = metadata.plugin_data.plugin_name if hasattr(metadata, "plugin_data") else ""
+        is_recorded = tf.cast(tf.summary.should_record_summaries(), tf.bool)
+        if plugin == _SCALARS:
+            around = tf.summary.experimental.get_step()
+            given = around if step is None and around is not self._step else step
+            own_step = None if given is None else tf.cast(given, tf.int64)
+            data, key = metadata.SerializeToString(), self._key("v2", tag)
+            self.scalars.append(SummaryScalar(key, tensor, None, tag, data, is_recorded, own_step))
+            return is_recorded
+        self.has_others = True
+        if plugin == _IMAGES and is_recorded and callable(tensor):
+            images = tensor()
+            self.images.append(SummaryImage(tag, tf.io.serialize_tensor(images)))
+            return own(tag, images, step, metadata, name) if self._writes else is_recorded
+        return own(tag, tensor, step, metadata, name) if self._writes else is_recorded
+
+    def _key(self, kind: str, name: str) -> str:
+        """Return the key of the next call with this name: others may have it, too."""
+        self._numbers[f"{kind} {name}"] += 1
+        return f"{kind} {name} {self._numbers[f'{kind} {name}']}"
+
+
+_collector: contextvars.ContextVar[Collector | EagerCollector | None] = contextvars.ContextVar(
+    "collector", default=None
+)
 
 
 def is_collecting() -> bool:
@@ -145,9 +226,24 @@ def is_collecting() -> bool:
 def collecting(writer: Any) -> Iterator[Collector]:
     """Note in what is yielded the scalars and images that model_fn summarises meanwhile, in this thread."""
     collector = Collector(v1.get_default_graph(), writer)
+    with _noted_by(collector):
+        yield collector
+
+
+@contextlib.contextmanager
+def collecting_eagerly(writer: Any, *, writes: bool) -> Iterator[EagerCollector]:
+    """Note in what is yielded what a model_fn that runs eagerly summarises meanwhile. See EagerCollector."""
+    collector = EagerCollector(writer, writes=writes)
+    with summaries_noted(), _noted_by(collector):
+        yield collector
+        collector.find_protos()
+
+
+@contextlib.contextmanager
+def _noted_by(collector: Collector | EagerCollector) -> Iterator[None]:
     token = _collector.set(collector)
     try:
-        yield collector
+        yield
     finally:
         _collector.reset(token)
 
@@ -171,6 +267,8 @@ def summaries_noted() -> Iterator[None]:
 
     def write(tag: str, tensor: Any, step: Any = None, metadata: Any = None, name: str | None = None) -> Any:
         collector = _collector.get()
+        if isinstance(collector, EagerCollector):
+            return collector.write(own_write, tag, tensor, step, metadata, name)
         plugin = metadata.plugin_data.plugin_name if hasattr(metadata, "plugin_data") else ""
         images = collector.image(tensor) if collector is not None and plugin == _IMAGES else None
         written = own_write(tag, tensor, step, metadata, name)

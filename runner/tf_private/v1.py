@@ -42,6 +42,15 @@ def scale_rate_of_v1(optimizer: Any, factor: tf.Tensor) -> bool:
     return True
 
 
+def rate_of_v1(optimizer: Any) -> tf.Tensor | None:
+    """Return the learning rate of a `tf.compat.v1.train` optimizer; None where that is not found.
+
+    Private: as `scale_rate_of_v1`.
+    """
+    rate = getattr(optimizer, "_learning_rate", getattr(optimizer, "_lr", None))
+    return None if rate is None else tf.convert_to_tensor(rate() if callable(rate) else rate)
+
+
 def cadence_of_timer(hook: Any) -> tuple[int | None, float | None]:
     """(steps, seconds) between two turns of a LoggingTensorHook or SummarySaverHook; both None: it has none.
 

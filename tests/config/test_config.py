@@ -513,7 +513,6 @@ BAD += [
     (["~train.max_steps"], "train.max_steps is a key of every run, and cannot be taken away. Set it: train.max_ste"),
     (["model.params.path='???'"], "model.params.path is not set: a config file leaves it open (???). Give model.para"),
     (["hydra.job.chdir=true"], "hydra.job.chdir=true: a run stays in the directory where it was started."),
-    (["hydra/launcher=joblib"], "It is a plugin of Hydra: pip install hydra-joblib-launcher. Available: basic."),
     (["tracking.uri=mlflow.db"], "tracking.uri=mlflow.db is a path. A database file is sqlite:///mlflow.db."),
 ]  # fmt: skip
 

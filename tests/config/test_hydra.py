@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from hydra.errors import MissingConfigException
 
-from runner.config import saved_config
+from runner.config import hydra, saved_config
 from runner.launch import app
 
 ROOT = Path(__file__).parents[2]
@@ -158,3 +159,11 @@ def test_hydra_writes_no_notes_of_its_own_whatever_a_users_conf_asks_for(tmp_pat
         assert "output_subdir: null" in ask("--cfg", "hydra", cwd=tmp_path / str(number))
     said = ask("hydra.output_subdir=notes", cwd=tmp_path)
     assert said == "runner: hydra.output_subdir has no effect: a run's notes are in .hydra of its model_dir.\n"
+
+
+def test_a_launcher_that_is_not_installed_is_named_with_its_package() -> None:
+    missing = MissingConfigException("", missing_cfg_file="hydra/launcher/joblib", options=["basic"])
+    assert hydra._missing_option(missing) == (
+        "hydra/launcher=joblib: no 'joblib' in conf/hydra/launcher. It is a plugin of Hydra: pip install "
+        "hydra-joblib-launcher. Available: basic."
+    )

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import runner
 from runner import Estimator, EstimatorSpec, Input, ModeKeys, RunConfig
 from runner.config import parsing
 from runner.config.schema import ConfigError
 from tests.config.test_config import composed
-from tests.support.jobs import results, run
+from tests.support.jobs import noted, results, run
+from tests.support.line import read_events
 
 HERE = "tests.programs.test_eager_train"
 v1 = tf.compat.v1
@@ -61,6 +63,26 @@ def classic(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec
     spec = variables(features, labels, mode, params)
     train_op = spec.optimizer.minimize(spec.loss, v1.train.get_global_step())
     return EstimatorSpec(mode, spec.predictions, spec.loss, train_op)
+
+
+def reporting(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    """Reports in all ways that there are: metrics, runner.log, summaries of both kinds, images."""
+    predicted = keras.layers.Dense(1, dtype="float64", name="dense")(tf.cast(features, tf.float64))
+    error = tf.abs(predicted - tf.cast(labels, tf.float64))[:, 0]
+    kept = keras.metrics.Mean(name="kept")
+    kept.update_state(error)
+    if mode == ModeKeys.TRAIN:
+        runner.log({"largest": tf.reduce_max(error)}, on_progress=True)
+        tf.summary.scalar("now", tf.reduce_min(error))
+        with tf.summary.record_if(False):
+            tf.summary.scalar("never", 1.0)
+        v1.summary.scalar("of_v1", tf.reduce_sum(error))
+        v1.summary.histogram("errors", error)
+        tf.summary.image("picture", tf.zeros([1, 4, 4, 1]) + tf.reduce_min(tf.nn.sigmoid(tf.cast(error, tf.float32))))
+        tf.summary.histogram("spread", error)
+    metrics = {"error": error, "kept": kept}
+    optimizer = keras.optimizers.Adam(0.05) if params.get("rate") is None else v1.train.MomentumOptimizer(0.05, 0.5)
+    return EstimatorSpec(mode, predicted, tf.square(error), optimizer=optimizer, eval_metric_ops=metrics)
 
 
 def wrong(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
@@ -113,6 +135,50 @@ def test_it_trains_and_evaluates(tmp_path: Path) -> None:
         assert run(tmp_path / name, *settings, *evaluated, f"run.eager={eager}", "checkpoint.save_steps=2") == 0
         metrics.append(results(tmp_path / name)[0]["metrics"]["eval/loss"])
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("rate", [None, "v1"])
+def test_it_reports_what_the_graph_reports(rate: str | None, tmp_path: Path) -> None:
+    settings: tuple[str, ...] = (
+        f"model.fn={HERE}.reporting", f"input.train.fn={HERE}.rows", "input.train.batch_size=4", "input.eval=null",
+        "train.log_steps=2", "train.summary_steps=3", "train.log_gradient_norm=true", "train.max_steps=6",
+        "tracking.tensorboard=true", "train.warmup_steps=3",
+    )  # fmt: skip
+    settings = settings if rate is None else (*settings, "+model.params.rate=v1")
+    found: dict[str, Any] = {}
+    for name, eager in (("eager", "true"), ("graph", "false")):
+        (tmp_path / name).mkdir()
+        assert run(tmp_path / name, *settings, f"run.eager={eager}") == 0
+        points: dict[tuple[int, str], float] = {}
+        for line in noted(tmp_path / name):
+            points |= {(line["step"], key): value for key, value in line.get("metrics", {}).items()}
+        written = [one for one in read_events(tmp_path / name / "run") if "/sec" not in one.tag]
+        found[name] = (
+            {key: value for key, value in points.items() if "per_sec" not in key[1]},
+            {(one.step, one.tag): one.value for one in written if isinstance(one.value, float)},
+            sorted((one.step, one.tag) for one in written),
+        )
+    names = {name for _, name in found["eager"][0]}
+    assert names == {f"train/{name}" for name in (
+        "loss", "error", "kept", "largest", "now", "of_v1", "learning_rate", "gradient_norm")}  # fmt: skip
+    assert found["eager"][0] == pytest.approx(found["graph"][0], rel=1e-5)
+    assert found["eager"][1] == pytest.approx(found["graph"][1], rel=1e-5)
+    assert found["eager"][2] == found["graph"][2]
+    assert {(3, "picture"), (6, "spread"), (6, "errors")} < set(found["eager"][2])
+
+
+def logging_late(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    spec = variables(features, labels, mode, params)
+    step = v1.train.get_global_step()
+    if mode == ModeKeys.TRAIN and tf.executing_eagerly() and step.numpy() == 2:
+        runner.log({"late": 1.0})
+    return spec
+
+
+def test_what_only_a_later_step_logs_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    values_after(tmp_path, logging_late, [4], eager=True)
+    assert "run.eager=true: late is not reported, as the first call of model_fn did not report it" in caplog.text
+    assert "has no effect here" not in caplog.text
 
 
 def test_data_that_ends_ends_training(tmp_path: Path) -> None:

@@ -1,0 +1,158 @@
+"""The learning rate of a run becomes smaller when an evaluation's metric no longer improves.
+
+By the rule of Keras' callback ReduceLROnPlateau, but that it counts evaluations. The rate is a variable of the
+optimizer, and so in each checkpoint: as it was before that checkpoint was evaluated. What the metric was, and which
+rates it led to, is kept in model_dir, so that a run that resumes from a checkpoint begins with the rate that an
+undisturbed one had after it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from runner.config.metric_names import evaluation_of, mode_of
+from runner.distribute.collectives import Collectives
+from runner.estimator.early_stopping import MetricHistory, check_rule
+
+FILE = "reduce_lr_on_plateau.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReduceLROnPlateau:
+    """The rule by which the learning rate is reduced.
+
+    Attributes:
+      metric: its name in the journal: `eval/loss`, `eval_<name>/accuracy`; None: the rate is never reduced.
+      mode: "min" or "max", the better value; None: by the metric's name.
+      factor: the rate is multiplied by it; between 0 and 1.
+      patience_evals: evaluations in a row without improvement after which it is reduced.
+      min_delta: an improvement is larger than this, in the metric's own unit.
+      cooldown_evals: evaluations after a reduction that are not counted.
+      min_lr: the rate does not become smaller.
+
+    Raises:
+      ValueError: a value is not allowed.
+    """
+
+    metric: str | None = None
+    mode: str | None = None
+    factor: float = 0.1
+    patience_evals: int = 10
+    min_delta: float = 1e-4
+    cooldown_evals: int = 0
+    min_lr: float = 0.0
+
+    key: ClassVar[str] = "train.reduce_lr_on_plateau"
+    file: ClassVar[str] = FILE
+
+    def __post_init__(self) -> None:
+        check_rule(self, patience_evals=1, min_delta=0, cooldown_evals=0, min_lr=0)
+        if not 0 < self.factor < 1:
+            raise ValueError(f"ReduceLROnPlateau(factor={self.factor}): it must lie between 0 and 1.")
+
+    @property
+    def evaluation(self) -> str | None:
+        """Name of the evaluation that the metric belongs to; "" is the one without a name; None: there is no metric."""
+        return None if self.metric is None else evaluation_of(self.metric)
+
+    def reason(self, values: Mapping[int, float], step: int) -> str | None:
+        """Return why the rate is reduced at `step`, by the `values` of the metric at the steps up to it; None: it is
+        not.
+
+        The loop is that of `keras.callbacks.ReduceLROnPlateau.on_epoch_end`, but that a NaN is never the best. A rate
+        that has reached `min_lr` makes no difference to it: it can only stay.
+        """
+        sign = -1 if mode_of(self.metric or "", self.mode) == "max" else 1
+        best, best_step, waited, cooldown, is_reduced = math.inf, None, 0, 0, False
+        for at in sorted(at for at in values if at <= step):
+            value, is_reduced = sign * values[at], False
+            if cooldown:
+                cooldown -= 1
+                waited = 0
+            is_first = best_step is None and not math.isnan(value)
+            if is_first or value < best - self.min_delta:
+                best, best_step, waited = value, at, 0
+            elif not cooldown:
+                waited += 1
+                if waited >= self.patience_evals:
+                    is_reduced, cooldown, waited = True, self.cooldown_evals, 0
+        if not is_reduced:
+            return None
+        known = "it was never a number" if best_step is None else f"best {sign * best:.6g} at step {best_step}"
+        evaluations = f"{self.patience_evals} evaluation{'' if self.patience_evals == 1 else 's'}"
+        return f"{self.metric} has not improved by {self.min_delta:g} for {evaluations}; {known}"
+
+
+class RunWithRate(Protocol):
+    """A run of training whose learning rate can be read and set; ValueError where it cannot."""
+
+    learning_rate: float
+
+    @property
+    def global_step(self) -> int: ...
+
+
+class LearningRateReductions:
+    """The reductions of one run. All workers have them, and call the same methods in order; the chief decides.
+
+    Args:
+      history: of a ReduceLROnPlateau.
+      announce: `Estimator.announce`: says a text, and notes an event with fields.
+    """
+
+    def __init__(
+        self,
+        rule: ReduceLROnPlateau,
+        history: MetricHistory,
+        collectives: Collectives,
+        announce: Callable[..., None],
+    ) -> None:
+        self._rule, self._history, self._collectives, self._announce = rule, history, collectives, announce
+        self._rates: dict[int, float] = {}  # the same on all workers
+        self._is_open = True
+
+    def check(self, run: RunWithRate) -> None:
+        """Check that there is a rate to reduce. Raises: ValueError: it is not a number that can be changed."""
+        if self._rule.metric is not None:
+            try:
+                _ = run.learning_rate
+            except ValueError as error:
+                raise ValueError(f"{self._rule.key}.metric={self._rule.metric}: {error}") from None
+
+    def evaluated(self) -> None:
+        """Decide once more before the next step: the metric is known anew."""
+        self._is_open = True
+
+    def apply(self, run: RunWithRate) -> None:
+        """Give the optimizer the rate that the evaluations up to this step lead to: before the step that follows.
+
+        Not right after the evaluation: it may not be the last one that reads the checkpoint into the variables. After
+        nan=rollback this step comes again, with the rate from before its evaluation.
+        """
+        step = run.global_step
+        if self._rule.metric is not None and self._is_open:
+            self._is_open = False
+            decided = self._decide(run, step) if self._collectives.is_chief else None
+            text = self._collectives.broadcast_text("" if decided is None else repr(decided))
+            if text:
+                self._rates[step] = float(text)
+        if step in self._rates:
+            run.learning_rate = self._rates[step]
+
+    def _decide(self, run: RunWithRate, step: int) -> float | None:
+        reason = self._history.reason(step)
+        if reason is None or step in self._history.rates:
+            return self._history.rates.get(step)
+        before = run.learning_rate
+        after = max(before * self._rule.factor, self._rule.min_lr)
+        if before <= np.float32(self._rule.min_lr):  # a float32 as the rate, and so not below it by a rounding
+            return None
+        self._history.note_rate(step, after)
+        text = f"learning rate {before:.6g} -> {after:.6g} at step {step}: {reason}"
+        self._announce("learning_rate_reduced", text, step=step, before=before, after=after)
+        return after

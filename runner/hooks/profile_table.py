@@ -1,0 +1,141 @@
+"""The table of operations in a profile (`run.profile_format=text`): how often each ran, and how long."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from runner.system.console import format_table
+from runner.tf_private.summaries import profile_type
+
+FILE = "operations.txt"
+_HEADERS = ("self ms", "self %", "total ms", "count", "device", "type", "operation")
+_SHOWN, _WIDTH = 10, 80
+_OPERATION = re.compile(r"(?P<name>[A-Za-z0-9.][\w./>-]*):(?P<type>[A-Z_]\w*)")
+_DATASET = re.compile(r"Iterator::([\w\[\]]+::)*(?P<type>\w+)")
+
+
+class Executed(NamedTuple):
+    """One execution of an operation.
+
+    Attributes:
+      thread: where it ran: events of one thread lie within each other, or one after the other. The first part is the
+        device: `/host:CPU`, `/device:GPU:0`.
+      type, name: `MatMul`, and the name of the operation in the graph; of tf.data `Iterator::Map`, and no name.
+      began, secs: seconds since the thread began to be watched.
+    """
+
+    thread: tuple[str, str]
+    type: str
+    name: str
+    began: float
+    secs: float
+
+
+@dataclasses.dataclass
+class Row:
+    """An operation on a device. Attributes: self_secs: without what ran within it, in the same thread."""
+
+    device: str
+    type: str
+    name: str
+    count: int = 0
+    secs: float = 0.0
+    self_secs: float = 0.0
+
+
+def write_table(profile: Path) -> tuple[Path, str]:
+    """Write the operations of the file `profile` beside it; return the path, and the first of them as text.
+
+    Raises:
+      ImportError, OSError, ValueError: there is no table; the message says why.
+    """
+    rows = rows_of(read_executed(profile))
+    path = profile.parent / FILE
+    path.write_text(_table("operations by self time", rows) + "\n")
+    title = f"operations by self time, {min(_SHOWN, len(rows))} of {len(rows)}"
+    return path, _table(title, rows, _SHOWN)
+
+
+def read_executed(path: Path) -> Iterator[Executed]:
+    """Yield the executions of operations in the profile `path`, in no order.
+
+    Raises:
+      ImportError: TensorFlow no longer has its format.
+      ValueError: the file is no profile.
+    """
+    try:
+        space = profile_type().FromString(path.read_bytes())
+    except DecodeError as error:
+        raise ValueError(f"{path} is no profile: {error}") from error
+    for plane in space.planes:
+        for line in plane.lines:
+            for event in line.events:
+                found = _operation_of(plane, event)
+                if found is not None:
+                    began, secs = event.offset_ps / 1e12, event.duration_ps / 1e12
+                    yield Executed((plane.name, f"{line.id} {line.name}"), *found, began, secs)
+
+
+def rows_of(executed: Iterable[Executed]) -> list[Row]:
+    """Return the operations, that with the largest self time first."""
+    threads: dict[tuple[str, str], list[Executed]] = collections.defaultdict(list)
+    for one in executed:
+        threads[one.thread].append(one)
+    rows: dict[tuple[str, str, str], Row] = {}
+    for (device, _), events in threads.items():
+        around: list[tuple[float, Row]] = []  # when each of those ends that are under way, and its row
+        for one in sorted(events, key=lambda one: (one.began, -one.secs)):
+            key = (device.rpartition("/")[2].removeprefix("host:").removeprefix("device:"), one.type, one.name)
+            row = rows.setdefault(key, Row(*key))
+            while around and around[-1][0] <= one.began:
+                around.pop()
+            if around:
+                around[-1][1].self_secs -= one.secs
+            # Of an operation within itself (a loop of functions) the outer time has the inner one in it.
+            row.secs += 0.0 if any(outer is row for _, outer in around) else one.secs
+            row.count, row.self_secs = row.count + 1, row.self_secs + one.secs
+            around.append((one.began + one.secs, row))
+    return sorted(rows.values(), key=lambda row: (-row.self_secs, row.type, row.name))
+
+
+def _table(title: str, rows: Sequence[Row], shown: int | None = None) -> str:
+    """Args: shown: so many rows, none wider than a terminal; None: all of them, whole."""
+    whole = sum(row.self_secs for row in rows) or 1.0
+    cells = [
+        [
+            f"{1e3 * row.self_secs:.3f}", f"{100 * row.self_secs / whole:.1f}", f"{1e3 * row.secs:.3f}",
+            f"{row.count:,}", row.device, row.type, row.name,
+        ]
+        for row in rows[:shown]
+    ]  # fmt: skip
+    if shown is not None:
+        columns = list(zip(_HEADERS, *cells, strict=True))[:-1]
+        room = _WIDTH - sum(max(map(len, column)) + 2 for column in columns)
+        cells = [[*row, name if len(name) <= room else f"...{name[-max(room - 3, 5) :]}"] for *row, name in cells]
+    return format_table(title, _HEADERS, cells)
+
+
+def _operation_of(plane: Any, event: Any) -> tuple[str, str] | None:
+    """Return (type, name) of the operation that an event is; None: it is none.
+
+    A kernel on a GPU has its operation as a statistic, tf_op.
+    """
+    texts = [plane.event_metadata[event.metadata_id].name]
+    for stat in event.stats:
+        if plane.stat_metadata[stat.metadata_id].name == "tf_op":
+            texts.insert(0, stat.str_value or plane.stat_metadata[stat.ref_value].name)
+    for text in texts:
+        plain = text.partition("#")[0]  # after it come shapes and the like
+        operation, dataset = _OPERATION.fullmatch(plain), _DATASET.fullmatch(plain)
+        if operation:
+            return operation["type"], operation["name"]
+        if dataset:
+            return f"Iterator::{dataset['type']}", ""
+    return None
