@@ -34,6 +34,7 @@ WITHOUT_TENSORFLOW = (
     "task.error_report", "task.prediction_files", "task.stop_hook", "classic", "classic.__main__", "classic.keys",
     "classic.compat.check", "classic.compat.differences", "classic.compat.install", "classic.compat.installed_names",
     "classic.compat.module_paths", "classic.compat.names", "classic.compat.source", "classic.compat.tf1_imports",
+    "classic.contrib.modules", "classic.contrib.names",
     "tf_private.tf_estimator",
 )  # fmt: skip
 
@@ -108,7 +109,7 @@ def test_the_command_reads_of_checkpoints_and_tasks_only_what_is_free_of_tensorf
 
 
 def test_a_room_has_a_page_about_itself_and_imports_nothing() -> None:
-    for room in (*ROOMS, "classic.compat", "classic.heads", "classic.premade", "tracking.backends"):
+    for room in (*ROOMS, "classic.compat", "classic.contrib", "classic.heads", "classic.premade", "tracking.backends"):
         if room in ("contract", "classic"):  # `import runner.classic` puts its names on TensorFlow
             continue
         page = FILES[room]

@@ -9,7 +9,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from collections.abc import Callable, Iterator
+import pkgutil
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -121,3 +125,66 @@ def operators_of_tf1(*, dimensions: bool) -> Iterator[None]:
     """
     with _by_identity(), _with_dimensions() if dimensions else contextlib.nullcontext():
         yield
+
+
+# --- tf.contrib -------------------------------------------------------------------------------------------------------
+
+
+def lookup_tables() -> Any:
+    """Return the module with the functions of tf.contrib.lookup: index_table_from_file, IdTableWithHashBuckets.
+
+    Private: `tensorflow.python.ops.lookup_ops`, where they have been since TF 1.8 under no public name. When it moves:
+    tf.compat.v1.lookup has StaticHashTable and StaticVocabularyTable, which they are made of.
+    """
+    return importlib.import_module("tensorflow.python.ops.lookup_ops")
+
+
+class _ArgStack(threading.local):
+    """The argument scopes of a thread: replicas run model_fn at once, each in its own."""
+
+    def __init__(self) -> None:
+        self.stack: list[dict[Any, Any]] = [{}]
+
+
+class _WithMoved(types.ModuleType):
+    """A module of TensorFlow with names that it has no more."""
+
+    def __init__(self, module: types.ModuleType, moved: Mapping[str, Any]) -> None:
+        super().__init__(module.__name__)
+        self.__dict__.update(moved)
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+@functools.cache
+def prepare_slim() -> None:
+    """Import tf_slim 1.1.0, and have its modules, and no others, find what TensorFlow has moved since.
+
+    Private: `tensorflow.python.layers.normalization` loads `tf_keras.legacy_tf_layers.normalization`, which tf_keras
+    2.21 has as `tf_keras.src.legacy_tf_layers.normalization`; `tf_slim.ops.arg_scope._get_arg_stack`, one stack for
+    all threads. tf_slim has its last release: it moves no more. When a module of `moved` has its name again, drop it.
+    Raises: ModuleNotFoundError: tf_slim or tf_keras is not installed.
+    """
+    from tensorflow.python.layers import normalization
+
+    normalization.normalization = importlib.import_module("tf_keras.src.legacy_tf_layers.normalization")
+    slim, v1 = importlib.import_module("tf_slim"), importlib.import_module("tensorflow.compat.v1")
+    for found in pkgutil.walk_packages(slim.__path__, "tf_slim."):
+        if not found.name.endswith(("_test", "test_utils")):
+            importlib.import_module(found.name)
+    moved = {
+        "tensorflow.python.framework.ops": ("Tensor", "IndexedSlices"),
+        "tensorflow.python.ops.array_ops": ("stack", "unstack"),
+        "tensorflow.python.ops.control_flow_ops": ("Assert", "case", "cond", "while_loop"),
+    }
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "tf_slim":
+            for key, value in list(vars(module).items()):
+                if isinstance(value, types.ModuleType) and value.__name__ in moved:
+                    setattr(module, key, _WithMoved(value, {one: getattr(v1, one) for one in moved[value.__name__]}))
+                elif isinstance(value, types.ModuleType) and value.__name__ == "tensorflow.python.ops.variable_scope":
+                    setattr(module, key, _WithMoved(value, {"variable": v1.Variable}))
+    arg_stack = _ArgStack()
+    sys.modules["tf_slim.ops.arg_scope"].__dict__["_get_arg_stack"] = lambda: arg_stack.stack

@@ -16,6 +16,7 @@ from runner.classic.compat.differences import CANNOT, DIFFERS, RULES, RUN_CONFIG
 from runner.classic.compat.installed_names import OF_EVERY_MODULE, Installed
 from runner.classic.compat.source import Use, uses
 from runner.classic.compat.tf1_imports import as_version_1, signs
+from runner.classic.contrib import names as contrib
 from runner.config.error_messages import did_you_mean
 from runner.config.source_names import V1
 
@@ -115,6 +116,9 @@ def _gone(use: Use, installed: Installed) -> str | None:
         return "the package is not part of TensorFlow any more: its public names are tf.estimator.*"
     if top != "tensorflow" or not rest:
         return None
+    part, _, of_contrib = name.removeprefix(f"{V1}.").removeprefix("tensorflow.").partition(".")
+    if part == "contrib":
+        return None if contrib.is_served(of_contrib) else contrib.instead_of(contrib.public(of_contrib))
     if use.is_private:
         instead = "tf.keras or tf.estimator" if "keras" in name or "estimator" in name else "the public name"
         there = installed.has_private(name) or not installed.is_there

@@ -189,42 +189,6 @@ RUN_CONFIG: Mapping[str, str] = {
 """Argument of RunConfig that does not do what it did -> what is said of it."""
 
 REMOVED: tuple[tuple[str, str], ...] = (
-    ("contrib.data.map_and_batch", "use map and then batch of the dataset"),
-    ("contrib.data.shuffle_and_repeat", "use shuffle and then repeat of the dataset"),
-    ("contrib.data", "tf.data and tf.data.experimental have most of it"),
-    ("contrib.distribute", "use tf.distribute.MirroredStrategy and the like"),
-    ("contrib.cluster_resolver", "use tf.distribute.cluster_resolver.TPUClusterResolver and the like"),
-    *(
-        (f"contrib.estimator.{name}_hook", f"use tf.estimator.experimental.{name}_hook")
-        for name in ("stop_if_no_increase", "stop_if_no_decrease", "stop_if_higher", "stop_if_lower")
-    ),
-    ("contrib.estimator", "tf.estimator has most of it: add_metrics, the heads; replicas are what a strategy is for"),
-    ("contrib.feature_column", "use tf.feature_column.sequence_numeric_column and the like"),
-    ("contrib.learn.datasets", "use tf.keras.datasets"),
-    ("contrib.learn", "use tf.estimator: Estimator, TrainSpec, EvalSpec, train_and_evaluate"),
-    ("contrib.layers.variance_scaling_initializer", "use tf.compat.v1.variance_scaling_initializer(2.0)"),
-    ("contrib.layers.xavier_initializer", "use tf.compat.v1.glorot_uniform_initializer"),
-    ("contrib.layers.l2_regularizer", "use tf.keras.regularizers.l2 with half of the scale"),
-    ("contrib.layers", "the package tf_slim has it: tf_slim.layers; or use tf.compat.v1.layers, tf.feature_column"),
-    ("contrib.slim", "the package tf_slim has it"),
-    ("contrib.lookup", "use tf.lookup.StaticVocabularyTable; for words of indices, tf.lookup.StaticHashTable"),
-    ("contrib.metrics", "use tf.compat.v1.metrics, or Keras metrics"),
-    ("contrib.opt", "use Keras optimizers: AdamW, Nadam, LAMB and others are there"),
-    ("contrib.predictor", "export_saved_model writes what tf.saved_model.load loads"),
-    ("contrib.rnn", "use tf.compat.v1.nn.rnn_cell and tf.compat.v1.nn.dynamic_rnn"),
-    ("contrib.cudnn_rnn", "use tf.keras.layers.LSTM or tf.keras.layers.GRU: they use cuDNN where they can"),
-    ("contrib.seq2seq", "the package tensorflow_addons had it; take its source into your own"),
-    ("contrib.summary", "use tf.summary, or tf.compat.v1.summary"),
-    ("contrib.tpu.CrossShardOptimizer", "use tf.compat.v1.tpu.CrossShardOptimizer"),
-    ("contrib.tpu", "use tf.compat.v1.estimator.tpu"),
-    ("contrib.training", "HParams: a dict of params does it; python_io and loops: tf.data and Estimator.train"),
-    ("contrib.framework.get_or_create_global_step", "use tf.compat.v1.train.get_or_create_global_step"),
-    (
-        "contrib.framework",
-        "use tf.compat.v1.train.init_from_checkpoint, tf.train.list_variables, tf.compat.v1.get_variable",
-    ),
-    ("contrib.crf", "the package tensorflow_addons had it; take its source into your own"),
-    ("contrib", "TensorFlow 2 has no contrib"),
     ("data.experimental.CheckpointInputPipelineHook", "remove it: every checkpoint holds the position in the input"),
     ("examples.tutorials.mnist", "tf.keras.datasets.mnist.load_data() gives the data"),
     ("train.SummaryWriter", "use tf.compat.v1.summary.FileWriter"),

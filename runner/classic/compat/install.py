@@ -15,6 +15,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from runner.classic.compat import module_paths, names
+from runner.classic.contrib import modules as contrib
 from runner.distribute.cluster import Cluster
 from runner.tf_private import legacy_keras, tf_estimator
 
@@ -61,6 +62,7 @@ def install() -> None:
     for kind in (module_paths.ModulePaths, module_paths.NestedCompat):
         if not any(isinstance(finder, kind) for finder in sys.meta_path):
             sys.meta_path.insert(0, kind())
+    contrib.install()
     if later and not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AfterImport(later))
 
@@ -82,6 +84,7 @@ def _put_on_v2(v2: Any) -> None:
 
 def _put_on_v1(v1: Any) -> None:
     v1.estimator = _V1
+    v1.contrib = contrib.root()
     _make_importable("tensorflow.compat.v1.estimator", _V1)
     tf_estimator.put_on_keras(v1, "estimator", _KERAS)
     v1.layers = LegacyKeras("layers", "tf.layers")

@@ -133,8 +133,8 @@ def test_a_package_of_tensorflow_1_runs_as_a_module_with_its_files_of_other_vers
 
 @pytest.mark.processes
 def test_what_is_in_no_tensorflow_any_more_leads_to_check(tmp_path: Path) -> None:
-    (tmp_path / "old.py").write_text("import tensorflow as tf\ntf.contrib.layers.flatten(1)\n")
+    (tmp_path / "old.py").write_text("import tensorflow as tf\ntf.contrib.gan.gan_model(1)\n")
     ran = run(["old.py"], tmp_path)
     assert ran.returncode == 1
-    assert "has no attribute 'contrib'" in ran.stderr
+    assert "tf.contrib.gan is not available: use the package tensorflow_gan." in ran.stderr
     assert "`python -m runner.classic check old.py` says what to use instead" in ran.stderr

@@ -1,0 +1,106 @@
+"""`tf.contrib.crf`: linear-chain conditional random fields.
+
+The formulas of TensorFlow 1.15, contrib/crf/python/ops/crf.py. Scores of tags are `[batch, time, tags]`, transitions
+`[from, to]`; steps behind the end of a sequence count for nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+v1 = tf.compat.v1
+
+
+def crf_unary_score(tag_indices: Any, sequence_lengths: Any, inputs: tf.Tensor) -> tf.Tensor:
+    """Return the sum of the scores of a sequence's tags, `[batch]`."""
+    scores = tf.gather(inputs, tag_indices, batch_dims=2)
+    return tf.reduce_sum(scores * _mask(inputs, sequence_lengths), 1)
+
+
+def crf_binary_score(tag_indices: Any, sequence_lengths: Any, transition_params: Any) -> tf.Tensor:
+    """Return the sum of the scores of a sequence's transitions, `[batch]`."""
+    tag_indices = tf.convert_to_tensor(tag_indices)
+    scores = tf.gather_nd(transition_params, tf.stack([tag_indices[:, :-1], tag_indices[:, 1:]], axis=-1))
+    mask = tf.sequence_mask(sequence_lengths, tf.shape(tag_indices)[1], scores.dtype)
+    return tf.reduce_sum(scores * mask[:, 1:], 1)
+
+
+def crf_sequence_score(inputs: tf.Tensor, tag_indices: Any, sequence_lengths: Any, transition_params: Any) -> tf.Tensor:
+    """Return the score of a sequence of tags, `[batch]`: of its tags and its transitions; 0 of one without steps."""
+    return crf_unary_score(tag_indices, sequence_lengths, inputs) + crf_binary_score(
+        tag_indices, sequence_lengths, transition_params
+    )
+
+
+def crf_log_norm(inputs: tf.Tensor, sequence_lengths: Any, transition_params: Any) -> tf.Tensor:
+    """Return the logarithm of the sum of exp(score) of all sequences of tags, `[batch]`."""
+    lengths = tf.cast(sequence_lengths, tf.int32)
+
+    def step(time: tf.Tensor, alphas: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        new = inputs[:, time] + tf.reduce_logsumexp(alphas[:, :, None] + transition_params, 1)
+        return time + 1, tf.where((time < lengths)[:, None], new, alphas)
+
+    _, alphas = tf.while_loop(lambda time, alphas: time < tf.shape(inputs)[1], step, (1, inputs[:, 0]))
+    log_norm = tf.reduce_logsumexp(alphas, 1)
+    return tf.where(lengths > 0, log_norm, tf.zeros_like(log_norm))
+
+
+def crf_log_likelihood(
+    inputs: tf.Tensor, tag_indices: Any, sequence_lengths: Any, transition_params: Any = None
+) -> tuple[tf.Tensor, Any]:
+    """Return (log-likelihood of each sequence's tags `[batch]`, transitions).
+
+    Args: transition_params: `[tags, tags]`; None: the variable `transitions` of the current scope.
+    """
+    num_tags = inputs.shape[2]
+    if transition_params is None:
+        transition_params = v1.get_variable("transitions", [num_tags, num_tags])
+    score = crf_sequence_score(inputs, tag_indices, sequence_lengths, transition_params)
+    return score - crf_log_norm(inputs, sequence_lengths, transition_params), transition_params
+
+
+def crf_decode(potentials: tf.Tensor, transition_params: Any, sequence_length: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return (the best tags `[batch, time]`, 0 behind the end; their score `[batch]`)."""
+    lengths = tf.maximum(tf.cast(sequence_length, tf.int32), 1)
+    num_steps, num_tags = tf.shape(potentials)[1], potentials.shape[2]
+    stay = tf.broadcast_to(tf.range(num_tags), tf.shape(potentials[:, 0]))
+
+    def forward(time: tf.Tensor, scores: tf.Tensor, back: tf.TensorArray) -> tuple[Any, Any, Any]:
+        through = scores[:, :, None] + transition_params
+        goes_on = (time < lengths)[:, None]
+        best = tf.where(goes_on, potentials[:, time] + tf.reduce_max(through, 1), scores)
+        come_from = tf.where(goes_on, tf.argmax(through, 1, output_type=tf.int32), stay)
+        return time + 1, best, back.write(time - 1, come_from)
+
+    back = tf.TensorArray(tf.int32, size=num_steps - 1, element_shape=stay.shape)
+    _, scores, back = tf.while_loop(lambda time, *_: time < num_steps, forward, (1, potentials[:, 0], back))
+    last = tf.argmax(scores, 1, output_type=tf.int32)
+
+    def backward(time: tf.Tensor, tag: tf.Tensor, tags: tf.TensorArray) -> tuple[Any, Any, Any]:
+        before = tf.gather(back.read(time - 1), tag, batch_dims=1)
+        return time - 1, before, tags.write(time - 1, before)
+
+    tags = tf.TensorArray(tf.int32, size=num_steps, element_shape=last.shape).write(num_steps - 1, last)
+    _, _, tags = tf.while_loop(lambda time, *_: time > 0, backward, (num_steps - 1, last, tags))
+    path = tf.transpose(tags.stack())
+    return path * tf.sequence_mask(lengths, num_steps, tf.int32), tf.reduce_max(scores, 1)
+
+
+def viterbi_decode(score: Any, transition_params: Any) -> tuple[list[int], Any]:
+    """Return (the best tags, their score) of one sequence, `[time, tags]`, by numpy."""
+    scores, back = np.array(score[0]), []
+    for one in score[1:]:
+        through = scores[:, None] + transition_params
+        back.append(np.argmax(through, 0))
+        scores = one + np.max(through, 0)
+    path = [int(np.argmax(scores))]
+    for come_from in reversed(back):
+        path.append(int(come_from[path[-1]]))
+    return path[::-1], np.max(scores)
+
+
+def _mask(inputs: tf.Tensor, lengths: Any) -> tf.Tensor:
+    return tf.sequence_mask(lengths, tf.shape(inputs)[1], inputs.dtype)

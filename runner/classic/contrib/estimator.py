@@ -1,0 +1,191 @@
+"""`tf.contrib.estimator`: the heads as functions, and optimizers that clip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.classic.estimator import Estimator
+from runner.classic.heads.base import Head
+from runner.classic.heads.classification import BinaryClassHead, MultiClassHead
+from runner.classic.heads.multi_head import MultiHead
+from runner.classic.heads.multi_label import MultiLabelHead
+from runner.classic.heads.regression import LogisticRegressionHead, PoissonRegressionHead, RegressionHead
+from runner.model_fn import EstimatorSpec
+
+v1 = tf.compat.v1
+
+_SUM_OVER_BATCH_SIZE = "sum_over_batch_size"
+
+
+def binary_classification_head(
+    weight_column: Any = None,
+    thresholds: Sequence[float] | None = None,
+    label_vocabulary: Sequence[Any] | None = None,
+    loss_reduction: str = _SUM_OVER_BATCH_SIZE,
+    loss_fn: Callable[..., Any] | None = None,
+    name: str | None = None,
+) -> Head:
+    """Return `tf.estimator.BinaryClassHead`."""
+    return BinaryClassHead(weight_column, thresholds, label_vocabulary, loss_reduction, loss_fn, name)
+
+
+def multi_class_head(
+    n_classes: int,
+    weight_column: Any = None,
+    label_vocabulary: Sequence[Any] | None = None,
+    loss_reduction: str = _SUM_OVER_BATCH_SIZE,
+    loss_fn: Callable[..., Any] | None = None,
+    name: str | None = None,
+) -> Head:
+    """Return `tf.estimator.MultiClassHead`."""
+    return MultiClassHead(n_classes, weight_column, label_vocabulary, loss_reduction, loss_fn, name)
+
+
+def regression_head(
+    weight_column: Any = None,
+    label_dimension: int = 1,
+    loss_reduction: str = _SUM_OVER_BATCH_SIZE,
+    loss_fn: Callable[..., Any] | None = None,
+    inverse_link_fn: Callable[..., Any] | None = None,
+    name: str | None = None,
+) -> Head:
+    """Return `tf.estimator.RegressionHead`, whose first argument is another one."""
+    return RegressionHead(label_dimension, weight_column, loss_reduction, loss_fn, inverse_link_fn, name)
+
+
+def poisson_regression_head(
+    weight_column: Any = None,
+    label_dimension: int = 1,
+    loss_reduction: str = _SUM_OVER_BATCH_SIZE,
+    compute_full_loss: bool = True,
+    name: str | None = None,
+) -> Head:
+    """Return `tf.estimator.PoissonRegressionHead`."""
+    return PoissonRegressionHead(
+        label_dimension=label_dimension, weight_column=weight_column, loss_reduction=loss_reduction,
+        compute_full_loss=compute_full_loss, name=name,
+    )  # fmt: skip
+
+
+def logistic_regression_head(
+    weight_column: Any = None, loss_reduction: str = _SUM_OVER_BATCH_SIZE, name: str | None = None
+) -> Head:
+    """Return `tf.estimator.LogisticRegressionHead`."""
+    return LogisticRegressionHead(weight_column=weight_column, loss_reduction=loss_reduction, name=name)
+
+
+def multi_label_head(
+    n_classes: int,
+    weight_column: Any = None,
+    thresholds: Sequence[float] | None = None,
+    label_vocabulary: Sequence[Any] | None = None,
+    loss_reduction: str = _SUM_OVER_BATCH_SIZE,
+    loss_fn: Callable[..., Any] | None = None,
+    classes_for_class_based_metrics: Sequence[Any] | None = None,
+    name: str | None = None,
+) -> Head:
+    """Return `tf.estimator.MultiLabelHead`."""
+    return MultiLabelHead(
+        n_classes, weight_column, thresholds, label_vocabulary, loss_reduction, loss_fn,
+        classes_for_class_based_metrics, name,
+    )  # fmt: skip
+
+
+def multi_head(heads: Sequence[Head], head_weights: Sequence[float] | None = None) -> Head:
+    """Return `tf.estimator.MultiHead`."""
+    return MultiHead(heads, head_weights)
+
+
+class _Around(v1.train.Optimizer):  # type: ignore[name-defined]
+    """An optimizer that applies another one's updates; slots and their names are the other's."""
+
+    def __init__(self, opt: Any, name: str) -> None:
+        super().__init__(False, name)
+        self._opt = opt
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        return self._opt.compute_gradients(*args, **kwargs)
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+        return self._opt.apply_gradients(self._changed(list(grads_and_vars)), global_step, name)
+
+    def _changed(self, grads_and_vars: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        return grads_and_vars
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+        return self._opt.get_slot(*args, **kwargs)
+
+    def get_slot_names(self) -> list[str]:
+        return list(self._opt.get_slot_names())
+
+    def variables(self) -> list[Any]:
+        return list(self._opt.variables())
+
+
+class _Clipped(_Around):
+    def __init__(self, opt: Any, clip_norm: float) -> None:
+        super().__init__(opt, "ClipByNormOptimizer")
+        self._clip_norm = clip_norm
+
+    def _changed(self, grads_and_vars: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        kept = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]
+        clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in kept], self._clip_norm)
+        return list(zip(clipped, [variable for _, variable in kept], strict=True))
+
+
+def clip_gradients_by_norm(optimizer: Any, clip_norm: float) -> Any:
+    """Return an optimizer like `optimizer`, whose gradients have together at most the norm `clip_norm`.
+
+    TensorFlow 1.15, contrib/estimator/python/estimator/extenders.py: g * clip_norm / max(clip_norm, |all g|), where
+    |all g| is the square root of the sum of all squares. On several replicas each clips its own gradients.
+    """
+    return _Clipped(optimizer, clip_norm)
+
+
+def TowerOptimizer(optimizer_or_optimizer_fn: Any) -> Any:  # it was a class
+    """Return the optimizer as it is: the strategy makes the mean of the replicas' gradients."""
+    is_optimizer = isinstance(optimizer_or_optimizer_fn, v1.train.Optimizer)
+    return optimizer_or_optimizer_fn if is_optimizer else optimizer_or_optimizer_fn()
+
+
+def replicate_model_fn(
+    model_fn: Callable[..., EstimatorSpec], loss_reduction: str = "", devices: Sequence[str] | None = None
+) -> Callable[..., EstimatorSpec]:
+    """Return `model_fn` as it is: RunConfig(train_distribute=tf.distribute.MirroredStrategy()) replicates it."""
+    del loss_reduction, devices
+    return model_fn
+
+
+def forward_features(estimator: Estimator, keys: Any = None, sparse_default_values: Any = None) -> Estimator:
+    """Return an estimator like this one, whose predictions have features of their input, too.
+
+    Args:
+      keys: names of the features, one or a list; None: all of them.
+      sparse_default_values: name -> what fills a sparse one up, or one value for all.
+    """
+    wanted = [keys] if isinstance(keys, str) else keys
+    inner = estimator._context.model_fn
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any, config: Any) -> EstimatorSpec:
+        given = dict(features)
+        spec = inner(features, labels, mode)
+        predictions = spec.predictions
+        if not isinstance(predictions, dict):
+            raise ValueError("forward_features: the predictions of the estimator are no dict.")
+        added = {name: _dense(name, given[name], sparse_default_values) for name in (wanted or given)}
+        taken = sorted(set(added) & set(predictions))
+        if taken:
+            raise ValueError(f"forward_features: the predictions have {taken} already.")
+        return spec._replace(predictions={**predictions, **added})
+
+    return Estimator(model_fn, config=estimator.config, params=estimator.params)
+
+
+def _dense(name: str, feature: Any, defaults: Any) -> Any:
+    if not isinstance(feature, tf.sparse.SparseTensor):
+        return feature
+    default = defaults.get(name) if isinstance(defaults, Mapping) else defaults
+    return tf.sparse.to_dense(feature, default_value=default)

@@ -1,0 +1,215 @@
+"""What `tf.contrib.layers` had and tf_slim has not: embeddings of sequences, and its own feature columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tf_slim.ops import variables
+
+v1 = tf.compat.v1
+columns = v1.feature_column
+
+
+def embed_sequence(
+    ids: Any,
+    vocab_size: int | None = None,
+    embed_dim: int | None = None,
+    unique: bool = False,
+    initializer: Any = None,
+    regularizer: Any = None,
+    trainable: bool = True,
+    scope: Any = None,
+    reuse: Any = None,
+) -> tf.Tensor:
+    """Return the embeddings of ids, `[..., embed_dim]`; the variable is `EmbedSequence/embeddings`.
+
+    TensorFlow 1.15, contrib/layers/python/layers/encoders.py.
+
+    Args:
+      vocab_size, embed_dim: shape of the variable; may be missing where it is reused.
+      unique: taken and not used: each row is looked up once where it saves something.
+    """
+    del unique
+    if not (reuse or (vocab_size and embed_dim)):
+        raise ValueError(
+            f"Must specify vocab size and embedding dimension when not reusing. Got {vocab_size=}, {embed_dim=}."
+        )
+    with v1.variable_scope(scope, "EmbedSequence", [ids], reuse=reuse):
+        has_shape = vocab_size is not None and embed_dim is not None
+        embeddings = variables.model_variable(
+            "embeddings",
+            shape=[vocab_size, embed_dim] if has_shape else None,
+            initializer=initializer,
+            regularizer=regularizer,
+            trainable=trainable,
+        )
+        return tf.nn.embedding_lookup(embeddings, ids)
+
+
+def bow_encoder(
+    ids: Any,
+    vocab_size: int,
+    embed_dim: int,
+    sparse_lookup: bool = True,
+    initializer: Any = None,
+    regularizer: Any = None,
+    trainable: bool = True,
+    scope: Any = None,
+    reuse: Any = None,
+) -> tf.Tensor:
+    """Return the mean of the embeddings of each row of ids, `[batch, embed_dim]`; id 0 pads.
+
+    TensorFlow 1.15, contrib/layers/python/layers/encoders.py: with `sparse_lookup` the padding counts for nothing,
+    without it the mean is over the whole row. The variable is `bow_encoder/embeddings`.
+    """
+    with v1.variable_scope(scope, "bow_encoder", [ids], reuse=reuse):
+        embeddings = variables.model_variable(
+            "embeddings", shape=[vocab_size, embed_dim], initializer=initializer, regularizer=regularizer,
+            trainable=trainable,
+        )  # fmt: skip
+        if sparse_lookup:
+            sparse = ids if isinstance(ids, tf.sparse.SparseTensor) else tf.sparse.from_dense(ids)
+            return v1.nn.safe_embedding_lookup_sparse([embeddings], sparse, combiner="mean", default_id=0)
+        if isinstance(ids, tf.sparse.SparseTensor):
+            raise TypeError(f"bow_encoder(sparse_lookup=False): ids must be a dense tensor, and are {ids}.")
+        return tf.reduce_mean(tf.nn.embedding_lookup(embeddings, ids), axis=1)
+
+
+def safe_embedding_lookup_sparse(
+    embedding_weights: Any,
+    sparse_ids: Any,
+    sparse_weights: Any = None,
+    combiner: str | None = None,
+    default_id: int | None = None,
+    name: str | None = None,
+    partition_strategy: str = "div",
+    max_norm: float | None = None,
+) -> tf.Tensor:
+    """Return `tf.nn.safe_embedding_lookup_sparse`, whose default for `combiner` is "mean", too."""
+    return v1.nn.safe_embedding_lookup_sparse(
+        embedding_weights,
+        sparse_ids,
+        sparse_weights,
+        combiner or "mean",
+        default_id,
+        name,
+        partition_strategy,
+        max_norm,
+    )
+
+
+# --- feature columns --------------------------------------------------------------------------------------------------
+
+
+def real_valued_column(
+    column_name: str,
+    dimension: int | None = 1,
+    default_value: Any = None,
+    dtype: Any = tf.float32,
+    normalizer: Callable[[Any], Any] | None = None,
+) -> Any:
+    """Return `tf.feature_column.numeric_column`."""
+    if dimension is None:
+        raise ValueError(
+            f"real_valued_column({column_name!r}, dimension=None): lengths that differ are not served; give a number."
+        )
+    return columns.numeric_column(column_name, (dimension,), default_value, dtype, normalizer)
+
+
+def sparse_column_with_hash_bucket(
+    column_name: str, hash_bucket_size: int, combiner: str = "sum", dtype: Any = tf.string
+) -> Any:
+    """Return `tf.feature_column.categorical_column_with_hash_bucket`; the hash is the same."""
+    return _combined(columns.categorical_column_with_hash_bucket(column_name, hash_bucket_size, dtype), combiner)
+
+
+def sparse_column_with_keys(
+    column_name: str, keys: Sequence[Any], default_value: int = -1, combiner: str = "sum", dtype: Any = tf.string
+) -> Any:
+    """Return `tf.feature_column.categorical_column_with_vocabulary_list`."""
+    made = columns.categorical_column_with_vocabulary_list(column_name, tuple(keys), dtype, default_value)
+    return _combined(made, combiner)
+
+
+def sparse_column_with_vocabulary_file(
+    column_name: str,
+    vocabulary_file: str,
+    num_oov_buckets: int = 0,
+    vocab_size: int | None = None,
+    default_value: int = -1,
+    combiner: str = "sum",
+    dtype: Any = tf.string,
+) -> Any:
+    """Return `tf.feature_column.categorical_column_with_vocabulary_file`."""
+    made = columns.categorical_column_with_vocabulary_file(
+        column_name, vocabulary_file, vocab_size, num_oov_buckets, None if num_oov_buckets else default_value, dtype
+    )
+    return _combined(made, combiner)
+
+
+def sparse_column_with_integerized_feature(
+    column_name: str, bucket_size: int, combiner: str = "sum", dtype: Any = tf.int64
+) -> Any:
+    """Return `tf.feature_column.categorical_column_with_identity`, which takes ids below `bucket_size` alone."""
+    del dtype  # numbers of any type are cast
+    return _combined(columns.categorical_column_with_identity(column_name, bucket_size), combiner)
+
+
+def weighted_sparse_column(sparse_id_column: Any, weight_column_name: str, dtype: Any = tf.float32) -> Any:
+    """Return `tf.feature_column.weighted_categorical_column`."""
+    return columns.weighted_categorical_column(sparse_id_column, weight_column_name, dtype)
+
+
+def crossed_column(
+    columns_to_cross: Iterable[Any] | None = None, hash_bucket_size: int = 0, combiner: str = "sum",
+    hash_key: int | None = None, columns: Iterable[Any] | None = None,
+) -> Any:  # fmt: skip
+    """Return `tf.feature_column.crossed_column`.
+
+    The buckets are those of the columns in the order given; tf.contrib sorted them by class and name first.
+    """
+    crossed = v1.feature_column.crossed_column(list(columns_to_cross or columns or ()), hash_bucket_size, hash_key)
+    return _combined(crossed, combiner)
+
+
+def one_hot_column(sparse_id_column: Any) -> Any:
+    """Return `tf.feature_column.indicator_column`."""
+    return columns.indicator_column(sparse_id_column)
+
+
+def embedding_column(
+    sparse_id_column: Any,
+    dimension: int,
+    combiner: str = "mean",
+    initializer: Any = None,
+    ckpt_to_load_from: str | None = None,
+    tensor_name_in_ckpt: str | None = None,
+    max_norm: float | None = None,
+    trainable: bool = True,
+) -> Any:
+    """Return `tf.feature_column.embedding_column`.
+
+    Initial values have the deviation 1 / sqrt(number of ids), as TensorFlow 1.15's of contrib/layers, and not
+    1 / sqrt(dimension).
+    """
+    if initializer is None:
+        initializer = v1.truncated_normal_initializer(0.0, 1 / float(sparse_id_column.num_buckets) ** 0.5)
+    return columns.embedding_column(
+        sparse_id_column, dimension, combiner, initializer, ckpt_to_load_from, tensor_name_in_ckpt, max_norm, trainable
+    )
+
+
+def create_feature_spec_for_parsing(feature_columns: Iterable[Any]) -> dict[str, Any]:
+    """Return `tf.feature_column.make_parse_example_spec`."""
+    return columns.make_parse_example_spec(list(feature_columns))
+
+
+def _combined(column: Any, combiner: str) -> Any:
+    if combiner != "sum":
+        raise ValueError(
+            f"combiner={combiner!r} of a column of tf.contrib.layers is not served: give it to embedding_column, or "
+            "sparse_combiner= to tf.estimator.LinearClassifier."
+        )
+    return column

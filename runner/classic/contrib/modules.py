@@ -1,0 +1,106 @@
+"""The modules `tensorflow.contrib.*`, whose names are looked up when they are used."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.abc
+import sys
+import types
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+from runner.classic.contrib import names
+
+ROOT = "tensorflow.contrib"
+
+
+class NotServed(AttributeError):
+    """A name of tf.contrib that is not here; the message says what to use instead."""
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports `tensorflow.contrib` and every module of it that is served."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != ROOT and not fullname.startswith(f"{ROOT}."):
+            return None
+        name = names.public(fullname.removeprefix(ROOT).removeprefix("."))
+        if fullname != ROOT and "tensorflow" in sys.modules:
+            # `import tensorflow.contrib.slim` binds `tensorflow`; it has no contrib before, which would tell libraries
+            # that this is TensorFlow 1.
+            sys.modules["tensorflow"].contrib = root()  # type: ignore[attr-defined]
+        if names.is_module(name):
+            return ModuleSpec(fullname, self, is_package=True)
+        # No ModuleNotFoundError: `from tensorflow.contrib import gan` would drop its message.
+        raise ImportError(_reason(name, fullname), name=fullname)
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        return _Module(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """There is nothing to execute: names are looked up when they are used."""
+
+
+class _Module(types.ModuleType):
+    """A module of tf.contrib; one of `.python.`, which was private, has all public names of its part."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, "A part of tf.contrib 1.15, on the runner.")
+        self.__path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__version__":
+            raise AttributeError(name)
+        module = self.__dict__["__name__"]
+        public = names.public(f"{module}.{name}".removeprefix(f"{ROOT}."))
+        shown = f"tf.contrib.{public}" if ".python" not in module else f"{module}.{name}"
+        if names.is_module(public):
+            return importlib.import_module(f"{module}.{name}")
+        place = names.place_of(public)
+        if place is None:
+            raise NotServed(_reason(public, shown))
+        found = _load(place, shown)
+        setattr(self, name, found)
+        return found
+
+    def __dir__(self) -> list[str]:
+        return names.within(names.public(self.__name__.removeprefix(ROOT).removeprefix(".")))
+
+
+def _reason(name: str, shown: str) -> str:
+    instead = names.instead_of(name)
+    return f"{shown} is not available: {instead.removesuffix('.')}{'' if instead.endswith('?') else '.'}"
+
+
+def _load(place: str, shown: str) -> Any:
+    module, _, attribute = place.partition(":")
+    if module.partition(".")[0] == "tf_slim":
+        from runner.tf_private import tf_estimator
+
+        try:
+            tf_estimator.prepare_slim()
+        except ModuleNotFoundError as error:
+            if error.name not in ("tf_slim", "tf_keras"):
+                raise
+            raise ImportError(
+                f"{shown} needs the packages tf-slim and tf-keras: pip install 'tf-runner[classic]'"
+            ) from None
+    return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+
+
+def install() -> None:
+    """Have `import tensorflow.contrib.layers` and the like find these modules."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def root() -> types.ModuleType:
+    """Return the module `tensorflow.contrib`, which `tf.contrib` is, too. Imports nothing of TensorFlow."""
+    module = sys.modules.get(ROOT)
+    if module is None:
+        module = sys.modules[ROOT] = _Module(ROOT)
+    return module

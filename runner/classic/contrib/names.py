@@ -1,0 +1,391 @@
+"""Every name of tf.contrib 1.15 that is served: where it is, or what to use instead. Imports nothing by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from runner.classic.compat import names as estimator_names
+from runner.config.error_messages import did_you_mean
+
+
+def _at(part: str, module: str, names: str) -> dict[str, str]:
+    """Return `<part>.<name>` -> "module:name" of names with blanks between them."""
+    at = f"{module}." if ":" in module else f"{module}:"
+    return {f"{part}.{name}": f"{at}{name}" for name in names.split()}
+
+
+def _of_tensorflow(part: str, module: str, names: str) -> dict[str, str]:
+    """Return the same of names under a module of TensorFlow, `compat.v1.train`; `new=old` renames."""
+    pairs = (name.partition("=") for name in names.split())
+    return {f"{part}.{name}": f"tensorflow:{module}.{old or name}".replace(":.", ":") for name, _, old in pairs}
+
+
+def _of_estimator(part: str, names: str) -> dict[str, str]:
+    """Return the same of names of `tf.compat.v1.estimator`; `new=old` renames."""
+    pairs = (name.partition("=") for name in names.split())
+    return {f"{part}.{name}": estimator_names.V1_NAMES[old or name] for name, _, old in pairs}
+
+
+_OURS = "runner.classic.contrib"
+_V1 = "compat.v1"
+
+_LAYERS = """
+    avg_pool2d avg_pool3d batch_norm bias_add conv1d conv2d conv3d conv2d_in_plane conv2d_transpose conv3d_transpose
+    convolution convolution1d convolution2d convolution2d_in_plane convolution2d_transpose convolution3d
+    convolution3d_transpose dense_to_sparse dropout elu flatten fully_connected gdn images_to_sequence layer_norm linear
+    pool max_pool2d max_pool3d one_hot_encoding relu relu6 repeat scale_gradient separable_conv2d
+    separable_convolution2d sequence_to_images softmax spatial_softmax stack unit_norm legacy_fully_connected
+    legacy_linear legacy_relu maxout instance_norm group_norm xavier_initializer xavier_initializer_conv2d
+    variance_scaling_initializer l1_regularizer l2_regularizer l1_l2_regularizer sum_regularizer apply_regularization
+    optimize_loss adaptive_clipping_fn OPTIMIZER_CLS_NAMES OPTIMIZER_SUMMARIES summarize_tensor summarize_tensors
+    summarize_collection summarize_activation summarize_activations
+"""
+_VARIABLES = """
+    add_model_variable assert_global_step assert_or_get_global_step assign_from_values assign_from_values_fn
+    create_global_step filter_variables get_local_variables get_model_variables get_trainable_variables
+    get_unique_variable get_variables_by_name get_variables_by_suffix get_variable_full_name get_variables_to_restore
+    get_variables global_variable local_variable model_variable variable VariableDeviceChooser
+"""
+_ARG_SCOPE = "add_arg_scope arg_scope arg_scope_func_key arg_scoped_arguments current_arg_scope has_arg_scope"
+_LOSSES = """
+    absolute_difference add_loss compute_weighted_loss cosine_distance get_losses get_regularization_losses
+    get_total_loss hinge_loss log_loss mean_pairwise_squared_error mean_squared_error sigmoid_cross_entropy
+    softmax_cross_entropy sparse_softmax_cross_entropy
+"""
+_METRICS = """
+    accuracy f1_score auc_using_histogram aggregate_metric_map aggregate_metrics auc_with_confidence_intervals
+    cohen_kappa count precision_at_recall precision_recall_at_equal_thresholds recall_at_precision
+    sparse_recall_at_top_k streaming_accuracy streaming_auc streaming_concat streaming_covariance
+    streaming_curve_points streaming_dynamic_auc streaming_false_negative_rate
+    streaming_false_negative_rate_at_thresholds streaming_false_negatives streaming_false_negatives_at_thresholds
+    streaming_false_positive_rate streaming_false_positive_rate_at_thresholds streaming_false_positives
+    streaming_false_positives_at_thresholds streaming_mean streaming_mean_absolute_error streaming_mean_cosine_distance
+    streaming_mean_iou streaming_mean_relative_error streaming_mean_squared_error streaming_mean_tensor
+    streaming_pearson_correlation streaming_percentage_less streaming_precision streaming_precision_at_thresholds
+    streaming_recall streaming_recall_at_k streaming_recall_at_thresholds streaming_root_mean_squared_error
+    streaming_sensitivity_at_specificity streaming_sparse_average_precision_at_k
+    streaming_sparse_average_precision_at_top_k streaming_sparse_precision_at_k streaming_sparse_precision_at_top_k
+    streaming_sparse_recall_at_k streaming_specificity_at_sensitivity streaming_true_negatives
+    streaming_true_negatives_at_thresholds streaming_true_positives streaming_true_positives_at_thresholds
+"""
+_CREATE_TRAIN_OP = (
+    "add_gradients_summaries clip_gradient_norms clip_gradient_norms_fn create_train_op multiply_gradients"
+)
+_EARLY_STOPPING = " ".join(f"{name}=experimental.{name}" for name in estimator_names.EARLY_STOPPING)
+
+NAMES: Mapping[str, str] = {
+    # --- layers, framework, slim: the package tf_slim ---
+    **_at("layers", "tf_slim.layers", _LAYERS),
+    **_at("framework", "tf_slim.ops.variables", _VARIABLES),
+    **_at("framework", "tf_slim.ops.arg_scope", _ARG_SCOPE),
+    **_of_tensorflow(
+        "framework", "compat.v1.train", "get_global_step get_or_create_global_step init_from_checkpoint list_variables"
+    ),
+    **_of_tensorflow("framework", "train", "load_checkpoint load_variable"),
+    **_of_tensorflow("framework", _V1, "argsort sort is_tensor nest"),
+    **_at("slim", "tf_slim.layers", _LAYERS),
+    **_at("slim", "tf_slim.ops.variables", _VARIABLES),
+    **_at("slim", "tf_slim.ops.arg_scope", _ARG_SCOPE),
+    **_of_tensorflow("slim", "compat.v1.train", "get_global_step get_or_create_global_step"),
+    **_at("slim.losses", "tf_slim.losses", _LOSSES),
+    **_at("slim.metrics", "tf_slim.metrics", _METRICS),
+    **_at("slim.learning", "tf_slim.learning", "add_gradients_summaries clip_gradient_norms create_train_op"),
+    **_at("slim.learning", "tf_slim.learning", "multiply_gradients"),
+    **_at("slim.nets", "tf_slim.nets", "alexnet inception overfeat resnet_utils resnet_v1 resnet_v2 vgg"),
+    **_at("slim", "tf_slim", "data_decoder dataset model_analyzer summaries tfexample_decoder"),
+    **_at("losses", "tf_slim.losses", _LOSSES),
+    **_at("metrics", "tf_slim.metrics", _METRICS),
+    **_of_tensorflow("metrics", "compat.v1", "confusion_matrix"),
+    **_of_tensorflow("metrics", "compat.v1.sets", "set_difference=difference set_intersection=intersection"),
+    **_of_tensorflow("metrics", "compat.v1.sets", "set_size=size set_union=union"),
+    **_at("training", "tf_slim.training.training", _CREATE_TRAIN_OP),
+    # --- tf.estimator ---
+    **_of_estimator(
+        "estimator",
+        f"""{_EARLY_STOPPING} InMemoryEvaluatorHook=experimental.InMemoryEvaluatorHook add_metrics
+        make_stop_at_checkpoint_step_hook=experimental.make_stop_at_checkpoint_step_hook BaselineEstimator DNNEstimator
+        DNNLinearCombinedEstimator LinearEstimator call_logit_fn=experimental.call_logit_fn
+        dnn_logit_fn_builder=experimental.dnn_logit_fn_builder
+        linear_logit_fn_builder=experimental.linear_logit_fn_builder
+        build_raw_supervised_input_receiver_fn=experimental.build_raw_supervised_input_receiver_fn""",
+    ),
+    **_of_estimator(
+        "tpu",
+        """InputPipelineConfig=tpu.InputPipelineConfig RunConfig=tpu.RunConfig TPUConfig=tpu.TPUConfig
+        TPUEstimator=tpu.TPUEstimator TPUEstimatorSpec=tpu.TPUEstimatorSpec""",
+    ),
+    **_of_tensorflow("tpu", "compat.v1.tpu", "CrossShardOptimizer bfloat16_scope"),
+    # --- the rest of TensorFlow ---
+    **_of_tensorflow(
+        "rnn",
+        "compat.v1.nn.rnn_cell",
+        """BasicLSTMCell BasicRNNCell DeviceWrapper DropoutWrapper GRUCell LSTMCell LSTMStateTuple MultiRNNCell
+        ResidualWrapper RNNCell""",
+    ),
+    **_of_tensorflow("rnn", "compat.v1.nn", "static_rnn static_bidirectional_rnn static_state_saving_rnn"),
+    **_of_tensorflow(
+        "data",
+        "compat.v1.data.experimental",
+        """AUTOTUNE Counter CsvDataset Optional RandomDataset Reducer SqlDataset TFRecordWriter
+        bucket_by_sequence_length choose_from_datasets copy_to_device dense_to_sparse_batch enumerate_dataset
+        get_next_as_optional get_single_element group_by_reducer group_by_window ignore_errors
+        make_batched_features_dataset make_csv_dataset map_and_batch parallel_interleave prefetch_to_device
+        rejection_resample sample_from_datasets scan shuffle_and_repeat unbatch unique""",
+    ),
+    **_of_tensorflow(
+        "data", "compat.v1.data", "Dataset FixedLengthRecordDataset Iterator TFRecordDataset TextLineDataset"
+    ),
+    **_of_tensorflow(
+        "signal",
+        "signal",
+        """fftshift frame hamming_window hann_window ifftshift inverse_stft inverse_stft_window_fn
+        linear_to_mel_weight_matrix mfccs_from_log_mel_spectrograms overlap_and_add stft""",
+    ),
+    **_of_tensorflow(
+        "cluster_resolver",
+        "distribute.cluster_resolver",
+        """ClusterResolver=ClusterResolver GCEClusterResolver=GCEClusterResolver
+        KubernetesClusterResolver=KubernetesClusterResolver SimpleClusterResolver=SimpleClusterResolver
+        SlurmClusterResolver=SlurmClusterResolver TFConfigClusterResolver=TFConfigClusterResolver
+        TPUClusterResolver=TPUClusterResolver UnionClusterResolver=UnionResolver""",
+    ),
+    **_of_tensorflow(
+        "feature_column",
+        "compat.v1.feature_column",
+        """sequence_categorical_column_with_hash_bucket sequence_categorical_column_with_identity
+        sequence_categorical_column_with_vocabulary_file sequence_categorical_column_with_vocabulary_list
+        sequence_numeric_column""",
+    ),
+    **_of_tensorflow("distribute", "distribute", "OneDeviceStrategy get_strategy has_strategy"),
+    **_at(
+        "lookup",
+        f"{_OURS}.lookup:tables",
+        """FastHashSpec HashTable HasherSpec IdTableWithHashBuckets InitializableLookupTableBase LookupInterface
+        KeyValueTensorInitializer MutableHashTable StrongHashSpec TextFileIdTableInitializer TextFileIndex
+        TextFileInitializer TextFileStringTableInitializer index_table_from_file index_table_from_tensor
+        index_to_string_table_from_file index_to_string_table_from_tensor""",
+    ),
+    # --- what is here ---
+    **_at(
+        "layers",
+        f"{_OURS}.layers",
+        """bow_encoder create_feature_spec_for_parsing crossed_column embed_sequence embedding_column
+        one_hot_column real_valued_column safe_embedding_lookup_sparse sparse_column_with_hash_bucket
+        sparse_column_with_integerized_feature sparse_column_with_keys sparse_column_with_vocabulary_file
+        weighted_sparse_column""",
+    ),
+    **_of_tensorflow("layers", "compat.v1.feature_column", "bucketized_column shared_embedding_columns"),
+    **_at("framework", f"{_OURS}.framework", "assign_from_checkpoint assign_from_checkpoint_fn"),
+    **_at("slim", f"{_OURS}.framework", "assign_from_checkpoint assign_from_checkpoint_fn"),
+    **_at("training", f"{_OURS}.training", "HParams parse_values"),
+    **_at(
+        "estimator",
+        f"{_OURS}.estimator",
+        """TowerOptimizer binary_classification_head clip_gradients_by_norm forward_features logistic_regression_head
+        multi_class_head multi_head multi_label_head poisson_regression_head regression_head replicate_model_fn""",
+    ),
+    **_at(
+        "opt",
+        f"{_OURS}.opt",
+        """AdaMaxOptimizer AdamWOptimizer DecoupledWeightDecayExtension LARSOptimizer LazyAdamOptimizer
+        MomentumWOptimizer NadamOptimizer extend_with_decoupled_weight_decay""",
+    ),
+    **_at(
+        "rnn",
+        f"{_OURS}.rnn",
+        """FusedRNNCell FusedRNNCellAdaptor GRUBlockCellV2 LSTMBlockCell LSTMBlockFusedCell LayerNormBasicLSTMCell
+        TimeReversedFusedRNN stack_bidirectional_dynamic_rnn stack_bidirectional_rnn""",
+    ),
+    **_at(
+        "data",
+        f"{_OURS}.data",
+        "assert_element_shape batch_and_drop_remainder padded_batch_and_drop_remainder sloppy_interleave",
+    ),
+    **_at("learn", f"{_OURS}.learn", "ModeKeys RunConfig"),
+    **_at(
+        "distribute",
+        f"{_OURS}.distribute",
+        "AllReduceCrossDeviceOps CollectiveAllReduceStrategy MirroredStrategy TPUStrategy",
+    ),
+    **_at("predictor", f"{_OURS}.predictor", "from_estimator from_saved_model"),
+    **_at(
+        "crf",
+        f"{_OURS}.crf",
+        """crf_binary_score crf_decode crf_log_likelihood crf_log_norm crf_sequence_score crf_unary_score
+        viterbi_decode""",
+    ),
+    **_at(
+        "seq2seq",
+        f"{_OURS}.seq2seq",
+        """BasicDecoder BasicDecoderOutput CustomHelper Decoder GreedyEmbeddingHelper Helper SampleEmbeddingHelper
+        TrainingHelper dynamic_decode sequence_loss tile_batch""",
+    ),
+}
+"""`tf.contrib.<name>` -> "module:attribute"."""
+
+_PARTS_OF_TENSORFLOW: Mapping[str, str] = {"keras": "tensorflow:keras"}
+"""Part that is a whole module of today's TensorFlow -> its place; every name under it is served."""
+
+_GYM = "tf.estimator has it: Estimator, TrainSpec, EvalSpec, train_and_evaluate"
+_QUEUES = "queue runners do not run here: return a tf.data.Dataset from input_fn"
+_LOOP = "the loop over a session is the runner's: call Estimator.train with what it did as hooks"
+_FOREST = "use the package tensorflow_decision_forests"
+_PROBABILITY = "use the package tensorflow_probability"
+_ADDONS = "the package tensorflow_addons had it; take its source into your own"
+
+GONE: tuple[tuple[str, str], ...] = (
+    ("all_reduce", "a strategy adds up gradients: tf.distribute.MirroredStrategy"),
+    ("autograph", "use tf.autograph"),
+    ("batching", "use tf.nondifferentiable_batch_function"),
+    ("bayesflow", _PROBABILITY),
+    ("boosted_trees", _FOREST),
+    ("cmake", "it was no module of programs"),
+    ("coder", "use the package tensorflow_compression"),
+    ("compiler", "use RunConfig(..., jit_compile=) or tf.function(jit_compile=True)"),
+    ("constrained_optimization", "use the package tensorflow_constrained_optimization"),
+    ("copy_graph", "graphs of a session are not served"),
+    ("cudnn_rnn", "use tf.keras.layers.LSTM or tf.keras.layers.GRU: they use cuDNN where they can"),
+    ("distributions", _PROBABILITY),
+    ("eager", "TensorFlow 2 is eager outside of model_fn: tf.Variable, tf.GradientTape, tf.data"),
+    ("factorization.KMeansClustering", "use sklearn.cluster.MiniBatchKMeans"),
+    ("factorization", "use sklearn.cluster or sklearn.decomposition"),
+    ("ffmpeg", "use tf.audio or the package tensorflow_io"),
+    ("gan", "use the package tensorflow_gan"),
+    ("graph_editor", "graphs of a session are not served"),
+    ("hparams", "HParams is in contrib.training"),
+    ("image", _ADDONS),
+    ("input_pipeline", _QUEUES),
+    ("integrate", "use tfp.math.ode of the package tensorflow_probability, or scipy.integrate"),
+    ("kafka", "use the package tensorflow_io"),
+    ("kernel_methods", "use tf_keras.layers.experimental.RandomFourierFeatures"),
+    (
+        "feature_column.sequence_input_layer",
+        "use tf_keras.experimental.SequenceFeatures, whose variables have other names",
+    ),
+    ("learn.datasets", "use tf.keras.datasets"),
+    ("learn.preprocessing", "use tf.keras.layers.TextVectorization or sklearn.preprocessing"),
+    ("learn.learn_runner", "use tf.estimator.train_and_evaluate"),
+    ("learn.Experiment", "use tf.estimator.train_and_evaluate with TrainSpec and EvalSpec"),
+    ("learn.make_export_strategy", "use tf.estimator.FinalExporter or LatestExporter in EvalSpec(exporters=)"),
+    ("learn.monitors", "use hooks: tf.train.LoggingTensorHook, tf.estimator.experimental.stop_if_no_decrease_hook"),
+    ("learn.run_n", "use tf.data and Estimator.predict"),
+    ("learn.read_batch_features", "use tf.data.experimental.make_batched_features_dataset"),
+    ("learn.io", "use tf.data.experimental.make_batched_features_dataset"),
+    ("learn", _GYM),
+    ("legacy_seq2seq", "use contrib.seq2seq"),
+    ("linear_optimizer", "use tf.estimator.LinearClassifier(optimizer='Ftrl')"),
+    ("lite", "use tf.lite"),
+    ("losses.metric_learning", "the package tf_slim has it: tf_slim.losses.metric_learning"),
+    ("memory_stats", "use tf.config.experimental.get_memory_info"),
+    ("nccl", "a strategy adds up gradients: tf.distribute.MirroredStrategy"),
+    ("opt.ScipyOptimizerInterface", "it needs a session: use scipy.optimize.minimize on tf.function's gradients"),
+    ("opt.ExternalOptimizerInterface", "it needs a session: use scipy.optimize.minimize on tf.function's gradients"),
+    ("opt.MovingAverageOptimizer", "use tf.train.ExponentialMovingAverage in model_fn"),
+    ("opt.ElasticAverageOptimizer", "use a strategy: tf.distribute.MultiWorkerMirroredStrategy"),
+    ("opt.ModelAverageOptimizer", "use a strategy: tf.distribute.MultiWorkerMirroredStrategy"),
+    ("periodic_resample", "reshape and transpose"),
+    ("quantize", "use the package tensorflow_model_optimization"),
+    ("quantization", "use the package tensorflow_model_optimization"),
+    ("resampler", _ADDONS),
+    ("rnn.NASCell", _ADDONS),
+    ("saved_model", "use tf.saved_model"),
+    ("slim.learning", _LOOP),
+    ("slim.evaluation", "use Estimator.evaluate"),
+    ("slim.queues", _QUEUES),
+    ("slim.data_provider", _QUEUES),
+    ("slim.dataset_data_provider", _QUEUES),
+    ("slim.parallel_reader", _QUEUES),
+    ("slim.prefetch_queue", _QUEUES),
+    ("specs", "write the layers out"),
+    ("staging", "tf.data prefetches to devices"),
+    ("stateless", "use tf.random.stateless_uniform and the like"),
+    ("summary", "use tf.summary, or tf.compat.v1.summary"),
+    ("tensor_forest", _FOREST),
+    ("tensorboard", "use the package tensorboard"),
+    ("tensorrt", "use tf.experimental.tensorrt.Converter"),
+    ("text", "use the package tensorflow_text"),
+    ("tfprof", "use tf.estimator.ProfilerHook, or train.profile of the runner"),
+    ("timeseries", "use the package tensorflow_probability: tfp.sts"),
+    ("tpu.keras_to_tpu_model", "use tf.distribute.TPUStrategy"),
+    ("tpu.TPUDistributionStrategy", "use tf.distribute.TPUStrategy"),
+    ("tpu.shard", "use tf.distribute.TPUStrategy"),
+    ("tpu", "use tf.compat.v1.estimator.tpu, and tf.compat.v1.tpu for what is below it"),
+    ("training.bucket", "use tf.data.experimental.bucket_by_sequence_length"),
+    ("training.bucket_by_sequence_length", "use tf.data.experimental.bucket_by_sequence_length"),
+    ("training.batch_sequences_with_states", _QUEUES),
+    ("training.rejection_sample", "use tf.data.experimental.rejection_resample"),
+    ("training.stratified_sample", "use tf.data.experimental.rejection_resample"),
+    ("training.train", _LOOP),
+    ("training.evaluate_once", "use Estimator.evaluate"),
+    ("training.evaluate_repeatedly", "use tf.estimator.train_and_evaluate"),
+    ("training.StopAfterNEvalsHook", "use Estimator.evaluate(steps=)"),
+    ("training.SummaryAtEndHook", "Estimator.evaluate writes the summaries of eval_metric_ops"),
+)
+"""Beginning of a name that is not served -> what to use instead; the first that fits."""
+
+_PRIVATE_MODULES = frozenset(
+    """
+    python ops layers framework learn estimators estimator utils initializers regularizers feature_column
+    feature_column_ops embedding_ops optimizers summaries normalization encoders core_rnn core_rnn_cell
+    core_rnn_cell_impl rnn rnn_cell lstm_ops gru_ops fused_rnn_cell training hparam lookup lookup_ops head extenders
+    replicate_model_fn early_stopping hooks tpu tpu_config tpu_estimator tpu_optimizer tpu_context crf decoder
+    basic_decoder helper beam_search_decoder attention_wrapper loss seq2seq variables arg_scope checkpoint_ops metrics
+    metric_ops data batching interleave_ops grouping shuffle_ops dataset_ops readers distribute mirrored_strategy
+    cluster_resolver tpu_cluster_resolver opt weight_decay_optimizers lazy_adam_optimizer nadam_optimizer
+    moving_average_optimizer lars_optimizer slim nets model_fn run_config predictor saved_model_predictor
+    """.split()
+)
+"""Last part of the modules below `tensorflow.contrib.<part>.python`."""
+
+
+def public(name: str) -> str:
+    """Return the public name of one in `<part>.python...`, as which such a module counts for its part."""
+    part, _, rest = name.partition(".python")
+    if not name.startswith(f"{part}.python") or (rest and not rest.startswith(".")):
+        return name
+    last = rest.rpartition(".")[2]
+    return part if not last or (last in _PRIVATE_MODULES and f"{part}.{last}" not in NAMES) else f"{part}.{last}"
+
+
+def is_module(name: str) -> bool:
+    """Report whether the public name is a module: a part of contrib, or one inside of it with names of its own."""
+    return not name or name in MODULES or name in _PARTS_OF_TENSORFLOW
+
+
+def place_of(name: str) -> str | None:
+    """Return "module:attribute" of a public name; None: it is not served."""
+    if name in NAMES:
+        return NAMES[name]
+    part, _, rest = name.partition(".")
+    if part in _PARTS_OF_TENSORFLOW:
+        return f"{_PARTS_OF_TENSORFLOW[part]}.{rest}".removesuffix(".")
+    return None
+
+
+def is_served(name: str) -> bool:
+    """Report whether `tf.contrib.<name>` leads to something: a module, a name, or what is inside of that."""
+    parts = public(name).split(".")
+    beginnings = [".".join(parts[: end + 1]) for end in range(len(parts))]
+    return is_module(beginnings[-1]) or any(place_of(one) is not None for one in beginnings)
+
+
+def instead_of(name: str) -> str:
+    """Return what to use instead of a name that is not served."""
+    for beginning, text in GONE:
+        if f"{name}.".startswith(f"{beginning}."):
+            return text
+    part, _, last = name.rpartition(".")
+    return did_you_mean(last, within(part)).strip() or "the runner does not have it"
+
+
+def within(module: str) -> list[str]:
+    """Return the names in a module."""
+    prefix = f"{module}." if module else ""
+    inside = (name.removeprefix(prefix) for name in NAMES if name.startswith(prefix))
+    return sorted({name.partition(".")[0] for name in inside})
+
+
+MODULES: frozenset[str] = frozenset(
+    ".".join(name.split(".")[:end]) for name in NAMES for end in range(1, name.count(".") + 1)
+)
+"""Modules of tf.contrib that are served, without what stands for whole modules of TensorFlow."""

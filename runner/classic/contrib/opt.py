@@ -1,0 +1,257 @@
+"""`tf.contrib.opt`: optimizers that TensorFlow 1.15 had nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+v1 = tf.compat.v1
+
+
+class DecoupledWeightDecayExtension:
+    """Decays weights apart from the gradient: before each update, `variable -= weight_decay * variable`.
+
+    A class that `extend_with_decoupled_weight_decay` makes inherits it and an optimizer. TensorFlow 1.15,
+    contrib/opt/python/training/weight_decay_optimizers.py, after Loshchilov and Hutter, arXiv:1711.05101.
+
+    Args:
+      weight_decay: a number or a tensor; it is not multiplied by the learning rate.
+      Others: those of the optimizer, by name.
+    """
+
+    def __init__(self, weight_decay: Any, **kwargs: Any) -> None:
+        self._decay_var_list: frozenset[Any] | None = None
+        self._weight_decay = weight_decay
+        super().__init__(**kwargs)
+
+    def minimize(self, *args: Any, decay_var_list: Iterable[Any] | None = None, **kwargs: Any) -> Any:
+        """Like that of the optimizer. Args: decay_var_list: the variables that decay; None: all."""
+        self._set_decayed(decay_var_list)
+        return super().minimize(*args, **kwargs)  # type: ignore[misc]
+
+    def apply_gradients(self, *args: Any, decay_var_list: Iterable[Any] | None = None, **kwargs: Any) -> Any:
+        """Like that of the optimizer. Args: decay_var_list: as in `minimize`, whose stays where none is given."""
+        self._set_decayed(decay_var_list)
+        return super().apply_gradients(*args, **kwargs)  # type: ignore[misc]
+
+    def _set_decayed(self, variables: Iterable[Any] | None) -> None:
+        if variables:
+            self._decay_var_list = frozenset(_key(variable) for variable in variables)
+
+    def _prepare(self) -> None:
+        decay = self._weight_decay() if callable(self._weight_decay) else self._weight_decay
+        self._weight_decay_tensor = tf.convert_to_tensor(decay, name="weight_decay")
+        super()._prepare()  # type: ignore[misc]
+
+    def _decays(self, variable: Any) -> bool:
+        return self._decay_var_list is None or _key(variable) in self._decay_var_list
+
+    def _decayed(self, variable: Any, rows: Any = None) -> Any:
+        """Build the operation that decays a variable, or the rows of it that the gradient has."""
+        if not self._decays(variable):
+            return tf.no_op()
+        rate = tf.cast(self._weight_decay_tensor, variable.dtype.base_dtype)
+        if rows is None:
+            return variable.assign_sub(rate * variable)
+        return variable.scatter_sub(tf.IndexedSlices(rate * tf.gather(variable, rows), rows))
+
+    def _resource_apply_dense(self, grad: Any, var: Any) -> Any:
+        with tf.control_dependencies([self._decayed(var)]):
+            return super()._resource_apply_dense(grad, var)  # type: ignore[misc]
+
+    def _resource_apply_sparse(self, grad: Any, var: Any, indices: Any) -> Any:
+        with tf.control_dependencies([self._decayed(var, indices)]):
+            return super()._resource_apply_sparse(grad, var, indices)  # type: ignore[misc]
+
+
+def _key(variable: Any) -> str:
+    return str(variable.name).partition(":")[0]  # the same in each replica
+
+
+def extend_with_decoupled_weight_decay(base_optimizer: type) -> type:
+    """Return a class like the optimizer `base_optimizer`, whose first argument is `weight_decay`."""
+    return type(
+        f"{base_optimizer.__name__}WithDecoupledWeightDecay", (DecoupledWeightDecayExtension, base_optimizer), {}
+    )
+
+
+class AdamWOptimizer(DecoupledWeightDecayExtension, v1.train.AdamOptimizer):  # type: ignore[name-defined]
+    """Adam with decoupled weight decay; slots `<variable>/AdamW`, `<variable>/AdamW_1`."""
+
+    def __init__(
+        self,
+        weight_decay: Any,
+        learning_rate: Any = 0.001,
+        beta1: Any = 0.9,
+        beta2: Any = 0.999,
+        epsilon: float = 1e-8,
+        use_locking: bool = False,
+        name: str = "AdamW",
+    ) -> None:
+        super().__init__(
+            weight_decay, learning_rate=learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon,
+            use_locking=use_locking, name=name,
+        )  # fmt: skip
+
+
+class MomentumWOptimizer(DecoupledWeightDecayExtension, v1.train.MomentumOptimizer):  # type: ignore[name-defined]
+    """Momentum with decoupled weight decay; slots `<variable>/MomentumW`."""
+
+    def __init__(
+        self,
+        weight_decay: Any,
+        learning_rate: Any,
+        momentum: Any,
+        use_locking: bool = False,
+        name: str = "MomentumW",
+        use_nesterov: bool = False,
+    ) -> None:
+        super().__init__(
+            weight_decay, learning_rate=learning_rate, momentum=momentum, use_locking=use_locking, name=name,
+            use_nesterov=use_nesterov,
+        )  # fmt: skip
+
+
+class LazyAdamOptimizer(v1.train.AdamOptimizer):  # type: ignore[name-defined]
+    """Adam that for sparse gradients moves the averages of the rows in the batch alone.
+
+    TensorFlow 1.15, contrib/opt/python/training/lazy_adam_optimizer.py: of each row, m = beta1 m + (1 - beta1) g,
+    v = beta2 v + (1 - beta2) g^2, row -= rate sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + epsilon).
+    """
+
+    def _resource_apply_sparse(self, grad: Any, var: Any, indices: Any) -> Any:
+        beta1_power, beta2_power = self._get_beta_accumulators()
+        kind = var.dtype.base_dtype
+        beta1, beta2 = tf.cast(self._beta1_t, kind), tf.cast(self._beta2_t, kind)
+        rate = tf.cast(self._lr_t, kind) * tf.sqrt(1 - tf.cast(beta2_power, kind)) / (1 - tf.cast(beta1_power, kind))
+        m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
+        m_rows = beta1 * tf.gather(m, indices) + (1 - beta1) * grad
+        v_rows = beta2 * tf.gather(v, indices) + (1 - beta2) * tf.square(grad)
+        step = rate * m_rows / (tf.sqrt(v_rows) + tf.cast(self._epsilon_t, kind))
+        return tf.group(
+            m.scatter_update(tf.IndexedSlices(m_rows, indices)),
+            v.scatter_update(tf.IndexedSlices(v_rows, indices)),
+            var.scatter_sub(tf.IndexedSlices(step, indices)),
+        )
+
+
+class NadamOptimizer(v1.train.AdamOptimizer):  # type: ignore[name-defined]
+    """Adam with Nesterov momentum, after Dozat (2015).
+
+    TensorFlow 1.15, contrib/opt/python/training/nadam_optimizer.py: ApplyAdam with use_nesterov, where
+    m' = beta1 m + (1 - beta1) g is followed by beta1 m' + (1 - beta1) g. The slots are Adam's.
+    """
+
+    def _resource_apply_dense(self, grad: Any, var: Any) -> Any:
+        return self._moved(var, grad, lambda slot, rate, new: slot.assign(rate * slot + new))
+
+    def _resource_apply_sparse(self, grad: Any, var: Any, indices: Any) -> Any:
+        rows = tf.zeros_like(var)
+        return self._resource_apply_dense(tf.tensor_scatter_nd_add(rows, indices[:, None], grad), var)
+
+    def _moved(self, var: Any, grad: Any, move: Callable[..., Any]) -> Any:
+        beta1_power, beta2_power = self._get_beta_accumulators()
+        kind = var.dtype.base_dtype
+        beta1, beta2 = tf.cast(self._beta1_t, kind), tf.cast(self._beta2_t, kind)
+        rate = tf.cast(self._lr_t, kind) * tf.sqrt(1 - tf.cast(beta2_power, kind)) / (1 - tf.cast(beta1_power, kind))
+        m = move(self.get_slot(var, "m"), beta1, (1 - beta1) * grad)
+        v = move(self.get_slot(var, "v"), beta2, (1 - beta2) * tf.square(grad))
+        ahead = beta1 * m + (1 - beta1) * grad
+        return var.assign_sub(rate * ahead / (tf.sqrt(v) + tf.cast(self._epsilon_t, kind)))
+
+
+class LARSOptimizer(v1.train.Optimizer):  # type: ignore[name-defined]
+    """Momentum whose rate is scaled for each layer, after You, Gitman and Ginsburg, arXiv:1708.03888.
+
+    TensorFlow 1.15, contrib/opt/python/training/lars_optimizer.py: the rate of a variable w is multiplied by
+    eeta |w| / (|g| + weight_decay |w| + epsilon), where both norms are positive, and g + weight_decay w is what
+    momentum gathers; a variable whose name has one of `skip_list` in it has neither. Slots `<variable>/<name>`.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0001,
+        eeta: float = 0.001,
+        epsilon: float = 0.0,
+        name: str = "LARSOptimizer",
+        skip_list: Collection[str] | None = None,
+        use_nesterov: bool = False,
+    ) -> None:
+        if momentum < 0.0:
+            raise ValueError(f"momentum should be positive: {momentum}")
+        if weight_decay < 0.0:
+            raise ValueError(f"weight_decay should be positive: {weight_decay}")
+        super().__init__(use_locking=False, name=name)
+        self._learning_rate, self._momentum, self._weight_decay = learning_rate, momentum, weight_decay
+        self._eeta, self._epsilon, self._skip_list, self._use_nesterov = eeta, epsilon, skip_list, use_nesterov
+
+    def _create_slots(self, var_list: Iterable[Any]) -> None:
+        for variable in var_list:
+            self._zeros_slot(variable, "momentum", self._name)
+
+    def _resource_apply_dense(self, grad: Any, var: Any) -> Any:
+        rate = tf.cast(self._learning_rate() if callable(self._learning_rate) else self._learning_rate, var.dtype)
+        if self._skip_list is None or not any(one in var.name for one in self._skip_list):
+            of_weights, of_gradient = tf.norm(var), tf.norm(grad)
+            trust = self._eeta * of_weights / (of_gradient + self._weight_decay * of_weights + self._epsilon)
+            rate *= tf.where((of_weights > 0) & (of_gradient > 0), trust, 1.0)
+            grad = grad + self._weight_decay * var
+        return tf.raw_ops.ResourceApplyMomentum(
+            var=var.handle, accum=self.get_slot(var, "momentum").handle, lr=rate, grad=grad,
+            momentum=tf.cast(self._momentum, var.dtype), use_nesterov=self._use_nesterov,
+        )  # fmt: skip
+
+    def _resource_apply_sparse(self, grad: Any, var: Any, indices: Any) -> Any:
+        return self._resource_apply_dense(tf.tensor_scatter_nd_add(tf.zeros_like(var), indices[:, None], grad), var)
+
+
+class AdaMaxOptimizer(v1.train.AdamOptimizer):  # type: ignore[name-defined]
+    """Adam with the infinity norm, after Kingma and Ba, arXiv:1412.6980, section 7.1.
+
+    TensorFlow 1.15, contrib/opt/python/training/adamax.py: v = max(beta2 v, |g|), w -= rate / (1 - beta1^t) m /
+    (v + epsilon). Slots `<variable>/AdaMax`, `<variable>/AdaMax_1`; of the powers `beta1_power` alone.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta1: Any = 0.9,
+        beta2: Any = 0.999,
+        epsilon: float = 1e-8,
+        use_locking: bool = False,
+        name: str = "AdaMax",
+    ) -> None:
+        super().__init__(learning_rate, beta1, beta2, epsilon, use_locking, name)
+
+    def _create_slots(self, var_list: Iterable[Any]) -> None:
+        variables = list(var_list)
+        first = min(variables, key=lambda variable: variable.name)
+        self._create_non_slot_variable(initial_value=self._beta1, name="beta1_power", colocate_with=first)
+        for variable in variables:
+            self._zeros_slot(variable, "m", self._name)
+            self._zeros_slot(variable, "v", self._name)
+
+    def _power(self) -> Any:
+        return self._get_non_slot_variable("beta1_power", None if tf.executing_eagerly() else v1.get_default_graph())
+
+    def _resource_apply_dense(self, grad: Any, var: Any) -> Any:
+        kind = var.dtype.base_dtype
+        beta1, beta2 = tf.cast(self._beta1_t, kind), tf.cast(self._beta2_t, kind)
+        m = self.get_slot(var, "m")
+        v = self.get_slot(var, "v")
+        new_m = m.assign(beta1 * m + (1 - beta1) * grad)
+        new_v = v.assign(tf.maximum(beta2 * v, tf.abs(grad)))
+        rate = tf.cast(self._lr_t, kind) / (1 - tf.cast(self._power(), kind))
+        return var.assign_sub(rate * new_m / (new_v + tf.cast(self._epsilon_t, kind)))
+
+    def _resource_apply_sparse(self, grad: Any, var: Any, indices: Any) -> Any:
+        return self._resource_apply_dense(tf.tensor_scatter_nd_add(tf.zeros_like(var), indices[:, None], grad), var)
+
+    def _finish(self, update_ops: Any, name_scope: str) -> Any:
+        with tf.control_dependencies(update_ops):
+            moved = self._power().assign(self._power() * self._beta1_t)
+        return tf.group(*update_ops, moved, name=name_scope)

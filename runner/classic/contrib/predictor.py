@@ -1,0 +1,64 @@
+"""`tf.contrib.predictor`: a SavedModel as a function of arrays."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+
+class Predictor:
+    """Calls a signature of a SavedModel with name -> values, and returns name -> array.
+
+    Attributes:
+      feed_tensors, fetch_tensors: name -> what is taken, what is returned.
+    """
+
+    def __init__(self, export_dir: str, signature_def_key: str | None, tags: Any) -> None:
+        wanted = None if tags is None else [one for one in tags.split(",")] if isinstance(tags, str) else list(tags)
+        self._model = tf.saved_model.load(export_dir, wanted)
+        name = signature_def_key or tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
+        if name not in self._model.signatures:
+            raise ValueError(
+                f"Got signature_def_key {name!r}. Available signatures are {sorted(self._model.signatures)}."
+            )
+        self._function = self._model.signatures[name]
+        self.feed_tensors: Mapping[str, Any] = self._function.structured_input_signature[1]
+        self.fetch_tensors: Mapping[str, Any] = self._function.structured_outputs
+
+    def __call__(self, input_dict: Mapping[str, Any]) -> dict[str, Any]:
+        unknown = sorted(set(input_dict) - set(self.feed_tensors))
+        if unknown:
+            raise ValueError(f"Got unexpected keys in input_dict: {unknown}; expected {sorted(self.feed_tensors)}.")
+        given = {name: tf.constant(one, self.feed_tensors[name].dtype) for name, one in input_dict.items()}
+        return {name: one.numpy() for name, one in self._function(**given).items()}
+
+
+def from_saved_model(
+    export_dir: str, signature_def_key: str | None = None, signature_def: Any = None, input_names: Any = None,
+    output_names: Any = None, tags: Any = None, graph: Any = None, config: Any = None,
+) -> Predictor:  # fmt: skip
+    """Return the Predictor of a SavedModel.
+
+    Args:
+      signature_def_key: name of the signature; None: the default one.
+      tags: of the graph in it, with commas between them; None: "serve".
+      signature_def, input_names, output_names: are not served. graph, config: of a session; taken and not used.
+    """
+    del graph, config
+    if signature_def is not None or input_names is not None or output_names is not None:
+        raise ValueError("from_saved_model: give signature_def_key=; names of tensors are not looked up.")
+    return Predictor(export_dir, signature_def_key, tags)
+
+
+def from_estimator(
+    estimator: Any, serving_input_receiver_fn: Any, output_key: str | None = None, graph: Any = None, config: Any = None
+) -> Predictor:
+    """Return the Predictor of an Estimator's newest checkpoint. Args: output_key: as `signature_def_key`."""
+    del graph, config
+    with tempfile.TemporaryDirectory() as folder:
+        exported = estimator.export_saved_model(folder, serving_input_receiver_fn)
+        path = exported.decode() if isinstance(exported, bytes) else exported
+        return Predictor(path, output_key, None)

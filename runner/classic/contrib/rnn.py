@@ -1,0 +1,297 @@
+"""Cells and networks that `tf.contrib.rnn` alone had; the others are `tf.nn.rnn_cell`'s."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.tf_private import tf_estimator
+
+v1 = tf.compat.v1
+rnn_cell: Any = tf_estimator.legacy_keras("rnn_cell")
+LSTMStateTuple = rnn_cell.LSTMStateTuple
+
+
+class LSTMBlockCell(rnn_cell.LSTMCell):
+    """`tf.nn.rnn_cell.LSTMCell` under the arguments and the name of a kernel that did the same at once.
+
+    TensorFlow 1.15, contrib/rnn/python/ops/lstm_ops.py: gates i, j, f, o of one kernel; c is clipped to cell_clip, and
+    the peephole of o sees the new c. Variables `lstm_cell/kernel`, `lstm_cell/bias` (`lstm_cell/w_i_diag` ..).
+    """
+
+    def __init__(
+        self,
+        num_units: int,
+        forget_bias: float = 1.0,
+        cell_clip: float | None = None,
+        use_peephole: bool = False,
+        dtype: Any = None,
+        reuse: Any = None,
+        name: str = "lstm_cell",
+    ) -> None:
+        clip = cell_clip if cell_clip is not None and cell_clip > 0 else None
+        super().__init__(
+            num_units, use_peepholes=use_peephole, cell_clip=clip, forget_bias=forget_bias, reuse=reuse, dtype=dtype,
+            name=name,
+        )  # fmt: skip
+
+
+class GRUBlockCellV2(rnn_cell.GRUCell):
+    """`tf.nn.rnn_cell.GRUCell` under the arguments of a kernel that did the same at once."""
+
+    def __init__(self, num_units: int, reuse: Any = None, name: str = "gru_cell", **kwargs: Any) -> None:
+        super().__init__(num_units, reuse=reuse, name=name, **kwargs)
+
+
+class LayerNormBasicLSTMCell(rnn_cell.RNNCell):
+    """LSTM with layer normalization of gates and state, and dropout of what is written to the state.
+
+    TensorFlow 1.15, contrib/rnn/python/ops/rnn_cell.py, after arXiv:1607.06450 and arXiv:1603.05118:
+    i, j, f, o = norm of the parts of [x, h] kernel; c = norm(sigmoid(f + forget_bias) c + sigmoid(i) dropout(tanh j));
+    h = sigmoid(o) tanh(c). Variables `kernel`, `{input,transform,forget,output,state}/{gamma,beta}`; `bias` where
+    nothing is normalized.
+    """
+
+    def __init__(
+        self,
+        num_units: int,
+        forget_bias: float = 1.0,
+        input_size: Any = None,
+        activation: Callable[..., Any] = tf.tanh,
+        layer_norm: bool = True,
+        norm_gain: float = 1.0,
+        norm_shift: float = 0.0,
+        dropout_keep_prob: Any = 1.0,
+        dropout_prob_seed: int | None = None,
+        reuse: Any = None,
+    ) -> None:
+        super().__init__(_reuse=reuse)
+        del input_size
+        self._num_units, self._forget_bias, self._activation = num_units, forget_bias, activation
+        self._layer_norm, self._gain, self._shift = layer_norm, norm_gain, norm_shift
+        self._keep_prob, self._seed = dropout_keep_prob, dropout_prob_seed
+
+    @property
+    def state_size(self) -> Any:
+        return LSTMStateTuple(self._num_units, self._num_units)
+
+    @property
+    def output_size(self) -> int:
+        return self._num_units
+
+    def _norm(self, inputs: tf.Tensor, scope: str) -> tf.Tensor:
+        with v1.variable_scope(scope):
+            shape = inputs.shape[-1:]
+            gamma = v1.get_variable("gamma", shape, inputs.dtype, v1.constant_initializer(self._gain))
+            beta = v1.get_variable("beta", shape, inputs.dtype, v1.constant_initializer(self._shift))
+        mean, variance = tf.nn.moments(inputs, [-1], keepdims=True)
+        return tf.nn.batch_normalization(inputs, mean, variance, beta, gamma, 1e-12)
+
+    def call(self, inputs: tf.Tensor, state: Any) -> tuple[tf.Tensor, Any]:
+        """Return (output, state)."""
+        c, h = state
+        joined = tf.concat([inputs, h], 1)
+        kernel = v1.get_variable("kernel", [joined.shape[-1], 4 * self._num_units], joined.dtype)
+        gates = tf.matmul(joined, kernel)
+        if not self._layer_norm:
+            gates += v1.get_variable("bias", [4 * self._num_units], joined.dtype)  # as the kernel, not from zeros
+        i, j, f, o = tf.split(gates, 4, axis=1)
+        if self._layer_norm:
+            i, j = self._norm(i, "input"), self._norm(j, "transform")
+            f, o = self._norm(f, "forget"), self._norm(o, "output")
+        written = self._activation(j)
+        if tf.is_tensor(self._keep_prob) or self._keep_prob < 1:
+            written = v1.nn.dropout(written, rate=1 - self._keep_prob, seed=self._seed)
+        c = c * tf.sigmoid(f + self._forget_bias) + tf.sigmoid(i) * written
+        if self._layer_norm:
+            c = self._norm(c, "state")
+        h = self._activation(c) * tf.sigmoid(o)
+        return h, LSTMStateTuple(c, h)
+
+
+# --- networks over a whole sequence, [time, batch, ..] ----------------------------------------------------------------
+
+
+class FusedRNNCell(abc.ABC):
+    """A network that takes all steps of a sequence at once."""
+
+    @abc.abstractmethod
+    def __call__(
+        self, inputs: Any, initial_state: Any = None, dtype: Any = None, sequence_length: Any = None, scope: Any = None
+    ) -> tuple[Any, Any]:
+        """Return (outputs `[time, batch, units]`, state after the last step)."""
+
+
+class LSTMBlockFusedCell(FusedRNNCell):
+    """An LSTM over a whole sequence by one kernel of TensorFlow.
+
+    TensorFlow 1.15, contrib/rnn/python/ops/lstm_ops.py: the op BlockLSTM; outputs behind the end of a sequence are 0,
+    and the state is that of its end. Variables `lstm_fused_cell/kernel`, `lstm_fused_cell/bias`.
+    """
+
+    def __init__(
+        self,
+        num_units: int,
+        forget_bias: float = 1.0,
+        cell_clip: float | None = None,
+        use_peephole: bool = False,
+        reuse: Any = None,
+        dtype: Any = None,
+        name: str = "lstm_fused_cell",
+    ) -> None:
+        self._num_units, self._forget_bias = num_units, forget_bias
+        self._cell_clip = cell_clip if cell_clip is not None else -1.0
+        self._use_peephole, self._reuse, self._dtype, self._name = use_peephole, reuse, dtype, name
+        self._scope: Any = None
+
+    @property
+    def num_units(self) -> int:
+        return self._num_units
+
+    def __call__(
+        self, inputs: Any, initial_state: Any = None, dtype: Any = None, sequence_length: Any = None, scope: Any = None
+    ) -> tuple[Any, Any]:
+        if isinstance(inputs, list | tuple):
+            outputs, state = self(tf.stack(inputs), initial_state, dtype, sequence_length, scope)
+            return tf.unstack(outputs), state
+        inputs = tf.convert_to_tensor(inputs)
+        batch, time, units = tf.shape(inputs)[1], tf.shape(inputs)[0], self._num_units
+        reuse = True if self._scope is not None else self._reuse
+        with v1.variable_scope(self._scope or scope, self._name, reuse=reuse) as self._scope:
+            weights = self._weights(inputs)
+        if initial_state is None:
+            initial_state = (tf.zeros([batch, units], inputs.dtype), tf.zeros([batch, units], inputs.dtype))
+        c, h = initial_state
+        lengths = None if sequence_length is None else tf.cast(sequence_length, tf.int64)
+        longest = tf.cast(time, tf.int64) if lengths is None else tf.reduce_max(lengths)
+        made = tf.raw_ops.BlockLSTM(
+            seq_len_max=longest, x=inputs, cs_prev=c, h_prev=h, **weights, forget_bias=self._forget_bias,
+            cell_clip=self._cell_clip, use_peephole=self._use_peephole,
+        )  # fmt: skip
+        cells, outputs = made.cs, made.h
+        if lengths is None:
+            return outputs, LSTMStateTuple(cells[-1], outputs[-1])
+        outputs *= tf.transpose(tf.sequence_mask(lengths, time, inputs.dtype))[:, :, None]
+        ends = tf.stack([lengths, tf.range(tf.cast(batch, tf.int64))], axis=1)
+        c, h = (tf.gather_nd(tf.concat([first[None], rest], 0), ends) for first, rest in ((c, cells), (h, outputs)))
+        return outputs, LSTMStateTuple(c, h)
+
+    def _weights(self, inputs: tf.Tensor) -> dict[str, Any]:
+        units, kind = self._num_units, inputs.dtype
+        shape = [inputs.shape[-1] + units, 4 * units]
+        made = {"w": v1.get_variable("kernel", shape, kind)}
+        made["b"] = v1.get_variable("bias", [4 * units], kind, v1.zeros_initializer())
+        for key, name in (("wci", "w_i_diag"), ("wcf", "w_f_diag"), ("wco", "w_o_diag")):
+            made[key] = v1.get_variable(name, [units], kind) if self._use_peephole else tf.zeros([units], kind)
+        return made
+
+
+class FusedRNNCellAdaptor(FusedRNNCell):
+    """A cell, called for each step. Args: use_dynamic_rnn: by tf.nn.dynamic_rnn, else by tf.nn.static_rnn."""
+
+    def __init__(self, cell: Any, use_dynamic_rnn: bool = False) -> None:
+        self._cell, self._use_dynamic_rnn = cell, use_dynamic_rnn
+
+    def __call__(
+        self, inputs: Any, initial_state: Any = None, dtype: Any = None, sequence_length: Any = None, scope: Any = None
+    ) -> tuple[Any, Any]:
+        is_list = isinstance(inputs, list | tuple)
+        given: dict[str, Any] = dict(
+            sequence_length=sequence_length, initial_state=initial_state, dtype=dtype, scope=scope
+        )
+        if self._use_dynamic_rnn:
+            whole = tf.stack(inputs) if is_list else inputs
+            outputs, state = v1.nn.dynamic_rnn(self._cell, whole, time_major=True, **given)
+            return (tf.unstack(outputs) if is_list else outputs), state
+        outputs, state = v1.nn.static_rnn(self._cell, inputs if is_list else tf.unstack(inputs), **given)
+        return (outputs if is_list else tf.stack(outputs)), state
+
+
+class TimeReversedFusedRNN(FusedRNNCell):
+    """Another one, over the reversed sequences; its outputs are in the order of the inputs."""
+
+    def __init__(self, cell: FusedRNNCell) -> None:
+        self._cell = cell
+
+    def __call__(
+        self, inputs: Any, initial_state: Any = None, dtype: Any = None, sequence_length: Any = None, scope: Any = None
+    ) -> tuple[Any, Any]:
+        backwards = _reversed(inputs, sequence_length)
+        outputs, state = self._cell(backwards, initial_state, dtype, sequence_length, scope)
+        return _reversed(outputs, sequence_length), state
+
+
+def _reversed(inputs: Any, lengths: Any) -> Any:
+    if isinstance(inputs, list | tuple):
+        return tf.unstack(_reversed(tf.stack(inputs), lengths))
+    if lengths is None:
+        return tf.reverse(inputs, [0])
+    return tf.reverse_sequence(inputs, lengths, seq_axis=0, batch_axis=1)
+
+
+def stack_bidirectional_dynamic_rnn(
+    cells_fw: Sequence[Any],
+    cells_bw: Sequence[Any],
+    inputs: tf.Tensor,
+    initial_states_fw: Sequence[Any] | None = None,
+    initial_states_bw: Sequence[Any] | None = None,
+    dtype: Any = None,
+    sequence_length: Any = None,
+    parallel_iterations: int | None = None,
+    time_major: bool = False,
+    scope: Any = None,
+    swap_memory: bool = False,
+) -> tuple[tf.Tensor, tuple[Any, ...], tuple[Any, ...]]:
+    """Return (outputs of the last layer `[.., forward and backward]`, forward states, backward states).
+
+    TensorFlow 1.15, contrib/rnn/python/ops/rnn.py: each layer has the joined outputs of the one below. Variables
+    `stack_bidirectional_rnn/cell_<layer>/bidirectional_rnn/{fw,bw}/<cell>/..`.
+    """
+    layers = _layers(cells_fw, cells_bw, initial_states_fw, initial_states_bw)
+    states_fw, states_bw = [], []
+    with v1.variable_scope(scope or "stack_bidirectional_rnn"):
+        for number, (forward, backward, first_fw, first_bw) in enumerate(layers):
+            with v1.variable_scope(f"cell_{number}"):
+                outputs, (state_fw, state_bw) = v1.nn.bidirectional_dynamic_rnn(
+                    forward, backward, inputs, initial_state_fw=first_fw, initial_state_bw=first_bw,
+                    sequence_length=sequence_length, parallel_iterations=parallel_iterations, dtype=dtype,
+                    swap_memory=swap_memory, time_major=time_major,
+                )  # fmt: skip
+                inputs = tf.concat(outputs, 2)
+            states_fw.append(state_fw)
+            states_bw.append(state_bw)
+    return inputs, tuple(states_fw), tuple(states_bw)
+
+
+def stack_bidirectional_rnn(
+    cells_fw: Sequence[Any],
+    cells_bw: Sequence[Any],
+    inputs: Sequence[tf.Tensor],
+    initial_states_fw: Sequence[Any] | None = None,
+    initial_states_bw: Sequence[Any] | None = None,
+    dtype: Any = None,
+    sequence_length: Any = None,
+    scope: Any = None,
+) -> tuple[Sequence[tf.Tensor], tuple[Any, ...], tuple[Any, ...]]:
+    """Like `stack_bidirectional_dynamic_rnn`, of a list of steps."""
+    layers = _layers(cells_fw, cells_bw, initial_states_fw, initial_states_bw)
+    states_fw, states_bw = [], []
+    with v1.variable_scope(scope or "stack_bidirectional_rnn"):
+        for number, (forward, backward, first_fw, first_bw) in enumerate(layers):
+            with v1.variable_scope(f"cell_{number}"):
+                inputs, state_fw, state_bw = v1.nn.static_bidirectional_rnn(
+                    forward, backward, inputs, first_fw, first_bw, sequence_length=sequence_length, dtype=dtype
+                )
+            states_fw.append(state_fw)
+            states_bw.append(state_bw)
+    return inputs, tuple(states_fw), tuple(states_bw)
+
+
+def _layers(cells_fw: Sequence[Any], cells_bw: Sequence[Any], states_fw: Any, states_bw: Any) -> Any:
+    if not cells_fw or len(cells_fw) != len(cells_bw):
+        raise ValueError(f"Forward and Backward cells must have the same depth: {len(cells_fw)}, {len(cells_bw)}.")
+    nothing = [None] * len(cells_fw)
+    return zip(cells_fw, cells_bw, states_fw or nothing, states_bw or nothing, strict=True)

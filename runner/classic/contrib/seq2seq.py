@@ -1,0 +1,376 @@
+"""`tf.contrib.seq2seq`: the loss of sequences, and decoders that run step by step.
+
+The formulas and names of TensorFlow 1.15, contrib/seq2seq/python/ops/{loss,helper,basic_decoder,decoder}.py.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+v1 = tf.compat.v1
+
+
+def sequence_loss(
+    logits: tf.Tensor,
+    targets: tf.Tensor,
+    weights: tf.Tensor,
+    average_across_timesteps: bool = True,
+    average_across_batch: bool = True,
+    sum_over_timesteps: bool = False,
+    sum_over_batch: bool = False,
+    softmax_loss_function: Callable[..., Any] | None = None,
+    name: str | None = None,
+) -> tf.Tensor:
+    """Return the weighted cross entropy of a batch of sequences.
+
+    Args:
+      logits: `[batch, time, classes]`. targets: `[batch, time]`, integers. weights: `[batch, time]`; 0 pads.
+      average_across_timesteps, average_across_batch: divide by the sum of the weights over these axes.
+      sum_over_timesteps, sum_over_batch: divide by the number of weights that are not 0.
+      softmax_loss_function: called with labels and logits; None: sparse softmax cross entropy.
+
+    Returns: a scalar, or a tensor with the axes that are neither averaged nor summed over.
+    """
+    if len(logits.shape) != 3 or len(targets.shape) != 2 or len(weights.shape) != 2:
+        raise ValueError(
+            "sequence_loss: logits are [batch, time, classes], targets and weights [batch, time]; these are "
+            f"{logits.shape}, {targets.shape}, {weights.shape}."
+        )
+    if (average_across_timesteps and sum_over_timesteps) or (average_across_batch and sum_over_batch):
+        raise ValueError("average_across_* and sum_over_* cannot be set to True for the same axis.")
+    summed = sum_over_timesteps or sum_over_batch
+    if summed and (average_across_timesteps or average_across_batch):
+        raise ValueError("sum_over_* and average_across_* cannot be mixed.")
+    with v1.name_scope(name, "sequence_loss", [logits, targets, weights]):
+        classes = tf.shape(logits)[2]
+        flat = {"labels": tf.reshape(targets, [-1]), "logits": tf.reshape(logits, [-1, classes])}
+        function = softmax_loss_function or tf.nn.sparse_softmax_cross_entropy_with_logits
+        losses = tf.reshape(function(**flat), tf.shape(targets)) * tf.cast(weights, logits.dtype)
+        batch, time = average_across_batch or sum_over_batch, average_across_timesteps or sum_over_timesteps
+        axes = [axis for axis, is_reduced in ((0, batch), (1, time)) if is_reduced]
+        if not axes:
+            return losses
+        counted = tf.math.count_nonzero(weights, axes) if summed else tf.reduce_sum(weights, axes)
+        return tf.math.divide_no_nan(tf.reduce_sum(losses, axes), tf.cast(counted, losses.dtype))
+
+
+def tile_batch(t: Any, multiplier: int, name: str | None = None) -> Any:
+    """Return tensors `[batch * multiplier, ..]`, each example `multiplier` times in a row; scalars stay."""
+    with v1.name_scope(name, "tile_batch"):
+        return tf.nest.map_structure(lambda one: _tiled(one, multiplier), t)
+
+
+def _tiled(tensor: Any, multiplier: int) -> tf.Tensor:
+    tensor = tf.convert_to_tensor(tensor)
+    return tensor if tensor.shape.rank == 0 else tf.repeat(tensor, multiplier, axis=0)
+
+
+# --- helpers: what the next input of a decoder is ---------------------------------------------------------------------
+
+
+class Helper(abc.ABC):
+    """Samples from the outputs of a decoder and says what it is given next."""
+
+    sample_ids_shape: Any = tf.TensorShape([])
+    sample_ids_dtype: Any = tf.int32
+
+    @property
+    @abc.abstractmethod
+    def batch_size(self) -> Any:
+        """Number of sequences."""
+
+    @abc.abstractmethod
+    def initialize(self, name: str | None = None) -> tuple[Any, Any]:
+        """Return (which sequences are finished `[batch]`, first inputs)."""
+
+    @abc.abstractmethod
+    def sample(self, time: Any, outputs: Any, state: Any, name: str | None = None) -> Any:
+        """Return the sampled ids."""
+
+    @abc.abstractmethod
+    def next_inputs(
+        self, time: Any, outputs: Any, state: Any, sample_ids: Any, name: str | None = None
+    ) -> tuple[Any, Any, Any]:
+        """Return (finished, next inputs, next state)."""
+
+
+class TrainingHelper(Helper):
+    """Gives a decoder the inputs that it is trained with; samples are the most likely ids.
+
+    Args:
+      inputs: `[batch, time, ..]`, or `[time, batch, ..]` with `time_major`.
+      sequence_length: `[batch]`.
+    """
+
+    def __init__(self, inputs: Any, sequence_length: Any, time_major: bool = False, name: str | None = None) -> None:
+        inputs = tf.nest.map_structure(tf.convert_to_tensor, inputs)
+        self._inputs = inputs if time_major else tf.nest.map_structure(_swapped, inputs)
+        self._lengths = tf.convert_to_tensor(sequence_length, name="sequence_length")
+        if self._lengths.shape.rank != 1:
+            raise ValueError(f"Expected sequence_length to be a vector, but received shape: {self._lengths.shape}")
+        self._longest = tf.shape(tf.nest.flatten(self._inputs)[0])[0]
+
+    @property
+    def inputs(self) -> Any:
+        return self._inputs
+
+    @property
+    def sequence_length(self) -> Any:
+        return self._lengths
+
+    @property
+    def batch_size(self) -> Any:
+        return tf.size(self._lengths)
+
+    def _at(self, time: Any, finished: tf.Tensor) -> Any:
+        """Return the inputs of a step; zeros when every sequence is finished."""
+        last = tf.maximum(self._longest - 1, 0)
+        is_over = tf.reduce_all(finished)
+
+        def one(inputs: tf.Tensor) -> tf.Tensor:
+            read = inputs[tf.minimum(time, last)]
+            return tf.where(is_over, tf.zeros_like(read), read)
+
+        return tf.nest.map_structure(one, self._inputs)
+
+    def initialize(self, name: str | None = None) -> tuple[Any, Any]:
+        finished = tf.equal(self._lengths, 0)
+        return finished, self._at(0, finished)
+
+    def sample(self, time: Any, outputs: Any, state: Any, name: str | None = None) -> Any:
+        return tf.argmax(outputs, axis=-1, output_type=tf.int32)
+
+    def next_inputs(
+        self, time: Any, outputs: Any, state: Any, sample_ids: Any, name: str | None = None
+    ) -> tuple[Any, Any, Any]:
+        finished = tf.cast(time + 1, self._lengths.dtype) >= self._lengths
+        return finished, self._at(time + 1, finished), state
+
+
+class GreedyEmbeddingHelper(Helper):
+    """Gives a decoder the embedding of its most likely output.
+
+    Args:
+      embedding: a function of ids, or `[ids, ..]`.
+      start_tokens: `[batch]`. end_token: the id after which a sequence is finished.
+    """
+
+    def __init__(self, embedding: Any, start_tokens: Any, end_token: Any) -> None:
+        self._embed = embedding if callable(embedding) else lambda ids: tf.nn.embedding_lookup(embedding, ids)
+        self._start_tokens = tf.convert_to_tensor(start_tokens, tf.int32, name="start_tokens")
+        self._end_token = tf.convert_to_tensor(end_token, tf.int32, name="end_token")
+        if self._start_tokens.shape.rank != 1:
+            raise ValueError("start_tokens must be a vector")
+        if self._end_token.shape.rank != 0:
+            raise ValueError("end_token must be a scalar")
+
+    @property
+    def batch_size(self) -> Any:
+        return tf.size(self._start_tokens)
+
+    def initialize(self, name: str | None = None) -> tuple[Any, Any]:
+        return tf.zeros_like(self._start_tokens, tf.bool), self._embed(self._start_tokens)
+
+    def sample(self, time: Any, outputs: Any, state: Any, name: str | None = None) -> Any:
+        return tf.argmax(outputs, axis=-1, output_type=tf.int32)
+
+    def next_inputs(
+        self, time: Any, outputs: Any, state: Any, sample_ids: Any, name: str | None = None
+    ) -> tuple[Any, Any, Any]:
+        finished = tf.equal(sample_ids, self._end_token)
+        token = tf.where(tf.reduce_all(finished), self._start_tokens, sample_ids)
+        return finished, self._embed(token), state
+
+
+class SampleEmbeddingHelper(GreedyEmbeddingHelper):
+    """Gives a decoder the embedding of an id drawn from softmax(outputs / softmax_temperature)."""
+
+    def __init__(
+        self, embedding: Any, start_tokens: Any, end_token: Any, softmax_temperature: Any = None, seed: Any = None
+    ) -> None:
+        super().__init__(embedding, start_tokens, end_token)
+        self._temperature, self._seed = softmax_temperature, seed
+
+    def sample(self, time: Any, outputs: Any, state: Any, name: str | None = None) -> Any:
+        logits = outputs if self._temperature is None else outputs / self._temperature
+        return tf.random.categorical(logits, 1, dtype=tf.int32, seed=self._seed)[:, 0]
+
+
+class CustomHelper(Helper):
+    """A helper made of functions: `initialize_fn()`, `sample_fn` and `next_inputs_fn` with arguments by name."""
+
+    def __init__(
+        self,
+        initialize_fn: Callable[..., Any],
+        sample_fn: Callable[..., Any],
+        next_inputs_fn: Callable[..., Any],
+        sample_ids_shape: Any = None,
+        sample_ids_dtype: Any = None,
+    ) -> None:
+        self._initialize, self._sample, self._next_inputs = initialize_fn, sample_fn, next_inputs_fn
+        self.sample_ids_shape = tf.TensorShape(sample_ids_shape or [])
+        self.sample_ids_dtype = sample_ids_dtype or tf.int32
+        self._batch_size: Any = None
+
+    @property
+    def batch_size(self) -> Any:
+        if self._batch_size is None:
+            raise ValueError("batch_size accessed before initialize was called")
+        return self._batch_size
+
+    def initialize(self, name: str | None = None) -> tuple[Any, Any]:
+        finished, inputs = self._initialize()
+        self._batch_size = tf.size(finished)
+        return finished, inputs
+
+    def sample(self, time: Any, outputs: Any, state: Any, name: str | None = None) -> Any:
+        return self._sample(time=time, outputs=outputs, state=state)
+
+    def next_inputs(
+        self, time: Any, outputs: Any, state: Any, sample_ids: Any, name: str | None = None
+    ) -> tuple[Any, Any, Any]:
+        return self._next_inputs(time=time, outputs=outputs, state=state, sample_ids=sample_ids)
+
+
+# --- decoders ---------------------------------------------------------------------------------------------------------
+
+
+class Decoder(abc.ABC):
+    """A network that `dynamic_decode` calls step by step."""
+
+    tracks_own_finished = False
+    """Whether `step` says itself which sequences are finished, so that one that was may go on."""
+
+    @property
+    @abc.abstractmethod
+    def output_dtype(self) -> Any:
+        """Types of the outputs of a step, in their structure."""
+
+    @abc.abstractmethod
+    def initialize(self, name: str | None = None) -> tuple[Any, Any, Any]:
+        """Return (finished `[batch]`, first inputs, first state)."""
+
+    @abc.abstractmethod
+    def step(self, time: Any, inputs: Any, state: Any, name: str | None = None) -> tuple[Any, Any, Any, Any]:
+        """Return (outputs, next state, next inputs, finished)."""
+
+    def finalize(self, outputs: Any, final_state: Any, sequence_lengths: Any) -> tuple[Any, Any]:
+        """Return (outputs `[time, batch, ..]`, state) as they are handed out."""
+        return outputs, final_state
+
+
+class BasicDecoderOutput(NamedTuple):
+    """Outputs of a step: of the cell (and its output layer), and the sampled ids."""
+
+    rnn_output: Any
+    sample_id: Any
+
+
+class BasicDecoder(Decoder):
+    """Runs a cell on what a helper gives it.
+
+    Args:
+      cell: of `tf.nn.rnn_cell`. initial_state: as its states.
+      output_layer: a layer (`tf.layers.Dense`) on its outputs, before ids are sampled.
+    """
+
+    def __init__(self, cell: Any, helper: Helper, initial_state: Any, output_layer: Any = None) -> None:
+        self._cell, self._helper, self._initial_state, self._output_layer = cell, helper, initial_state, output_layer
+
+    @property
+    def batch_size(self) -> Any:
+        return self._helper.batch_size
+
+    @property
+    def output_dtype(self) -> BasicDecoderOutput:
+        kind = tf.nest.flatten(self._initial_state)[0].dtype
+        return BasicDecoderOutput(
+            tf.nest.map_structure(lambda _: kind, self._cell.output_size), self._helper.sample_ids_dtype
+        )
+
+    def initialize(self, name: str | None = None) -> tuple[Any, Any, Any]:
+        return (*self._helper.initialize(), self._initial_state)
+
+    def step(self, time: Any, inputs: Any, state: Any, name: str | None = None) -> tuple[Any, Any, Any, Any]:
+        with v1.name_scope(name, "BasicDecoderStep"):
+            outputs, state = self._cell(inputs, state)
+            if self._output_layer is not None:
+                outputs = self._output_layer(outputs)
+            ids = self._helper.sample(time=time, outputs=outputs, state=state)
+            finished, inputs, state = self._helper.next_inputs(time=time, outputs=outputs, state=state, sample_ids=ids)
+            return BasicDecoderOutput(outputs, ids), state, inputs, finished
+
+
+def dynamic_decode(
+    decoder: Decoder,
+    output_time_major: bool = False,
+    impute_finished: bool = False,
+    maximum_iterations: Any = None,
+    parallel_iterations: int = 32,
+    swap_memory: bool = False,
+    scope: Any = None,
+) -> tuple[Any, Any, Any]:
+    """Return (outputs `[batch, time, ..]`, state, lengths `[batch]`) of a decoder that runs until all is finished.
+
+    Variables of the cell are in the scope `decoder`.
+
+    Args:
+      output_time_major: outputs are `[time, batch, ..]`.
+      impute_finished: outputs of finished sequences are 0, and their state stays.
+      maximum_iterations: at most so many steps.
+    """
+    with v1.variable_scope(scope, "decoder"):
+        finished, inputs, state = decoder.initialize()
+        limit = None if maximum_iterations is None else tf.convert_to_tensor(maximum_iterations, tf.int32)
+        if limit is not None:
+            finished = tf.logical_or(finished, limit <= 0)
+        lengths = tf.zeros_like(finished, tf.int32)
+        arrays = tf.nest.map_structure(
+            lambda kind: tf.TensorArray(kind, size=0, dynamic_size=True, infer_shape=False), decoder.output_dtype
+        )
+        shapes: list[Any] = []
+
+        def body(time: Any, arrays: Any, state: Any, inputs: Any, finished: Any, lengths: Any) -> Any:
+            outputs, new_state, new_inputs, now = decoder.step(time, inputs, state)
+            now = now if decoder.tracks_own_finished else tf.logical_or(now, finished)
+            new_lengths = tf.where(finished, lengths, tf.fill(tf.shape(lengths), time + 1))
+            if limit is not None:
+                now = tf.logical_or(now, time + 1 >= limit)
+            if impute_finished:
+                outputs = tf.nest.map_structure(lambda one: _kept(finished, tf.zeros_like(one), one), outputs)
+                new_state = tf.nest.map_structure(lambda old, new: _kept(finished, old, new), state, new_state)
+            shapes[:] = [one.shape for one in tf.nest.flatten(outputs)]
+            arrays = tf.nest.map_structure(lambda array, one: array.write(time, one), arrays, outputs)
+            return time + 1, arrays, new_state, new_inputs, now, new_lengths
+
+        _, arrays, state, _, _, lengths = tf.while_loop(
+            lambda time, arrays, state, inputs, finished, lengths: tf.logical_not(tf.reduce_all(finished)),
+            body,
+            (tf.constant(0), arrays, state, inputs, finished, lengths),
+            parallel_iterations=parallel_iterations,
+            swap_memory=swap_memory,
+        )
+        stacked = [array.stack() for array in tf.nest.flatten(arrays)]
+        for one, shape in zip(stacked, shapes, strict=True):
+            one.set_shape([None, *shape])
+        outputs = tf.nest.pack_sequence_as(decoder.output_dtype, stacked)
+        outputs, state = decoder.finalize(outputs, state, lengths)
+        if not output_time_major:
+            outputs = tf.nest.map_structure(_swapped, outputs)
+    return outputs, state, lengths
+
+
+def _kept(finished: tf.Tensor, old: Any, new: Any) -> Any:
+    """Return `old` of finished sequences, `new` of the others; a scalar or an array of steps is new."""
+    if isinstance(old, tf.TensorArray) or new.shape.rank == 0:
+        return new
+    return tf.where(tf.reshape(finished, [-1] + [1] * (new.shape.rank - 1)), old, new)
+
+
+def _swapped(tensor: tf.Tensor) -> tf.Tensor:
+    rank = tensor.shape.rank
+    return tensor if rank is not None and rank < 2 else tf.transpose(tensor, [1, 0, *range(2, rank or 2)])

@@ -1,0 +1,199 @@
+"""`tf.contrib.training.HParams`: hyperparameters as attributes, with a type each."""
+
+from __future__ import annotations
+
+import json
+import numbers
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_ASSIGNMENT = re.compile(
+    r"\s*(?P<name>[A-Za-z]\w*)(?:\[(?P<index>\d+)\])?\s*=\s*(?:\[(?P<list>[^\]]*)\]|(?P<one>[^,\[]*))\s*(?:,|$)"
+)
+
+
+class HParams:
+    """Hyperparameters, given by name; each keeps the type of its first value.
+
+        hparams = HParams(learning_rate=0.1, units=[8, 4], activation="relu")
+        hparams.parse("learning_rate=0.3,units=[16,8]")
+
+    An Estimator takes one as `params`.
+    """
+
+    def __init__(self, hparam_def: Any = None, model_structure: Any = None, **kwargs: Any) -> None:
+        if hparam_def is not None:
+            raise ValueError("HParams(hparam_def=): protos of hyperparameters are not read; give name=value.")
+        self._hparam_types: dict[str, tuple[type, bool]] = {}
+        self._model_structure = model_structure
+        for name, value in kwargs.items():
+            self.add_hparam(name, value)
+
+    def add_hparam(self, name: str, value: Any) -> None:
+        """Add one that is not there yet; a list has a type by its first element.
+
+        Raises: ValueError: there is one of that name, an attribute has it, or the value is an empty list.
+        """
+        if getattr(self, name, None) is not None:
+            raise ValueError(f"Hyperparameter name is reserved: {name}")
+        is_list = isinstance(value, list | tuple)
+        if is_list and not value:
+            raise ValueError(f"Multi-valued hyperparameters cannot be empty: {name}")
+        self._hparam_types[name] = (type(value[0]) if is_list else type(value), is_list)
+        setattr(self, name, list(value) if isinstance(value, tuple) else value)
+
+    def set_hparam(self, name: str, value: Any) -> None:
+        """Change one, keeping its type: an int for a float, "1" for a bool are taken.
+
+        Raises: KeyError: there is none. ValueError: the value is of another type, or a list where none was.
+        """
+        kind, is_list = self._hparam_types[name]
+        if isinstance(value, list) != is_list:
+            wanted = "multi-valued" if is_list else "single-valued"
+            raise ValueError(f"Hyperparameter {name!r} is {wanted}, and was given {value!r}.")
+        setattr(self, name, [_cast(name, kind, one) for one in value] if is_list else _cast(name, kind, value))
+
+    def del_hparam(self, name: str) -> None:
+        """Remove one, if it is there."""
+        if self._hparam_types.pop(name, None) is not None:
+            delattr(self, name)
+
+    def parse(self, values: str) -> HParams:
+        """Set what `name=value,name=[1,2],name[1]=3` says, and return this object.
+
+        Raises: ValueError: the text is not of that form, or names none of the hyperparameters.
+        """
+        position = 0
+        while position < len(values):
+            found = _ASSIGNMENT.match(values, position)
+            if found is None:
+                raise ValueError(f"Malformed hyperparameter value: {values[position:]}")
+            position = found.end()
+            self._set_from_text(found, values)
+        return self
+
+    def _set_from_text(self, found: re.Match[str], values: str) -> None:
+        name, text = found["name"], found["one"]
+        if name not in self._hparam_types:
+            raise ValueError(f"Unknown hyperparameter type for {name}")
+        kind, is_list = self._hparam_types[name]
+        parse = _parser(kind)
+        try:
+            if found["index"] is not None:
+                changed = list(getattr(self, name))
+                index = int(found["index"])
+                changed += [None] * (index + 1 - len(changed))
+                changed[index] = parse(text.strip())
+                setattr(self, name, changed)
+            elif found["list"] is not None:
+                self.set_hparam(name, [parse(one.strip()) for one in found["list"].split(",") if one.strip()])
+            else:
+                one = parse(text.strip())
+                self.set_hparam(name, [one] if is_list else one)
+        except ValueError as error:
+            raise ValueError(f"Could not parse hparam {name} in {values!r}: {error}") from None
+
+    def override_from_dict(self, values_dict: Mapping[str, Any]) -> HParams:
+        """Set each of a dict, and return this object."""
+        for name, value in values_dict.items():
+            self.set_hparam(name, value)
+        return self
+
+    def set_model_structure(self, model_structure: Any) -> None:
+        self._model_structure = model_structure
+
+    def get_model_structure(self) -> Any:
+        return self._model_structure
+
+    def to_json(self, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
+        """Return all as JSON; functions are left out."""
+        values = {name: value for name, value in self.values().items() if not callable(value)}
+        return json.dumps(values, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    def parse_json(self, values_json: str) -> HParams:
+        """Set what a JSON object says, and return this object."""
+        return self.override_from_dict(json.loads(values_json))
+
+    def values(self) -> dict[str, Any]:
+        """Return name -> value."""
+        return {name: getattr(self, name) for name in self._hparam_types}
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value; `default` where there is none.
+
+        Raises: ValueError: `default` is of another type than the hyperparameter.
+        """
+        if key not in self._hparam_types:
+            return default
+        kind, is_list = self._hparam_types[key]
+        if default is not None:
+            if isinstance(default, list) != is_list:
+                raise ValueError(f"get({key!r}, default={default!r}): the hyperparameter is {getattr(self, key)!r}.")
+            for one in default if is_list else [default]:
+                _cast(key, kind, one)
+        return getattr(self, key)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._hparam_types
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HParams) and self.values() == other.values()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        return str(sorted(self.values().items()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self})"
+
+
+def _cast(name: str, kind: type, value: Any) -> Any:
+    """Return the value as the hyperparameter's type.
+
+    Raises: ValueError: that would lose something.
+    """
+    if value is None or kind is type(None) or (isinstance(value, kind) and not isinstance(value, bool)):
+        return value
+    fits = (
+        (issubclass(kind, bool) and isinstance(value, bool))
+        or (issubclass(kind, float) and isinstance(value, numbers.Number) and not isinstance(value, bool))
+        or (issubclass(kind, int) and not issubclass(kind, bool) and isinstance(value, numbers.Integral)
+            and not isinstance(value, bool))
+        or (issubclass(kind, str) and isinstance(value, str))
+    )  # fmt: skip
+    if not fits:
+        raise ValueError(f"Could not cast hparam {name!r} of type {kind.__name__} from value {value!r}")
+    return kind(value)
+
+
+def _parser(kind: type) -> Callable[[str], Any]:
+    return _as_bool if kind is bool else kind
+
+
+def _as_bool(text: str) -> bool:
+    if text.lower() in ("true", "1"):
+        return True
+    if text.lower() in ("false", "0"):
+        return False
+    raise ValueError(f"{text!r} is no bool")
+
+
+def parse_values(values: str, type_map: Mapping[str, type]) -> dict[str, Any]:
+    """Return name -> value of a text such as `a=1,b=[2,3]`.
+
+    Args: type_map: name -> type of each that may be in it.
+    """
+    parsed: dict[str, Any] = {}
+    position = 0
+    while position < len(values):
+        found = _ASSIGNMENT.match(values, position)
+        if found is None or found["name"] not in type_map:
+            raise ValueError(f"Malformed hyperparameter value: {values[position:]}")
+        position, parse = found.end(), _parser(type_map[found["name"]])
+        if found["list"] is not None:
+            parsed[found["name"]] = [parse(one.strip()) for one in found["list"].split(",") if one.strip()]
+        else:
+            parsed[found["name"]] = parse(found["one"].strip())
+    return parsed
