@@ -2,51 +2,100 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import runpy
 import sys
 import types
+from collections.abc import Sequence
 
-_USAGE = """usage: python -m runner.classic check [--json] PATH ...
-       python -m runner.classic SCRIPT [ARGUMENT ...]
-       python -m runner.classic -m MODULE [ARGUMENT ...]
+from runner.system.standard_streams import hidden_stderr
+from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED
 
-check    what of a source will work here, what will differ, and what cannot; nothing is run
+_USAGE = """python -m runner.classic check [--json] PATH ...
+       python -m runner.classic [OPTION ...] SCRIPT [ARGUMENT ...]
+       python -m runner.classic [OPTION ...] -m MODULE [ARGUMENT ...]"""
+_COMMANDS = """check    what of a source will work here, what will differ, and what cannot; nothing is run
 SCRIPT   runs it as `python SCRIPT` does, with the names of tf.estimator on TensorFlow
 MODULE   runs it as `python -m MODULE` does"""
 
 
 def main() -> int:
     """Returns: the exit code."""
-    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help") or sys.argv[1:] == ["-m"]:
-        print(_USAGE)
-        return 0 if len(sys.argv) > 1 and sys.argv[1] != "-m" else 2
-    if sys.argv[1] == "check":
+    if sys.argv[1:2] == ["check"]:
         from runner.classic.compat import check
 
         return check.main(sys.argv[2:])
+    parser = _parser()
+    options = parser.parse_args()
+    is_module = options.module is not None
+    command: list[str] = options.module if is_module else options.script
+    if not command:
+        parser.error("name a script, or a module after -m")
+    if not is_module and not os.path.isfile(command[0]):
+        parser.error(f"there is no script {command[0]}")
+    if options.strategy == "parameter_server" and not os.environ.get("TF_CONFIG"):
+        parser.error("--strategy parameter_server needs a cluster: start this for each task, with its TF_CONFIG")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported
+    from runner.classic import script_run
+    from runner.classic.compat import install
+
+    install.importing_tensorflow = lambda: hidden_stderr(os.environ)
+    run = script_run.begin(
+        script_run.ScriptOptions(command, options.model_dir, options.strategy, tracking=options.tracking)
+    )
+    code = FAILED
+    try:
+        code = _started(command, is_module=is_module)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else FAILED if end.code else FINISHED
+        raise
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+        raise
+    finally:
+        run.end(code)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    from runner.classic.script_run import STRATEGIES
+
+    parser = argparse.ArgumentParser(
+        prog="python -m runner.classic",
+        usage=_USAGE,
+        description=_COMMANDS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--tracking", action="store_true", help="record parameters and metrics in MLflow")
+    parser.add_argument("--model-dir", metavar="DIR", help="folder of the script's Estimator, whatever it says")
+    parser.add_argument("--strategy", choices=STRATEGIES, help="tf.distribute strategy, whatever the script says")
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def _started(command: Sequence[str], *, is_module: bool) -> int:
+    """Run the script or module `command`, with its arguments. The exit code."""
     from runner.classic.compat import tf1_imports
 
-    is_module = sys.argv[1] == "-m"
-    sources = tf1_imports.watch_imports(sys.argv[2] if is_module else "__main__")
+    sources = tf1_imports.watch_imports(command[0] if is_module else "__main__")
+    sys.argv = list(command)
     try:
         if is_module:
-            sys.argv = sys.argv[2:]
             sys.path[0] = os.getcwd()
-            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-            return 0
-        script = sys.argv[1]
-        if not os.path.isfile(script):
-            print(f"runner.classic: there is no script {script}\n{_USAGE}", file=sys.stderr)
-            return 2
-        sys.argv = sys.argv[1:]
-        sys.path[0] = os.path.dirname(os.path.abspath(script))
-        _run(script, sources.script(script))
+            runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = os.path.dirname(os.path.abspath(command[0]))
+            _run(command[0], sources.script(command[0]))
     except (AttributeError, ImportError) as error:
-        if "tensorflow" in str(error):
+        # A package of another name that is missing (tensorflow_datasets) is no name that TensorFlow had.
+        package = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else "tensorflow"
+        if "tensorflow" in str(error) and str(package).partition(".")[0] == "tensorflow":
             error.add_note(f"`python -m runner.classic check {sys.argv[0]}` says what to use instead.")
         raise
-    return 0
+    return FINISHED
 
 
 def _run(script: str, code: types.CodeType) -> None:

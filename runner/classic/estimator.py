@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from runner import run_config
-from runner.classic.compat.tf1_operators import as_classic
+from runner.classic import script_run
+from runner.classic.compat.tf1_operators import as_classic, with_dimensions
 from runner.classic.inputs import named_only
 from runner.classic.run_config import RunConfig
 from runner.classic.warm_start import as_warm_start
@@ -50,12 +51,14 @@ class Estimator(engine.Estimator):
         warm_start_from: Any = None,
         **others: Any,
     ) -> None:
-        config = RunConfig() if config is None else config
+        config, model_dir = script_run.current.given(RunConfig() if config is None else config, model_dir)
         if warm_start_from is not None and isinstance(config, run_config.RunConfig):
             config = config.replace(warm_start=as_warm_start(warm_start_from))
-        others.setdefault("journal", LoggedJournal())
+        journal = others.setdefault("journal", LoggedJournal())
         others.setdefault("progress", LoggedProgress())
         super().__init__(as_classic(model_fn), model_dir, config, params, **others)
+        if isinstance(journal, LoggedJournal):
+            journal.recording = script_run.current.recording_of(self)
         if isinstance(config, RunConfig):
             config.say_without_effect()
             config.say_who_evaluates()
@@ -92,7 +95,7 @@ class Estimator(engine.Estimator):
         return super().train_run(input_fn, hooks, *args, **kwargs)
 
     def _as_input(self, input_fn: Any, mode: str) -> Any:
-        return input_fn if isinstance(input_fn, Input) else named_only(input_fn)
+        return input_fn if isinstance(input_fn, Input) else with_dimensions(named_only(input_fn))
 
     @property
     def model_fn(self) -> Callable[..., Any]:
@@ -135,13 +138,28 @@ def add_metrics(estimator: engine.Estimator, metric_fn: Callable[..., Mapping[st
 
 
 class LoggedJournal(NullJournal):
-    """Says what happens on `tf.get_logger()`, where `tf.logging.set_verbosity` decides who hears it."""
+    """Says what happens on `tf.get_logger()`, where `tf.logging.set_verbosity` decides who hears it.
+
+    Attributes:
+      recording: where all of it is noted besides; None: nowhere.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.recording: script_run.Recording | None = None
         self._last: tuple[int, float] | None = None
 
+    def metrics_of_steps(self, points: Iterable[tuple[int, Mapping[str, float]]]) -> None:
+        points = list(points)
+        for step, values in points:
+            self._say_metrics(step, values)
+        if self.recording is not None:
+            self.recording.journal.metrics_of_steps(points)
+
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self.metrics_of_steps([(step, values)])
+
+    def _say_metrics(self, step: int, values: Mapping[str, float]) -> None:
         if "train/loss" in values:
             self._say_loss(step, values["train/loss"])
         evaluations: dict[str, dict[str, str]] = {}
@@ -154,6 +172,8 @@ class LoggedJournal(NullJournal):
             tf.get_logger().info("Saving dict for global step %d: %s", step, text)
 
     def event(self, kind: str, **fields: Any) -> None:
+        if self.recording is not None:
+            self.recording.journal.event(kind, **fields)
         if kind == "checkpoint":
             tf.get_logger().info("Saving checkpoints for %s into %s.", fields.get("step"), fields.get("path"))
         elif kind == "first_step":

@@ -6,6 +6,8 @@ import contextlib
 import errno
 import os
 import sys
+import tempfile
+from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
 from runner.system.start_status import START_STATUS
@@ -55,6 +57,34 @@ def keep_saying() -> None:
             _to_nowhere(descriptor)
             stream = os.fdopen(descriptor, "w", closefd=False)
         setattr(sys, name, SteadyStream(stream))
+
+
+@contextlib.contextmanager
+def hidden_stderr(env: Mapping[str, str], but_for: type[BaseException] | None = None) -> Iterator[None]:
+    """Hide what TensorFlow 2.21 writes to stderr before its log level counts; say it after all when the body raises.
+
+    Does nothing where TF_CPP_MIN_LOG_LEVEL asks for information (0 or 1).
+
+    Args:
+      but_for: what it stays hidden for, too.
+    """
+    if env.get("TF_CPP_MIN_LOG_LEVEL", "0") < "2":
+        yield
+        return
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as hidden:
+        os.dup2(hidden.fileno(), 2)
+        try:
+            yield
+        except BaseException as error:
+            if but_for is None or not isinstance(error, but_for):
+                hidden.seek(0)
+                os.write(kept, hidden.read())
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
 
 
 def say(text: str) -> None:

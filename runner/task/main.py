@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import sysconfig
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -31,7 +30,7 @@ from runner.system import console, gc_pause
 from runner.system.child_process import end_with_parent
 from runner.system.heartbeat import Heartbeat
 from runner.system.redaction import secrets_of
-from runner.system.standard_streams import say
+from runner.system.standard_streams import hidden_stderr, say
 from runner.system.start_status import take_terminal
 from runner.task import user_mlflow
 from runner.task.error_report import refuse_breakpoint, report_error
@@ -239,29 +238,14 @@ def said_log_of_user(level_name: str, progress: console.Progress, *, is_quiet: b
 
 @contextmanager
 def quiet_import(env: Mapping[str, str]) -> Iterator[None]:
-    """Hide what TensorFlow 2.21 writes to stderr before its log level counts; say it after all when it raises.
+    """Hide what TensorFlow writes while it is imported, and what its logger says below errors from then on.
 
     Does nothing where TF_CPP_MIN_LOG_LEVEL asks for information (0 or 1).
     """
-    if env.get("TF_CPP_MIN_LOG_LEVEL", "0") < "2":
+    with hidden_stderr(env, but_for=Interrupted):
         yield
-        return
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as hidden:
-        os.dup2(hidden.fileno(), 2)
-        try:
-            yield
-        except Interrupted:
-            raise
-        except BaseException:
-            hidden.seek(0)
-            os.write(kept, hidden.read())
-            raise
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    if env.get("TF_CPP_MIN_LOG_LEVEL", "0") >= "2":
+        logging.getLogger("tensorflow").setLevel(logging.ERROR)
 
 
 def end(code: int) -> NoReturn:

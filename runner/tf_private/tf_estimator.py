@@ -123,8 +123,13 @@ def operators_of_tf1(*, dimensions: bool) -> Iterator[None]:
     Private: `Tensor._USE_EQUALITY` and `_TENSORSHAPE_V2_OVERRIDE`, which `tf.compat.v1.disable_tensor_equality` and
     `disable_v2_tensorshape` set, and which nothing public reads. When they move: call these two and their opposites.
     """
-    with _by_identity(), _with_dimensions() if dimensions else contextlib.nullcontext():
+    with _by_identity(), dimensions_of_tf1() if dimensions else contextlib.nullcontext():
         yield
+
+
+def dimensions_of_tf1() -> contextlib.AbstractContextManager[Any]:
+    """Meanwhile the elements of a shape have a `value`, as `operators_of_tf1` says."""
+    return _with_dimensions()
 
 
 # --- tf.contrib -------------------------------------------------------------------------------------------------------

@@ -8,11 +8,18 @@ import collections
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from runner.classic.compat import module_paths, names
-from runner.classic.compat.differences import CANNOT, DIFFERS, RULES, RUN_CONFIG, instead_of
+from runner.classic.compat import module_paths, names, packages, python2
+from runner.classic.compat.differences import (
+    CANNOT,
+    DIFFERS,
+    RULES,
+    RUN_CONFIG,
+    contrib_name_is_served,
+    instead_of,
+)
 from runner.classic.compat.installed_names import OF_EVERY_MODULE, Installed
 from runner.classic.compat.source import Use, uses
 from runner.classic.compat.tf1_imports import as_version_1, signs
@@ -48,15 +55,66 @@ def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
     """
     found: dict[tuple[int, str, str], Finding] = {}
     tree = ast.parse(text, file)
+    elsewhere = _for_other_versions(tree)
+    for node, verdict, name, said in _before_tensorflow(tree, Path(file)):
+        if node.lineno not in elsewhere:
+            found[node.lineno, name, said] = Finding(file, node.lineno, node.col_offset + 1, verdict, name, said)
     sign = signs(tree, installed)
     if sign.are_of_1 and sign.of_1 is not None:
         use = sign.of_1
         found[0, "", ""] = Finding(file, use.line, use.column, DIFFERS, use.said, _OF_1)
         as_version_1(tree)
-    for use in uses(tree):
-        for verdict, said, name in _judged(use, installed):
+    used = uses(tree)
+    has_datasets_of_1 = any(use.name.startswith(f"{V1}.") for use in used)
+    for use in used:
+        judged = _judged(use, installed)
+        if use.name == ".make_one_shot_iterator" and not has_datasets_of_1:
+            judged = [(CANNOT, _NO_ITERATOR, use.said)]
+        for verdict, said, name in judged:
+            if verdict == CANNOT and use.line in elsewhere:
+                verdict, said = DIFFERS, f"{said}; the lines around it are for several versions"
+            elif verdict == CANNOT and (own := packages.of_the_users_own(use.name, Path(file))):
+                said = f"Python looks for it in the installed TensorFlow, and not in your {own}: rename that folder"
             found.setdefault((use.line, name, said), Finding(file, use.line, use.column, verdict, name, said))
     return list(found.values())
+
+
+def _before_tensorflow(tree: ast.AST, file: Path) -> Iterator[tuple[ast.expr | ast.stmt, str, str, str]]:
+    """Yield (where, verdict, name, text) of what stops a source whatever TensorFlow has: Python 2, missing packages."""
+    for statement, package, said in packages.missing(tree, file):
+        yield statement, CANNOT, package, said
+    for expression, written, said in python2.idioms(tree):
+        yield expression, CANNOT, written, said
+    own = packages.in_place_of_tensorflow(file)
+    for node in ast.walk(tree) if own is not None else ():
+        if isinstance(node, ast.Import | ast.ImportFrom) and "tensorflow" in ast.unparse(node):
+            yield node, CANNOT, "tensorflow", f"Python imports your {own} in place of TensorFlow: rename it"
+
+
+_VERSIONS = frozenset({"__version__", "VERSION", "hasattr", "version_info", "PY2", "PY3"})
+_MISSING = frozenset(
+    {"ImportError", "ModuleNotFoundError", "AttributeError", "NameError", "Exception", "BaseException"}
+)
+
+
+def _for_other_versions(tree: ast.AST) -> set[int]:
+    """Return the lines of what a source tries (`try: ... except ImportError:`), or does according to a version."""
+    lines: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If | ast.IfExp):
+            is_one = bool(_VERSIONS & _named(node.test))
+        elif isinstance(node, ast.Try):
+            is_one = any(one.type is None or _MISSING & _named(one.type) for one in node.handlers)
+        else:
+            continue
+        if is_one:
+            lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return lines
+
+
+def _named(tree: ast.AST) -> set[str]:
+    """Return the last parts of all names in `tree`."""
+    return {str(getattr(one, "attr", getattr(one, "id", ""))) for one in ast.walk(tree)}
 
 
 def _judged(use: Use, installed: Installed) -> list[tuple[str, str, str]]:
@@ -79,6 +137,8 @@ def _differences(use: Use) -> Iterable[tuple[str, str, str]]:
             yield rule.verdict, rule.text, use.said
     if use.is_base and use.api_name.endswith(".SessionRunHook"):
         yield DIFFERS, _OWN_HOOK, use.said
+    if use.is_base and use.api_name.endswith(".CheckpointSaverHook"):
+        yield CANNOT, _OWN_SAVER, use.said
     if use.api_name in ("estimator.RunConfig", "estimator.tpu.RunConfig"):
         for argument in sorted(set(use.keywords) & set(RUN_CONFIG)):
             if not use.keywords[argument]:
@@ -94,6 +154,14 @@ _WEIGHTED_LOSS = (
 _OF_1 = (
     "TensorFlow 1: `python -m runner.classic` gives this file tensorflow.compat.v1 for tensorflow; started otherwise "
     "it has to say `import tensorflow.compat.v1 as tf`"
+)
+_NO_ITERATOR = (
+    "a tf.data.Dataset of TensorFlow 2 has none: tf.compat.v1.data.make_one_shot_iterator(dataset), or return the "
+    "dataset from input_fn"
+)
+_OWN_SAVER = (
+    "TensorFlow refuses a class of your own: there is no Saver in the graph. Give saving_listeners, or a "
+    "tf.train.CheckpointSaverListener in CheckpointSaverHook(listeners=)"
 )
 _OWN_HOOK = (
     "a hook of your own sees every step, since it may fetch anything and stop at any: loops of one step, which is "
@@ -120,13 +188,14 @@ def _gone(use: Use, installed: Installed) -> str | None:
     if part == "contrib":
         return None if contrib.is_served(of_contrib) else contrib.instead_of(contrib.public(of_contrib))
     if use.is_private:
-        instead = "tf.keras or tf.estimator" if "keras" in name or "estimator" in name else "the public name"
+        instead = "use tf.keras or tf.estimator" if "keras" in name or "estimator" in name else "use the public name"
         there = installed.has_private(name) or not installed.is_there
-        return None if there else f"it is private, and TensorFlow {VERSION} does not have it: use {instead}"
+        instead = instead_of(rest) or instead
+        return None if there else f"it is private, and TensorFlow {VERSION} does not have it: {instead}"
     estimator = _of_estimator(name)
     if estimator is not None:
         return estimator or None
-    if not installed.is_there or installed.has(name):
+    if not installed.is_there or installed.has(name) or contrib_name_is_served(use.api_name):
         return None
     hint = instead_of(use.api_name)
     if not hint and not name.startswith(V1) and installed.has(f"{V1}.{rest}"):
@@ -190,19 +259,20 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("paths", nargs="+", type=Path, help="files, or folders of .py files")
     parser.add_argument("--json", action="store_true", help="a list of objects with the fields of a finding")
     options = parser.parse_args(arguments)
-    installed, findings = Installed(), list[Finding]()
-    try:
-        for path in options.paths:
-            for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+    installed, findings, is_read = Installed(), list[Finding](), True
+    for path in options.paths:
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            try:
                 findings += check_source(file.read_text(), str(file), installed)
-    except (OSError, UnicodeDecodeError) as error:
-        print(f"runner.classic check: {error}", file=sys.stderr)
-        return 2
-    except SyntaxError as error:
-        print(f"{error.filename}:{error.lineno}: {error.msg} (Python 2? 2to3 is the first step)", file=sys.stderr)
-        return 2
+            except (OSError, UnicodeDecodeError) as error:
+                is_read = False
+                print(f"runner.classic check: {error}", file=sys.stderr)
+            except SyntaxError as error:
+                is_read = False
+                said = f"{error.msg} ({python2.fix_of_syntax(error)})"
+                print(f"{error.filename}:{error.lineno}: {said}", file=sys.stderr)
     if options.json:
         print(json.dumps([dataclasses.asdict(one) for one in findings], indent=1))
     else:
         print(f"{report(findings)}{', '.join(map(str, options.paths))}: {summary(findings)}")
-    return int(any(one.verdict == CANNOT for one in findings))
+    return int(any(one.verdict == CANNOT for one in findings)) if is_read else 2

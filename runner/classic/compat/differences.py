@@ -38,6 +38,10 @@ _EAGER = (
     "outside of model_fn everything is eager, disable_v2_behavior() or not, and it raises RuntimeError: make it in "
     "model_fn, or under `with tf.Graph().as_default():`"
 )
+_SESSION = (
+    "outside of model_fn everything is eager, disable_v2_behavior() or not, and a session cannot run what is: make it, "
+    "and the session, under `with tf.Graph().as_default():`"
+)
 _NEED_A_GRAPH = (
     "sparse_placeholder gradients hessians compat.v1.metrics.* summary.merge summary.merge_all summary.FileWriter "
     "train.import_meta_graph train.export_meta_graph data.make_initializable_iterator"
@@ -70,7 +74,19 @@ _CANNOT: Mapping[str, Mapping[str, str]] = {
         ),
     },
     MODEL_FN: {"Session InteractiveSession sparse_placeholder": _GIVEN},
-    SCRIPT: {_NEED_A_GRAPH: _EAGER, ".make_initializable_iterator": _EAGER},
+    SCRIPT: {
+        _NEED_A_GRAPH: _EAGER,
+        ".make_initializable_iterator": _EAGER,
+        ".run": _SESSION,
+        ".eval": "outside of model_fn everything is eager, disable_v2_behavior() or not: write .numpy()",
+    },
+    HOOK: {
+        "RunOptions": "there is no session whose step could be traced: use tf.profiler.experimental",
+        ".load": (
+            "there is no session: make `assignment = variable.assign(placeholder)` in model_fn or begin, and call "
+            "session.run(assignment, {placeholder: value})"
+        ),
+    },
 }
 _DIFFERS: Mapping[str, Mapping[str, str]] = {
     MODEL_FN: {
@@ -127,6 +143,9 @@ _DIFFERS: Mapping[str, Mapping[str, str]] = {
             "it returns metrics also where the training was finished before; the evaluator ends when training ends, "
             "for whatever reason; saving_listeners are called under every strategy"
         ),
+        "train.import_meta_graph": (
+            "no graph is written beside the checkpoints of the runner: it reads those that TensorFlow 1 has left"
+        ),
         "estimator.BestExporter": (
             "the best value is kept in the model_dir: after a restart a worse model is not exported"
         ),
@@ -155,10 +174,6 @@ _DIFFERS: Mapping[str, Mapping[str, str]] = {
         ),
     },
 }
-_SESSION = (
-    "outside of model_fn everything is eager, disable_v2_behavior() or not, and a session cannot run what is: make it, "
-    "and the session, under `with tf.Graph().as_default():`"
-)
 _EVAL_SPEC = (
     "without steps=, 100 batches are evaluated, as in tf.estimator; steps=None evaluates every example, once, with "
     "RunConfig(eval_distribute=) too"
@@ -189,11 +204,20 @@ RUN_CONFIG: Mapping[str, str] = {
 """Argument of RunConfig that does not do what it did -> what is said of it."""
 
 REMOVED: tuple[tuple[str, str], ...] = (
+    ("python.pywrap_tensorflow.NewCheckpointReader", "use tf.compat.v1.train.NewCheckpointReader"),
     ("data.experimental.CheckpointInputPipelineHook", "remove it: every checkpoint holds the position in the input"),
     ("examples.tutorials.mnist", "tf.keras.datasets.mnist.load_data() gives the data"),
     ("train.SummaryWriter", "use tf.compat.v1.summary.FileWriter"),
 )
 """Beginning of a name that TensorFlow has no more -> what to use instead; the first that fits."""
+
+
+_SERVED: tuple[str, ...] = ()
+
+
+def contrib_name_is_served(dotted: str) -> bool:
+    """Report whether `contrib.layers.flatten` and the like, a module or an object in one, is there."""
+    return any(f"{dotted}.".startswith(f"{one}.") or one.startswith(f"{dotted}.") for one in _SERVED)
 
 
 def instead_of(name: str) -> str:

@@ -49,6 +49,10 @@ _PLACEHOLDERS = ("placeholder", "sparse_placeholder")
 """What `build_raw_serving_input_receiver_fn` was given, made where the script is."""
 
 
+importing_tensorflow: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+"""Makes what is entered while TensorFlow is imported."""
+
+
 def install() -> None:
     """Puts the names on TensorFlow: on what is imported of it now, on the rest when it is."""
     if "tensorflow" not in sys.modules and legacy_keras.is_installed():
@@ -301,7 +305,8 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 def _execute(execute: Callable[[types.ModuleType], None], put: Callable[[Any], None], module: types.ModuleType) -> None:
     """Execute the module as its own loader does, and then put the names there."""
-    execute(module)
+    with importing_tensorflow():
+        execute(module)
     put(sys.modules[module.__name__])  # TensorFlow puts something else in its place
 
 

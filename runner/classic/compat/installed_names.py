@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import functools
-import importlib.util
 import os
 import re
-import symtable
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from runner.config.source_names import V1, canonical
@@ -36,9 +37,11 @@ class Installed:
     """
 
     def __init__(self) -> None:
-        origin = getattr(importlib.util.find_spec("tensorflow"), "origin", None)
-        self.is_there = origin is not None
-        self._root = Path(origin).parent.parent if origin else Path(os.devnull)  # which has no files in it
+        # Not where Python finds `tensorflow`: a folder of the user may have that name.
+        roots = (Path(one) for one in sys.path if (Path(one) / "tensorflow" / "_api").is_dir())
+        root = next(roots, None)
+        self.is_there = root is not None
+        self._root = root or Path(os.devnull)  # which has no files in it
 
     def has(self, name: str) -> bool:
         """Whether the dotted name `name` leads to something public: a module, or an object in one.
@@ -60,12 +63,24 @@ class Installed:
         return bool(self._files(name))
 
     def has_private(self, name: str) -> bool:
-        """Whether `tensorflow.python.x.y` is a module, or an object that a module defines at its top level."""
-        path = self._root.joinpath(*name.split("."))
-        if path.is_dir() or path.with_suffix(".py").exists():
-            return True
-        source = path.parent.with_suffix(".py")
-        return source.exists() and path.name in _defined(source)
+        """Whether `tensorflow.python.x.y` is a module, or an object that a module defines at its top level.
+
+        What comes after an object (`rewriter_config_pb2.RewriterConfig.OFF`) is not looked at.
+        """
+        path, source = self._root, Path(os.devnull)
+        for part in name.split("."):
+            path, package = path / part, source
+            source = next((one for one in (path / "__init__.py", path.with_suffix(".py")) if one.exists()), path)
+            if not source.exists():  # no module, and no folder of modules
+                is_compiled = path.with_suffix(".so").exists() and part == name.rpartition(".")[2]
+                return is_compiled or self._defines(package, part)
+        return True
+
+    def _defines(self, source: Path, name: str) -> bool:
+        """Whether a private module has `name`, its own or by `from ... import *`."""
+        if not source.is_file():
+            return False
+        return name in _defined(source) or any(self.has_private(f"{one}.{name}") for one in _starred(source))
 
     def _files(self, name: str) -> list[Path]:
         own = f"tensorflow/_api/v2/{name.removeprefix('tensorflow.').replace('.', '/')}"
@@ -93,8 +108,49 @@ class Installed:
 def _defined(path: Path) -> frozenset[str]:
     """Return the names that a source file has at its top level in the end, and those that it sets on itself."""
     text = path.read_text()
-    symbols = symtable.symtable(text, str(path), "exec").get_symbols()
-    names = {one.get_name() for one in symbols if one.is_assigned() or one.is_imported()}
-    names -= set(re.findall(r"^ *del (\w+)", text, re.MULTILINE))  # as symtable sees it, that assigns
+    tree = ast.parse(text)
+    names = set(_bound(tree)) - set(re.findall(r"^ *del (\w+)", text, re.MULTILINE))
     names |= set(re.findall(r'setattr\(_current_module, "(\w+)"', text))
-    return frozenset(names | set(re.findall(r"^_current_module\.(\w+) = ", text, re.MULTILINE)))
+    names |= set(re.findall(r"^_current_module\.(\w+) = ", text, re.MULTILINE))
+    if path.stem.endswith("_pb2"):
+        names |= _messages(tree)
+    return frozenset(names)
+
+
+@functools.cache
+def _starred(path: Path) -> tuple[str, ...]:
+    """Return the modules of which a source file imports all names."""
+    imports = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom))
+    return tuple(node.module for node in imports if node.module and node.names[0].name == "*")
+
+
+def _bound(tree: ast.Module) -> Iterator[str]:
+    """Yield what a module gives names to.
+
+    `symtable` would say it, but that of Python 3.12 counts the variables of comprehensions among them.
+    """
+    waiting = list[ast.AST](tree.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name.partition(".")[0]
+        elif not isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
+
+
+def _messages(tree: ast.Module) -> set[str]:
+    """Return the messages, enums and values of a module that protoc wrote, which adds them when it is imported."""
+    from google.protobuf import descriptor_pb2
+
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        called = getattr(node.func, "attr", "") if isinstance(node, ast.Call) else ""
+        if isinstance(node, ast.Call) and called == "AddSerializedFile" and isinstance(node.args[0], ast.Constant):
+            file = descriptor_pb2.FileDescriptorProto.FromString(node.args[0].value)
+            found |= {one.name for one in (*file.message_type, *file.enum_type, *file.service, *file.extension)}
+            found |= {value.name for enum in file.enum_type for value in enum.value}
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 from runner.config import source_names
@@ -12,8 +13,8 @@ _ROOTS = ("tensorflow", "tensorflow_estimator", "tensorflow_addons", "tf_slim")
 
 MODEL_FN, HOOK, SCRIPT, ELSEWHERE = "model_fn", "hook", "script", "elsewhere"
 """Where something is used: in a model_fn (a function with arguments `features` and `mode`, or so named); in a class
-that inherits from a hook or listener of TensorFlow; at the top of the file or in its `main`, under no `with` that makes
-a graph the default; in any other function or graph."""
+that inherits from a hook or listener of TensorFlow; at the top of the file, in its `main` or in a function that only
+these call, under no `with` that makes a graph the default; in any other function or graph."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Use(source_names.Use):
 
 def uses(tree: ast.AST) -> list[Use]:
     """Every use of TensorFlow in a module, in order; methods of estimators and datasets among them."""
-    walk = _Uses(*_ROOTS)
+    walk = _Uses(*_ROOTS, of_the_script=_called_by_the_script(tree))
     walk.visit(tree)
     return sorted(walk.found, key=lambda use: (use.line, use.column))
 
@@ -56,9 +57,11 @@ def uses(tree: ast.AST) -> list[Use]:
 class _Uses(source_names.Uses):
     """Knows besides which function, class, call and `with` a use is in, and what is an estimator."""
 
-    def __init__(self, *roots: str) -> None:
+    def __init__(self, *roots: str, of_the_script: frozenset[str]) -> None:
         super().__init__(*roots)
+        self._of_the_script = of_the_script
         self._estimators: set[str] = set()
+        self._sessions: set[str] = set()  # made where all is eager, and no context of a `with`
         self._functions: list[str] = []
         self._model_fns = 0
         self._hooks = 0
@@ -73,7 +76,8 @@ class _Uses(source_names.Uses):
             return MODEL_FN
         if self._hooks:
             return HOOK
-        return ELSEWHERE if self._graphs or self._functions not in ([], ["main"]) else SCRIPT
+        in_script = not self._functions or (len(self._functions) == 1 and self._functions[0] in self._of_the_script)
+        return SCRIPT if in_script and not self._graphs else ELSEWHERE
 
     # --- what surrounds it -----------------------------------------------------------------------------------------
 
@@ -95,7 +99,7 @@ class _Uses(source_names.Uses):
         before = self._graphs
         for item in node.items:
             self.visit(item)
-            self._graphs += _makes_a_graph_default(item.context_expr)
+            self._graphs += _makes_a_graph_default(item.context_expr, self._sessions)
         for child in node.body:
             self.visit(child)
         self._graphs = before
@@ -115,9 +119,11 @@ class _Uses(source_names.Uses):
 
     def visit_Assign(self, node: ast.Assign) -> None:
         super().visit_Assign(node)
+        targets = {ast.unparse(one) for one in node.targets if isinstance(one, ast.Name | ast.Attribute)}
         if self._makes_estimator(node.value):
-            targets = (one for one in node.targets if isinstance(one, ast.Name | ast.Attribute))
-            self._estimators |= {ast.unparse(target) for target in targets}
+            self._estimators |= targets
+        if self._place == SCRIPT and self._makes_session(node.value):
+            self._sessions |= targets
 
     def visit_Call(self, node: ast.Call) -> None:
         name = self.dotted(node.func)
@@ -136,19 +142,75 @@ class _Uses(source_names.Uses):
         ends = ("Estimator", "Classifier", "Regressor", "model_to_estimator")
         return name is not None and "estimator" in name.lower() and name.endswith(ends)
 
+    def _makes_session(self, value: ast.AST) -> bool:
+        """Whether it makes a session of the default graph."""
+        name = self.dotted(value.func) if isinstance(value, ast.Call) else None
+        has_graph = isinstance(value, ast.Call) and any(one.arg == "graph" for one in value.keywords)
+        return name is not None and name.endswith((".Session", ".InteractiveSession")) and not has_graph
+
     def _is_method(self, call: ast.Call, function: ast.Attribute, keywords: dict[str, bool]) -> bool:
         """Whether something is to be said of a method; of `session.run` in a hook, where it feeds."""
         if function.attr in ("make_one_shot_iterator", "make_initializable_iterator"):
             return True
         if function.attr == "run" and self._hooks:
             return "feed_dict" in keywords or len(call.args) > 1
+        if function.attr == "run" and self._place == SCRIPT:
+            return ast.unparse(function.value) in self._sessions
+        if function.attr == "load" and self._hooks:
+            return len(call.args) == 2 or "session" in keywords
+        if function.attr == "eval" and self._place == SCRIPT:
+            return not call.args and not {*keywords} - {"session"}
         return ast.unparse(function.value) in self._estimators or "input_fn" in keywords
 
 
-def _makes_a_graph_default(context: ast.AST) -> bool:
-    """Whether all is a graph inside of `with context:`, in TensorFlow 2 too. A session's own becomes the default."""
+def _called_by_the_script(tree: ast.AST) -> frozenset[str]:
+    """Return the functions of a module that are called while nothing makes a graph: `main`, and what it calls by name.
+
+    One that is given to somebody (`input_fn=read`), or that a function calls which is, may be called in a graph.
+    """
+    functions = {node.name for node in ast.iter_child_nodes(tree) if isinstance(node, ast.FunctionDef)}
+    calls, given = _calls(tree)
+    found = functions - given | {"main"} & functions
+    callers = {name: {caller for called, caller in calls if called == name} for name in functions}
+    while strangers := {name for name in found - {"main"} if not callers[name] or not callers[name] <= {"", *found}}:
+        found -= strangers
+    return frozenset(found)
+
+
+def _calls(tree: ast.AST) -> tuple[set[tuple[str, str]], set[str]]:
+    """Return (function, who calls it) of each call by name, and the names that are used otherwise.
+
+    Who calls: a function of the module, "" for the module itself, "?" where it may be in a graph.
+    """
+    calls: set[tuple[str, str]] = set()
+    given: set[str] = set()
+    waiting: list[tuple[ast.AST, str]] = [(tree, "")]
+    while waiting:
+        node, caller = waiting.pop()
+        children = list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Name):
+            given.add(node.id)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            calls.add((node.func.id, caller))
+            children.remove(node.func)
+        elif isinstance(node, ast.FunctionDef):
+            caller = "?" if caller else node.name
+        elif isinstance(node, ast.Lambda | ast.ClassDef):
+            caller = "?"
+        elif isinstance(node, ast.With) and any(_makes_a_graph_default(item.context_expr) for item in node.items):
+            caller = "?"
+        waiting += [(child, caller) for child in children]
+    return calls, given
+
+
+def _makes_a_graph_default(context: ast.AST, sessions: Collection[str] = ()) -> bool:
+    """Whether all is a graph inside of `with context:`, in TensorFlow 2 too.
+
+    A session's own becomes the default with the session as the context, and not with its `as_default()`.
+    """
     call = context.func if isinstance(context, ast.Call) else None
-    return isinstance(call, ast.Attribute) and call.attr in ("as_default", "Session")
+    is_one = isinstance(call, ast.Attribute) and call.attr in ("as_default", "Session")
+    return is_one and isinstance(call, ast.Attribute) and ast.unparse(call.value) not in sessions
 
 
 def _is_none(value: ast.AST) -> bool:

@@ -33,6 +33,9 @@ _log = logging.getLogger(__name__)
 _AS_THEY_ARE = frozenset({"compat", "contrib", "core", "examples", "keras", "python", "tools"})
 """Parts of TensorFlow that `tensorflow.compat.v1` does not have as modules, or that name their version themselves."""
 
+_METHODS_OF_1 = frozenset({".make_one_shot_iterator", ".make_initializable_iterator"})
+"""What datasets of `tensorflow.data` have in TensorFlow 1 alone."""
+
 _VERSIONS = frozenset({"__version__", "VERSION"})
 _SAYING = ("print", "debug", "info", "warning")
 
@@ -67,10 +70,13 @@ def signs(tree: ast.AST, installed: Installed) -> Signs:
     """What tells the version of a source; nothing where no TensorFlow is installed."""
     used = uses(tree)
     found: dict[str, Any] = {"asks": _asks_for_version(tree, used), "has_dimensions": _has_dimensions(tree)}
+    names_version = any(use.name.startswith(f"{V1}.") for use in used)
     tried = [node for node in ast.walk(tree) if isinstance(node, ast.Try) and node.handlers]
     for use in used if installed.is_there else ():
         if any(node.lineno <= use.line <= (node.end_lineno or 0) for node in tried):
             continue  # what it does without that name is in `except`
+        if use.name in _METHODS_OF_1 and not names_version:
+            found.setdefault("of_1", use)
         if use.name.startswith(f"{V1}.") or not use.name.startswith("tensorflow.") or use.is_private:
             continue
         is_1, is_2 = _has(installed, f"{V1}.{use.api_name}"), _has(installed, use.name)
@@ -119,6 +125,45 @@ def as_version_1(tree: ast.AST) -> None:
             if isinstance(statements, list):
                 statements[:] = [one for statement in statements for one in _meaning_1(statement)]
     ast.fix_missing_locations(tree)
+
+
+_VALUE_OF = ast.parse("from runner.classic.compat.tf1_operators import value_of as _value_of_dimension").body[0]
+
+
+def with_values_of_dimensions(tree: ast.Module) -> None:
+    """Has `x.shape[0].value` be the number that TensorFlow 1 gave, where `x.shape[0]` is one already."""
+    nodes = list(ast.walk(tree))
+    if not any(map(_is_value_of_element, nodes)):
+        return
+    for node in nodes:
+        for field, value in ast.iter_fields(node):
+            if isinstance(value, list):
+                value[:] = map(_with_value, value)
+            else:
+                setattr(node, field, _with_value(value))
+    place = 0
+    for index, statement in enumerate(tree.body):  # before it may stand a docstring and what is from __future__
+        is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        if not is_text and not (isinstance(statement, ast.ImportFrom) and statement.module == "__future__"):
+            break
+        place = index + 1
+    tree.body.insert(place, ast.copy_location(_VALUE_OF, tree.body[0]))
+    ast.fix_missing_locations(tree)
+
+
+def _with_value(node: Any) -> Any:
+    if not _is_value_of_element(node):
+        return node
+    return ast.copy_location(ast.Call(ast.Name("_value_of_dimension", ast.Load()), [node.value], []), node)
+
+
+def _is_value_of_element(node: Any) -> bool:
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr == "value"
+        and isinstance(node.ctx, ast.Load)
+        and isinstance(node.value, ast.Subscript)
+    )
 
 
 def _meaning_1(statement: ast.stmt) -> Iterator[ast.stmt]:
@@ -208,6 +253,7 @@ class Sources(importlib.abc.MetaPathFinder):
             is_1 = found.are_of_1 or (self._is_1 and found.of_2 is None and not found.asks)
             if is_1 or found.has_dimensions:
                 install.called.update(install.SHAPES)
+                with_values_of_dimensions(tree)
             if is_1:
                 as_version_1(tree)
         return compile(tree, path, "exec", dont_inherit=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,26 @@ def as_classic(model_fn: Callable[..., Any]) -> Callable[..., Any]:
 
     called.operators = _operators  # type: ignore[attr-defined]
     return called
+
+
+def with_dimensions(input_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`input_fn`, in which the dimensions of shapes have a `value` after `tf.disable_v2_behavior()`, and in functions
+    that its datasets map.
+    """
+    if install.called.isdisjoint(install.SHAPES):
+        return input_fn
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with tf_estimator.dimensions_of_tf1():
+            return input_fn(*args, **kwargs)
+
+    called.__signature__ = inspect.signature(input_fn)  # type: ignore[attr-defined]
+    return functools.wraps(getattr(input_fn, "func", input_fn))(called)
+
+
+def value_of(element: Any) -> Any:
+    """`element.value`: of a shape's element in a file of TensorFlow 1, which is a number or None where all is eager."""
+    return element if element is None or type(element) is int else element.value
 
 
 def _operators() -> contextlib.AbstractContextManager[None]:

@@ -236,6 +236,82 @@ def test_private_modules_are_looked_for() -> None:
     ]
 
 
+def test_messages_of_protos_are_looked_for() -> None:
+    source = """
+        from tensorflow.core.protobuf import rewriter_config_pb2
+        from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig, Rewriter
+        rewriter_config_pb2.RewriterConfig.OFF
+    """
+    assert [(one.line, one.verdict) for one in found(source)] == [
+        (2, "differs"), (3, "differs"), (3, "cannot"), (4, "differs"),
+    ]  # fmt: skip
+
+
+def test_packages_that_are_missing_are_no_fault_of_tensorflow(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").touch()
+    (tmp_path / "sub").mkdir()
+    source = """
+        import mine, os, numpy, tensorflow_datasets as tfds
+        from sub import data
+        from tensorflow_addons.optimizers import AdamW
+        import tensorflow as tf
+        tfds.load("mnist")
+    """
+    said = check_source(textwrap.dedent(source), str(tmp_path / "sub" / "train.py"), INSTALLED)
+    assert [(one.line, one.name, one.verdict) for one in said if one.text] == [
+        (2, "tensorflow_datasets", "cannot"), (4, "tensorflow_addons", "cannot"),
+    ]  # fmt: skip
+    assert said[0].text == (
+        "this package is not installed here, and is no part of TensorFlow: pip install tensorflow-datasets, or put its "
+        "folder beside the script, if it is yours"
+    )
+    assert said[1].text.startswith("this package is not installed here; it ended with TensorFlow 2.15")
+
+
+def test_a_folder_that_stands_for_tensorflow_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tensorflow" / "models").mkdir(parents=True)
+    (tmp_path / "tensorflow" / "models" / "cnn.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    source = "import tensorflow as tf\nfrom tensorflow.models import cnn\ntf.zeros([])\n"
+    (said,) = [one for one in check_source(source, "train.py", Installed()) if one.text]
+    assert (said.line, said.verdict) == (2, "cannot")
+    assert said.text == (
+        f"Python looks for it in the installed TensorFlow, and not in your {tmp_path / 'tensorflow' / 'models'}: "
+        "rename that folder"
+    )
+    (tmp_path / "tensorflow" / "__init__.py").touch()
+    said, *_ = check_source(source, "train.py", Installed())
+    assert (said.line, said.verdict, said.name) == (1, "cannot", "tensorflow")
+    assert said.text == f"Python imports your {tmp_path / 'tensorflow'} in place of TensorFlow: rename it"
+
+
+def test_idioms_of_python_2_are_named_with_their_fix() -> None:
+    source = """
+        import urllib2, string
+        import six
+        xrange(3), unicode("x"), string.letters, print >>f
+        d.has_key(1), iterator.next(), six.iteritems(d)
+        names = filter(None, x)
+        names.sort(), d.items() + d.keys(), sorted(d.items())[0], list(map(f, x))[0]
+        def next_one(long, range): return long + range(len(x) / 2)
+    """
+    said = {(one.line, one.name): one.text for one in found(source)}
+    assert said == {
+        (2, "urllib2"): "Python 3 has no urllib2: import urllib.request",
+        (4, "xrange"): "Python 3 has no xrange: write range",
+        (4, "unicode"): "Python 3 has no unicode: write str",
+        (4, "string.letters"): "Python 3 has no string.letters: write string.ascii_letters",
+        (4, "print >>"): "Python 3's print is a function: write print(..., file=f)",
+        (5, ".has_key"): "Python 3's dict has no has_key: write key in d",
+        (5, ".next"): "Python 3's iterators have no next(): write next(iterator)",
+        (7, "filter"): "Python 3 gives an iterator, and no list: write list(names)",
+        (7, ".items"): "Python 3 gives a view, and no list: write list(d.items())",
+        (7, ".keys"): "Python 3 gives a view, and no list: write list(d.keys())",
+        (8, "range"): "Python 3's / gives a float, which range does not take: write //",
+    }
+
+
 # --- how it is told ---------------------------------------------------------------------------------------------------
 
 
@@ -272,7 +348,11 @@ def test_it_prints_as_compilers_do_and_imports_no_tensorflow(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("name", "text", "said"), [
-    ("old.py", "print 'x'\n", "old.py:1: "),
+    (
+        "old.py", "print 'x'\n",
+        "old.py:1: Missing parentheses in call to 'print'. Did you mean print(...)? (Python 2: write print(...))",
+    ),
+    ("old.py", "try: pass\nexcept E, e: pass\n", "(Python 2: write `except Error as error:`)"),
     ("none.py", None, "No such file or directory: 'none.py'"),
 ])  # fmt: skip
 def test_what_is_no_python_is_exit_code_2(
@@ -281,8 +361,11 @@ def test_what_is_no_python_is_exit_code_2(
     monkeypatch.chdir(tmp_path)
     if text is not None:
         Path(name).write_text(text)
-    assert check.main([name]) == 2
-    assert said in capsys.readouterr().err
+    Path("good.py").write_text("import tensorflow as tf\ntf.zeros\n")
+    assert check.main([name, "good.py"]) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert "good.py:2: works: tf.zeros\n" in printed.out, "the other files are read all the same"
 
 
 # --- that it is true: every name of its tables, against TensorFlow itself -------------------------------------------
@@ -356,6 +439,8 @@ EAGER: dict[str, Callable[[Any], Any]] = {
     ".make_initializable_iterator": lambda v1: v1.data.Dataset.range(1).make_initializable_iterator(),
     "train.Saver": lambda v1: v1.train.Saver(),
     "Session": lambda v1: v1.Session().run(v1.ones([]) + 1),
+    ".run": lambda v1: v1.Session().run(v1.ones([])),
+    ".eval": lambda v1: v1.ones([]).eval(),
 }
 
 

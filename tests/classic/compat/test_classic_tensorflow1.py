@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runner.classic.compat.installed_names import Installed
-from runner.classic.compat.tf1_imports import Signs, as_version_1, signs
+from runner.classic.compat.tf1_imports import Signs, as_version_1, signs, with_values_of_dimensions
 
 INSTALLED = Installed()
 
@@ -29,6 +29,7 @@ def signs_of(source: str) -> Signs:
     "import tensorflow as tf\nprint(tf.__version__)\ntf.app.run()",
     "import numpy as np\nimport tensorflow as tf\nassert np.__version__ > '1'\ntf.app.run(FLAGS.VERSION)",
     "import tensorflow as tf\nwith tf.Session() as session: pass",
+    "import tensorflow as tf\ntf.data.Dataset.range(3).make_one_shot_iterator()",
 ])  # fmt: skip
 def test_a_name_that_only_tensorflow_1_has_tells_its_source(source: str) -> None:
     assert signs_of(source).are_of_1
@@ -44,6 +45,7 @@ def test_a_name_that_only_tensorflow_1_has_tells_its_source(source: str) -> None
     "import tensorflow as tf\ntry:\n  tf.layers.dense(x, 2)\nexcept AttributeError:\n  tf.compat.v1.layers.dense(x, 2)",
     "import tensorflow as tf\ntf.layers.dense(x, 2)\ntf.optimizers.Adam()",
     "import tensorflow as tf\ntf.nn.relux(x)",
+    "import tensorflow as tf\ntf.compat.v1.data.Dataset.range(3).make_one_shot_iterator()",
 ])  # fmt: skip
 def test_a_source_that_could_be_of_tensorflow_2_does_not(source: str) -> None:
     assert not signs_of(source).are_of_1
@@ -52,6 +54,23 @@ def test_a_source_that_could_be_of_tensorflow_2_does_not(source: str) -> None:
 def test_the_first_sign_is_named() -> None:
     sign = signs_of("import tensorflow as tf\ntf.nn.relu(x)\ntf.gfile.Exists(x)\ntf.flags").of_1
     assert sign is not None and (sign.said, sign.line) == ("tf.gfile.Exists", 3)
+
+
+def test_values_of_dimensions_are_those_of_tensorflow_1() -> None:
+    source = '"""Text."""\nfrom __future__ import division\nfound = [Shape()[0].value, Shape()[1].value, Own().value]'
+    tree = ast.parse(source)
+    with_values_of_dimensions(tree)
+
+    class Shape:
+        def __getitem__(self, index: int) -> int | None:
+            return (3, None)[index]
+
+    class Own:
+        value = "own"
+
+    space: dict[str, object] = {"Shape": Shape, "Own": Own}
+    exec(compile(tree, "code.py", "exec"), space)
+    assert (space["found"], space["__doc__"]) == ([3, None, "own"], "Text.")
 
 
 def test_values_of_dimensions_are_seen() -> None:
@@ -102,7 +121,8 @@ import tensorflow as tf
 
 def input_fn():
   dataset = tf.data.Dataset.from_tensors(([1.0], 1.0)).repeat(8).batch(4)
-  return dataset.make_one_shot_iterator().get_next()
+  assert dataset.output_types
+  return dataset
 """
 MODERN = (
     "import tensorflow as tf\nassert tf.summary.create_file_writer and tf is not __import__('trainer.data').data.tf"

@@ -1,0 +1,89 @@
+"""Packages that a source imports: those that are not installed, and folders that stand in for TensorFlow."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from runner.classic.compat.python2 import MODULES as OF_PYTHON_2
+
+_NO_PACKAGES = ("tensorflow", "tensorflow_estimator")
+"""What of them is there, `check` knows by name."""
+
+_PIP_NAMES: Mapping[str, str] = {
+    "Image": "Pillow",
+    "PIL": "Pillow",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "google.cloud.storage": "google-cloud-storage",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "PyYAML",
+}
+_ENDED: Mapping[str, str] = {
+    "tensorflow_addons": "it ended with TensorFlow 2.15: take what you use of its source into your own",
+}
+
+
+def missing(tree: ast.AST, file: Path) -> Iterator[tuple[ast.stmt, str, str]]:
+    """Yield (statement, package, what is said) of each import of a package that is not there."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            imported = [node.module or ""]
+        else:
+            continue
+        for package in dict.fromkeys(name.partition(".")[0] for name in imported):
+            if package in _NO_PACKAGES or _is_installed(package) or _is_beside(package, file):
+                continue
+            if package in OF_PYTHON_2:
+                yield node, package, f"Python 3 has no {package}: import {OF_PYTHON_2[package]}"
+            elif package in _ENDED:
+                yield node, package, f"this package is not installed here; {_ENDED[package]}"
+            else:
+                name = _PIP_NAMES.get(package, package.replace("_", "-"))
+                yield node, package, f"this package is not installed here, and is no part of TensorFlow: {_pip(name)}"
+
+
+def _pip(name: str) -> str:
+    return f"pip install {name}, or put its folder beside the script, if it is yours"
+
+
+@functools.cache
+def _is_installed(package: str) -> bool:
+    if package in sys.builtin_module_names or package in sys.stdlib_module_names:
+        return True
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):  # a module without a spec, as `__main__`
+        return package in sys.modules
+
+
+def _is_beside(package: str, file: Path) -> bool:
+    """Whether there is a module `package` in the file's folder or in one around it, from where `-m` may start it."""
+    folders = file.absolute().parents
+    return any((folder / package).is_dir() or (folder / f"{package}.py").exists() for folder in folders)
+
+
+def in_place_of_tensorflow(file: Path) -> Path | None:
+    """Return the file or folder beside `file` that Python imports as `tensorflow` when it runs `file`."""
+    beside = (file.absolute().parent / "tensorflow" / "__init__.py", file.absolute().parent / "tensorflow.py")
+    found = next((path for path in beside if path.exists()), None)
+    return found.parent if found is not None and found.name == "__init__.py" else found
+
+
+def of_the_users_own(name: str, file: Path) -> Path | None:
+    """Return the file or folder of the user that the name `tensorflow.x.y` is meant for, which Python does not import:
+    it looks into the installed TensorFlow.
+    """
+    inside = Path(*name.split(".")[:2])
+    for folder in file.absolute().parents:
+        for path in (folder / inside, (folder / inside).with_suffix(".py")):
+            if path.exists() and not (folder / "tensorflow" / "_api").exists():
+                return path
+    return None

@@ -1,0 +1,199 @@
+"""Python 2 in a source that Python 3 can read: what will stop it, and what to write instead."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+
+_NAMES: Mapping[str, str] = {
+    "basestring": "str",
+    "cmp": "(a > b) - (a < b)",
+    "execfile": "exec(open(path).read())",
+    "file": "open",
+    "intern": "sys.intern",
+    "long": "int",
+    "raw_input": "input",
+    "reduce": "functools.reduce",
+    "reload": "importlib.reload",
+    "unichr": "chr",
+    "unicode": "str",
+    "xrange": "range",
+}
+_OF_MODULES: Mapping[str, str] = {
+    "itertools.ifilter": "filter",
+    "itertools.imap": "map",
+    "itertools.izip": "zip",
+    "itertools.izip_longest": "itertools.zip_longest",
+    "os.getcwdu": "os.getcwd",
+    "string.join": "separator.join(strings)",
+    "string.letters": "string.ascii_letters",
+    "string.lowercase": "string.ascii_lowercase",
+    "string.maketrans": "str.maketrans",
+    "string.uppercase": "string.ascii_uppercase",
+    "sys.maxint": "sys.maxsize",
+    "urllib.quote": "urllib.parse.quote",
+    "urllib.unquote": "urllib.parse.unquote",
+    "urllib.urlencode": "urllib.parse.urlencode",
+    "urllib.urlopen": "urllib.request.urlopen",
+    "urllib.urlretrieve": "urllib.request.urlretrieve",
+}
+_METHODS: Mapping[str, str] = {
+    "has_key": "key in d",
+    "iteritems": "d.items()",
+    "iterkeys": "d.keys()",
+    "itervalues": "d.values()",
+    "viewitems": "d.items()",
+    "viewkeys": "d.keys()",
+    "viewvalues": "d.values()",
+}
+_LAZY = ("map", "filter", "zip")
+_VIEWS = ("keys", "values", "items")
+_LIST_METHODS = ("append", "count", "extend", "index", "insert", "pop", "remove", "reverse", "sort")
+
+MODULES: Mapping[str, str] = {
+    "BaseHTTPServer": "http.server",
+    "ConfigParser": "configparser",
+    "HTMLParser": "html.parser",
+    "Queue": "queue",
+    "SocketServer": "socketserver",
+    "StringIO": "io",
+    "Tkinter": "tkinter",
+    "__builtin__": "builtins",
+    "cPickle": "pickle",
+    "cStringIO": "io",
+    "commands": "subprocess",
+    "cookielib": "http.cookiejar",
+    "copy_reg": "copyreg",
+    "httplib": "http.client",
+    "md5": "hashlib",
+    "sets": "set",
+    "thread": "_thread",
+    "urllib2": "urllib.request",
+    "urlparse": "urllib.parse",
+}
+"""Modules of Python 2 -> that of Python 3."""
+
+Found = tuple[ast.expr, str, str]
+"""Where, what was written, and what is said of it."""
+
+
+def fix_of_syntax(error: SyntaxError) -> str:
+    """Return what to write where a source is no Python 3, as far as Python's own message does not say it."""
+    message = error.msg or ""
+    if "print" in message:
+        return "Python 2: write print(...)"
+    if "multiple exception types" in message:
+        return "Python 2: write `except Error as error:`"
+    if "exec" in message:
+        return "Python 2: write exec(...)"
+    if "octal" in message or "leading zeros" in message:
+        return "Python 2: write 0o644"
+    return "Python 2? 2to3, which Python has up to 3.12, rewrites it"
+
+
+def idioms(tree: ast.AST) -> Iterator[Found]:
+    """Yield each idiom of Python 2, in no order."""
+    bound = _bound(tree)
+    functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in _NAMES and node.id not in bound:
+            yield node, node.id, f"Python 3 has no {node.id}: write {_NAMES[node.id]}"
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) in _OF_MODULES:
+            written = ast.unparse(node)
+            yield node, written, f"Python 3 has no {written}: write {_OF_MODULES[written]}"
+        elif isinstance(node, ast.BinOp):
+            yield from _of_operator(node)
+        elif isinstance(node, ast.Call):
+            yield from _of_call(node, functions)
+    for scope in ast.walk(tree):
+        if isinstance(scope, ast.Module | ast.FunctionDef | ast.Lambda):
+            yield from _used_as_lists(scope, bound)
+
+
+def _bound(tree: ast.AST) -> set[str]:
+    """Return all names that the source gives a meaning of its own, wherever."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.alias):
+            found.add(node.asname or node.name)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+    return found
+
+
+def _of_operator(node: ast.BinOp) -> Iterator[Found]:
+    if isinstance(node.op, ast.RShift) and isinstance(node.left, ast.Name) and node.left.id == "print":
+        yield node, "print >>", "Python 3's print is a function: write print(..., file=f)"
+
+
+def _of_call(node: ast.Call, functions: set[str]) -> Iterator[Found]:
+    function = node.func
+    if isinstance(function, ast.Attribute):
+        takes = 1 if function.attr == "has_key" else 0
+        if function.attr in _METHODS and len(node.args) == takes and function.attr not in functions:
+            yield node, f".{function.attr}", f"Python 3's dict has no {function.attr}: write {_METHODS[function.attr]}"
+        elif function.attr == "next" and not node.args and not node.keywords and "next" not in functions:
+            yield node, ".next", "Python 3's iterators have no next(): write next(iterator)"
+    elif isinstance(function, ast.Name) and function.id == "range":
+        if any(isinstance(one, ast.BinOp) and isinstance(one.op, ast.Div) for one in node.args):
+            yield node, "range", "Python 3's / gives a float, which range does not take: write //"
+
+
+def _used_as_lists(scope: ast.Module | ast.FunctionDef | ast.Lambda, bound: set[str]) -> Iterator[Found]:
+    """Yield uses of `map(...)`, `d.keys()` and the like as lists: at once, or by the only name that it is given."""
+    body = scope.body if isinstance(scope.body, list) else [scope.body]
+    inside = list(_in_scope(body))
+    stored = [node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    lazy: dict[str, str] = {}
+    for node in inside:
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            name, made = node.targets[0].id, _lazy(node.value)
+            if made not in ("", *bound) and stored.count(name) == 1:
+                lazy[name] = made
+
+    def made_by(value: ast.expr) -> str:
+        return lazy.get(value.id, "") if isinstance(value, ast.Name) else _lazy(value)
+
+    for node in inside:
+        for value in _as_a_list(node):
+            made = made_by(value)
+            if made not in ("", *bound):
+                kind = "a view" if made.startswith(".") else "an iterator"
+                yield value, made, f"Python 3 gives {kind}, and no list: write list({ast.unparse(value)})"
+
+
+def _in_scope(nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
+    """Yield the nodes of a scope without those of functions in it. A sum of a thousand terms is a thousand deep."""
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
+
+
+def _lazy(value: ast.AST) -> str:
+    """Return what makes `value`, where that was a list in Python 2; "" of anything else."""
+    if not isinstance(value, ast.Call):
+        return ""
+    if isinstance(value.func, ast.Name) and value.func.id in _LAZY:
+        return value.func.id
+    is_view = isinstance(value.func, ast.Attribute) and value.func.attr in _VIEWS and not value.args
+    return f".{value.func.attr}" if is_view and isinstance(value.func, ast.Attribute) else ""
+
+
+def _as_a_list(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield what has to be a list in the expression `node`."""
+    if isinstance(node, ast.Subscript):
+        yield node.value
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        yield from (node.left, node.right)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _LIST_METHODS:
+        yield node.func.value
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len" and node.args:
+        if not _lazy(node.args[0]).startswith("."):  # a view has a length
+            yield node.args[0]
