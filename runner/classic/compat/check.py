@@ -17,7 +17,6 @@ from runner.classic.compat.differences import (
     DIFFERS,
     RULES,
     RUN_CONFIG,
-    contrib_name_is_served,
     instead_of,
 )
 from runner.classic.compat.installed_names import OF_EVERY_MODULE, Installed
@@ -195,7 +194,7 @@ def _gone(use: Use, installed: Installed) -> str | None:
     estimator = _of_estimator(name)
     if estimator is not None:
         return estimator or None
-    if not installed.is_there or installed.has(name) or contrib_name_is_served(use.api_name):
+    if not installed.is_there or installed.has(name):
         return None
     hint = instead_of(use.api_name)
     if not hint and not name.startswith(V1) and installed.has(f"{V1}.{rest}"):
