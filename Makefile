@@ -43,7 +43,8 @@ run: $(STAMP)
 # none is left (pytest's exit code 5).
 tier = $(BIN)/python -m pytest -m "$(1)" $(2) $(ARGS) $(if $(strip $(ARGS)),|| [ $$? = 5 ])
 WORKERS ?= 2
-SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile
+# In the order of tests/conftest.py, not by the number of tests of a file.
+SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(STAMP)
 	$(call tier,not (alone or slow or gpu),$(SIDE_BY_SIDE) --durations=20)

@@ -46,9 +46,13 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def folder_of(item: pytest.Item) -> str:
+        return item.path.relative_to(TESTS).parts[0]
+
+    # The longest files are there. As the last ones they would leave a core without work.
+    items.sort(key=lambda item: folder_of(item) not in PROCESS_FOLDERS)
     for item in items:
-        folder = item.path.relative_to(TESTS).parts[0]
-        if folder in PROCESS_FOLDERS and not item.get_closest_marker("long"):
+        if folder_of(item) in PROCESS_FOLDERS and not item.get_closest_marker("long"):
             item.add_marker("processes")
 
 

@@ -10,13 +10,14 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.support.command_line import CommandLine
 from tests.support.tiers import slow_but
 
 ROOT = Path(__file__).parents[2]
@@ -28,12 +29,13 @@ write_runs: Any = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(write_runs)
 
 
-def run(folder: Path, *overrides: str) -> dict[str, Any]:
+def cold(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "runner", *words], cwd=cwd, capture_output=True, text=True)
+
+
+def run(folder: Path, *overrides: str, start: Callable[..., Any] = cold) -> dict[str, Any]:
     """What `python -m runner` with these overrides leaves in the summary of the command."""
-    done = subprocess.run(
-        [sys.executable, "-m", "runner", f"model_dir={folder / 'run'}", *overrides],
-        cwd=folder, capture_output=True, text=True,
-    )  # fmt: skip
+    done = start(f"model_dir={folder / 'run'}", *overrides, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     command = next((o.removeprefix("command=") for o in overrides if o.startswith("command=")), None)
     name = "summary.json" if command is None else f"summary.{command}.json"
@@ -75,8 +77,10 @@ def test_it_goes_on_to_the_bits_of_one_that_was_never_stopped(
 
 
 @pytest.mark.parametrize("old_run", slow_but(write_runs.RUNS, "default_counted"), indirect=True)
-def test_it_is_evaluated_with_the_config_that_it_left(old_run: tuple[str, Path, dict[str, np.ndarray]]) -> None:
+def test_it_is_evaluated_with_the_config_that_it_left(
+    old_run: tuple[str, Path, dict[str, np.ndarray]], command_line: CommandLine
+) -> None:
     _, folder, expected = old_run
-    metrics = run(folder, "command=evaluate")["metrics"]
+    metrics = run(folder, "command=evaluate", start=command_line)["metrics"]
     recorded = {key: float(value) for key, value in expected.items() if key.startswith("metrics/")}
     assert_as_recorded({f"metrics/{key}": value for key, value in metrics.items()}, recorded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import tensorflow as tf
 from runner import Estimator, EstimatorSpec, RunConfig
 from runner.programs.learning_rate import in_words
 from tests.support.models import strategies, train_input
+from tests.support.tiers import slow_but
 
 tf_keras = pytest.importorskip("tf_keras", reason="the extra 'classic' brings it")
 v1 = tf.compat.v1
@@ -58,8 +60,13 @@ FLAT: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strategy", ["mirrored", "central_storage"])
-@pytest.mark.parametrize("family", FLAT)
+@pytest.mark.parametrize(
+    ("family", "strategy"),
+    slow_but(
+        itertools.product(FLAT, ["mirrored", "central_storage"]),
+        *((family, "mirrored") for family in FLAT), ("keras", "central_storage"),
+    ),
+)  # fmt: skip
 def test_the_rate_is_multiplied_by_the_replicas_or_their_root(family: str, strategy: str, tmp_path: Path) -> None:
     for scaling, expected in (("linear", 0.2), ("sqrt", 0.1 * 2**0.5)):
         found = rates(FLAT[family], tmp_path / scaling, strategy, learning_rate_scaling=scaling)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -17,6 +18,7 @@ from runner import Estimator, EstimatorSpec, ModeKeys, RunConfig
 from runner.system.console import Progress
 from runner.tracking.journal import Journal
 from tests.support.line import Weight, mirrored, points, read_events
+from tests.support.tiers import slow_but
 
 v1 = tf.compat.v1
 
@@ -148,8 +150,10 @@ def test_the_learning_rate_is_that_of_the_step(style: str, optimizer: str, tmp_p
     assert [found[step]["train/learning_rate"] for step in (1, 2, 3)] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("strategy", SIZE)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("optimizer", "strategy"),
+    slow_but(itertools.product(OPTIMIZERS, SIZE), *((one, "mirrored") for one in OPTIMIZERS), ("keras", "default")),
+)
 def test_the_learning_rate_is_reported_as_it_is_scaled_and_warmed_up(
     optimizer: str, strategy: str, tmp_path: Path
 ) -> None:
@@ -169,11 +173,14 @@ PARTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("strategy", SIZE)
-@pytest.mark.parametrize("settings", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize(
+    ("parts", "strategy"),
+    slow_but(itertools.product(PARTS, SIZE), *((one, "mirrored") for one in PARTS), (next(iter(PARTS)), "default")),
+)
 def test_the_norm_of_the_gradient_is_that_of_the_global_batch_before_clipping(
-    settings: dict[str, Any], strategy: str, tmp_path: Path
+    parts: str, strategy: str, tmp_path: Path
 ) -> None:
+    settings = PARTS[parts]
     params = {"log": False, "optimizer": "keras schedule"}
     found = train(tmp_path / "with", params, strategy, log_gradient_norm=True, **settings)
     # The loss is (w x - 2 x)^2 at w = 0: its gradient is -4 x^2, of x = 1..4.

@@ -7,18 +7,21 @@ belong to tests that start a process: tests/integration/test_main.py and tests/i
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 import pytest
 
 from runner.launch import app
+from runner.launch.gang import Task
 from runner.launch.task_starter import ForkingStarter
+from runner.system.child_process import Process
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,11 +29,23 @@ ROOT = Path(__file__).parents[2]
 class SharedStarter(ForkingStarter):
     """Starts the tasks of all runs of a session."""
 
+    def prepare(self, tasks: Sequence[Task]) -> None:
+        super().prepare([_outside_pytest(task) for task in tasks])
+
+    def start(self, task: Task) -> Process:
+        return super().start(_outside_pytest(task))
+
     def close(self) -> None:
         """Keep the server, at the end of each run."""
 
     def end(self) -> None:
         super().close()
+
+
+def _outside_pytest(task: Task) -> Task:
+    """Return `task` in an environment that is the same in all tests."""
+    env = {name: value for name, value in task.env.items() if name != "PYTEST_CURRENT_TEST"}
+    return dataclasses.replace(task, env=env)
 
 
 class CommandLine:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from runner import EstimatorSpec
 from tests.support.jobs import config_file, endless, noted, once, run
 from tests.support.line import line
+from tests.support.tiers import slow_but
 
 HERE = "tests.task.test_error_report"
 
@@ -157,7 +158,7 @@ def test_errors_of_the_users_functions_exit_with_2(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("way", ["breakpoint()", "pdb"])
+@pytest.mark.parametrize("way", slow_but(["breakpoint()", "pdb"], "breakpoint()"))
 def test_a_breakpoint_without_a_terminal_says_what_to_set(way: str, tmp_path: Path) -> None:
     file = config_file(tmp_path, f"model.fn={HERE}.with_breakpoint")
     env = {**os.environ, **({"PYTHONBREAKPOINT": "pdb.set_trace"} if way == "pdb" else {})}

@@ -131,7 +131,7 @@ def of_19(params: Any) -> tf.data.Dataset:
     return dataset.batch(params["batch_size"]).repeat(2)
 
 
-@pytest.mark.parametrize("scope", ["linear/", "dnn/", ""])
+@pytest.mark.parametrize("scope", slow_but(["linear/", "dnn/", ""], "dnn/", ""))
 def test_hooks_find_losses_of_v1_by_the_names_that_they_had(scope: str, tmp_path: Path) -> None:
     """As the wide & deep sample of TensorFlow's models logs them; of four examples the sum is four times the mean."""
     columns = [fc.numeric_column("x")]
