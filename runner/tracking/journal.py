@@ -181,20 +181,24 @@ def read_journal(path: str | Path, offset: int = 0, max_bytes: int = -1) -> tupl
 
 @dataclass
 class Journals:
-    """What the tasks of a run noted since `mark`; before it, all that they ever did."""
+    """What the tasks of a run noted since `mark`; before it, all that they ever did.
+
+    Attributes:
+      sizes: name of a journal -> bytes of it that were there at the mark.
+    """
 
     model_dir: Path
-    _sizes: Mapping[Path, int] = field(default_factory=dict, init=False)
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     def mark(self) -> Journals:
         """Pass over what is there, from now on."""
-        self._sizes = {path: path.stat().st_size for path in journals_in(self.model_dir)}
+        self.sizes = {path.name: path.stat().st_size for path in journals_in(self.model_dir)}
         return self
 
     def lines(self, task: str = "chief") -> list[dict[str, Any]]:
         """Return the lines of a task, by its name."""
         paths = [path for path in journals_in(self.model_dir) if task_of(path) == task]
-        return [line for path in paths for line in read_journal(path, self._sizes.get(path, 0))[0]]
+        return [line for path in paths for line in read_journal(path, self.sizes.get(path.name, 0))[0]]
 
     def events(self, event: str) -> dict[str, list[dict[str, Any]]]:
         """Return the lines of `event`, by the name of the task; a task without one is left out."""
