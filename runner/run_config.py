@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runner.config.error_messages import check_limits
-from runner.config.schema import SEED_BITS, Config, class_at, limits_of
+from runner.config.schema import SEED_BITS, Config, TrackingConfig, class_at, limits_of
 from runner.config.step_range import StepRange
-from runner.config.validation import compile_pattern
+from runner.config.validation import check_backend, compile_pattern
 from runner.distribute.cluster import Cluster
 
 _log = logging.getLogger(__name__)
@@ -175,6 +175,10 @@ class RunConfig:
         the same model_dir), and `train_and_evaluate` leaves it to that.
       generation: which start of the run this process belongs to; 0: nobody counts them.
       export_dir: folder for the folders of exporters; None: `export` in model_dir.
+      tracking: where a script's Estimator is recorded, as `tracking.backend` says it ("mlflow", "csv", "none", the name
+        of a class, a list), or a `TrackingConfig` with the other keys of `tracking`. A process beside the script ships
+        the journal in model_dir. None: there is no journal, progress is not shown, and nothing is recorded.
+      progress: how progress is shown where there is `tracking`: "auto", "rich", "plain", "off".
 
     Raises:
       ValueError: both save cadences are given, or a number is negative.
@@ -214,6 +218,8 @@ class RunConfig:
     has_evaluator: bool = False
     generation: int = 0
     export_dir: str | None = _key("export.dir")
+    tracking: Any = None
+    progress: str = _key("run.progress")
 
     @classmethod
     def from_config(cls, config: Config, **given: Any) -> RunConfig:
@@ -237,6 +243,8 @@ class RunConfig:
             )
         if self.tf_random_seed is None:
             object.__setattr__(self, "tf_random_seed", DrawnSeed(secrets.randbits(SEED_BITS)))
+        if self.tracking is not None:
+            self._check_tracking()
         if not self.tensorboard:
             object.__setattr__(self, "save_summary_steps", None)
         if self.check_numerics and (self.jit or self.precision == "mixed_float16"):
@@ -247,6 +255,16 @@ class RunConfig:
         if self.check_numerics or self.eager:
             object.__setattr__(self, "steps_per_loop", 1)
         _check_arguments(self)
+
+    def _check_tracking(self) -> None:
+        """Make a TrackingConfig of a backend. Raises: ValueError: it is none."""
+        given = self.tracking
+        settings = given if isinstance(given, TrackingConfig) else TrackingConfig(given)
+        for mistake in check_backend("RunConfig(tracking=", settings.backend, end=")"):
+            raise ValueError(mistake)
+        object.__setattr__(self, "tracking", settings)
+        if not settings.tensorboard:
+            object.__setattr__(self, "tensorboard", False)
 
     def _check_eager(self) -> None:
         """Refuse what a step that runs eagerly does not do."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
 
 from runner.config.metric_names import evaluation_prefix
 from runner.data.dataset_facts import dataset_facts
@@ -17,9 +18,10 @@ from runner.estimator.specs import InputFn
 from runner.model_fn import ModeKeys, ModelFn
 from runner.programs.model import Model
 from runner.run_config import RunConfig
-from runner.system.console import NullProgress, Progress
+from runner.system.console import NullProgress, Progress, build_progress
 from runner.tracing.random_state import seeded
-from runner.tracking.journal import DATASET, Journal, NullJournal
+from runner.tracking.backends.session import ScriptRecord
+from runner.tracking.journal import DATASET, Journal, NullJournal, journal_path
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +54,58 @@ class EstimatorContext:
     def is_chief(self) -> bool:
         """Report whether this process runs the chief's hooks and writes its summaries and events."""
         return self.collectives.is_chief and self.config.is_chief
+
+
+def script_journal(config: RunConfig, collectives: Collectives) -> Journal:
+    """Return the journal of this process of a script whose runs are recorded."""
+    role, index = _task_of_script(config, collectives)
+    return Journal(journal_path(Path(str(config.model_dir)), role, index))
+
+
+def _task_of_script(config: RunConfig, collectives: Collectives) -> tuple[str, int]:
+    """Return role and index of this process; a strategy knows of workers that `RunConfig.cluster` may not name."""
+    if config.is_chief and not collectives.is_chief:
+        return "worker", collectives.worker_index
+    return config.cluster.role, config.cluster.task_index
+
+
+def script_progress(config: RunConfig) -> Progress | NullProgress:
+    """Return what the person who started a script watches, as the command line shows it: the chief's."""
+    if config.is_chief:
+        return build_progress(config.progress)
+    return build_progress("plain" if config.cluster.is_evaluator and config.progress != "off" else "off")
+
+
+def record_of_script(context: EstimatorContext) -> ScriptRecord:
+    """Return the record of the Estimator of a script."""
+    config = context.config
+    context.journal.show_phase = context.progress.phase
+    given = context.params if isinstance(context.params, Mapping) else getattr(context.params, "__dict__", {})
+    params = {f"model.params.{name}": value for name, value in given.items()}
+    keys = {field.name: field.metadata["key"] for field in dataclasses.fields(config) if "key" in field.metadata}
+    params |= {key: getattr(config, name) for name, key in keys.items()}
+    if config.keep_best is not None:
+        params |= {f"checkpoint.keep_best.{name}": value for name, value in vars(config.keep_best).items()}
+    strategy = config.train_distribute
+    tags = {
+        "strategy": "default" if strategy is None else type(strategy).__name__,
+        "num_replicas": str(config.num_replicas_in_sync),
+    }
+    return ScriptRecord(
+        config.tracking,
+        Path(context.model_dir).absolute(),
+        cast(Journal, context.journal),
+        params,
+        tags,
+        model_name=_model_name(context.model_fn.name),
+        role=_task_of_script(config, context.collectives)[0],
+    )
+
+
+def _model_name(function: str) -> str:
+    """Return what an exported model is called by the dotted name of its function: digits of digits.model_fn."""
+    *_, module, name = ("", *function.split("."))
+    return name if name != "model_fn" or module in ("", "__main__", "<locals>") else module
 
 
 class Models:

@@ -25,7 +25,7 @@ from runner.data.iterators import iterate
 from runner.distribute.collectives import Collectives, check_evaluation, collectives_of
 from runner.estimator import evaluation
 from runner.estimator.checkpointing import RunCheckpoints
-from runner.estimator.context import EstimatorContext, Models
+from runner.estimator.context import EstimatorContext, Models, record_of_script, script_journal, script_progress
 from runner.estimator.evaluation import EvalSetup
 from runner.estimator.model_summary import ModelSummary
 from runner.estimator.specs import InputFn, check_positive
@@ -46,6 +46,7 @@ from runner.programs.model import Model
 from runner.programs.program import Program
 from runner.run_config import DrawnSeed, RunConfig, with_model_dir
 from runner.system.console import NullProgress, Progress, format_table, relative
+from runner.tracking.backends.session import NullRecord
 from runner.tracking.journal import Journal, NullJournal
 from runner.tracking.tensorboard import EventWriters
 from runner.types import Params, copied_params
@@ -61,8 +62,9 @@ class Estimator:
       model_dir: folder of checkpoints and events; None: config's, or a temporary one.
       config: None: `RunConfig()`.
       params: for model_fn, and for input functions that bring none of their own: a dict, or an object; copied.
-      journal: where events are noted for the supervisor; by default nowhere.
-      progress: what a person watches; by default nothing.
+      journal: where events are noted for the supervisor; by default nowhere, or with `RunConfig(tracking=...)` in
+        model_dir.
+      progress: what a person watches; by default nothing, or with `RunConfig(tracking=...)` what it says.
 
     Raises:
       ValueError: model_dir differs from config's; model_fn's arguments cannot be filled.
@@ -79,6 +81,7 @@ class Estimator:
         progress: Progress | None = None,
     ) -> None:
         config = with_model_dir(model_dir, config)
+        is_scripts = config.tracking is not None and journal is None
         # A copy of Params still tells who reads them.
         params = (
             copied_params(params) if isinstance(params, Params) else copy.deepcopy({} if params is None else params)
@@ -91,10 +94,11 @@ class Estimator:
             config,
             params,
             ModelFn(model_fn, params, config),
-            journal or NullJournal(),
-            progress or NullProgress(),
+            script_journal(config, collectives) if is_scripts else journal or NullJournal(),
+            script_progress(config) if is_scripts and progress is None else progress or NullProgress(),
             collectives,
         )
+        self._record = record_of_script(self._context) if is_scripts else NullRecord()
         self._checkpoints = VerifiedCheckpoints(self.model_dir)
         self._models = Models(self._context, self._as_input)
         self._train_setups = TrainSetupBuilder(self._context, self._models, self._warm_start)
@@ -148,8 +152,19 @@ class Estimator:
           ValueError: both steps and max_steps are given, or a number is not positive; max_epochs of data without end.
           tf.compat.v1.train.NanLossDuringTrainingError: a loss was not finite; it names the step.
         """
-        self.train_run(input_fn, hooks, steps, max_steps, saving_listeners, max_epochs=max_epochs)
+        settings = {"train.max_steps": max_steps, "train.max_epochs": max_epochs}
+        with self.recording("train", trains=True, **settings):
+            self.train_run(input_fn, hooks, steps, max_steps, saving_listeners, max_epochs=max_epochs)
         return self
+
+    def recording(self, command: str, *, trains: bool, **settings: Any) -> contextlib.AbstractContextManager[None]:
+        """Record what is done while it is entered as one run, where `RunConfig(tracking=...)` says so.
+
+        Args:
+          trains: False: it adds to a run that there is.
+          settings: params of the run, by the config's keys; those of None are not given.
+        """
+        return self._record.recording(command, trains=trains, **settings)
 
     def train_run(
         self,
@@ -265,7 +280,7 @@ class Estimator:
           Interrupted: a native hook gave it up.
         """
         check_positive(steps=steps)
-        with self.collectives.noticing_lost_peers():
+        with self.recording("evaluate", trains=False), self.collectives.noticing_lost_peers():
             path = self._checkpoint(checkpoint_path or self.agreed_checkpoint(), "evaluate")
             with self._context.journal.phase("evaluate"):
                 limit = math.inf if steps is None else steps
@@ -448,13 +463,18 @@ class Estimator:
         if self.config.warm_start is None:
             self._checkpoint(path, "export_saved_model")
         source = saved_model.Source(with_precision(self._context.model_fn, self.config.precision), path, self.config)
-        with self._context.journal.phase("export"):
-            written = saved_model.write_saved_model(
-                os.fspath(export_dir_base), input_receiver_fn_map, source, assets_extra=assets_extra, as_text=as_text
-            )
-        step = 0 if path is None else layout.step_of(Path(path).name)
-        where = os.path.abspath(written.path)
-        self._context.journal.event("exported", path=where, checkpoint=path, step=step, tensors=written.tensors)
+        with self.recording("export", trains=False):
+            with self._context.journal.phase("export"):
+                written = saved_model.write_saved_model(
+                    os.fspath(export_dir_base),
+                    input_receiver_fn_map,
+                    source,
+                    assets_extra=assets_extra,
+                    as_text=as_text,
+                )
+            step = 0 if path is None else layout.step_of(Path(path).name)
+            where = os.path.abspath(written.path)
+            self._context.journal.event("exported", path=where, checkpoint=path, step=step, tensors=written.tensors)
         shown = "; ".join(f"{name}: {what}" for name, what in written.signatures.items())
         self._context.progress.message(f"Exported {relative(Path(written.path))} ({shown})")
         return os.fsencode(written.path)

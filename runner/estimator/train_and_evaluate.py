@@ -43,6 +43,14 @@ def train_and_evaluate(
     Raises:
       ValueError: two evaluations or exporters have the same name, or a rule watches what is not evaluated.
     """
+    settings = {"train.max_steps": train_spec.max_steps, "train.max_epochs": train_spec.max_epochs}
+    with estimator.recording("train_and_evaluate", trains=True, **settings):
+        return _train_and_evaluate(estimator, train_spec, eval_spec)
+
+
+def _train_and_evaluate(
+    estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec | Sequence[EvalSpec]
+) -> TrainingResult:
     if estimator.config.cluster.is_evaluator:
         return follow(estimator, train_spec, eval_spec)
     if estimator.config.cluster.is_server and estimator.config.train_distribute is None:

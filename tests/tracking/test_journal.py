@@ -69,6 +69,22 @@ def pytest_fail(name: str) -> None:
     raise AssertionError(f"{name} is not JSON")
 
 
+def test_lines_of_steps_are_those_that_json_writes_of_each(tmp_path: Path) -> None:
+    steps: list[tuple[int, dict[str, float]]] = [
+        (1, {"a%d": 0.1, 'b"c\\': 1e300, "d\u00e9": -0.0}),
+        (2, {"d\u00e9": 3, 'b"c\\': 1e-9, "a%d": np.float64(0.1)}),  # the same names in another order
+        (3, {"a%d": 1e308, 'b"c\\': 1e308}),  # a sum that overflows
+        (4, {"a%d": 0.5, 'b"c\\': math.nan}),
+        (np.int64(5), {}),  # type: ignore[list-item]
+    ]
+    Journal(tmp_path / "j", clock=lambda: 1763647000.125).metrics_of_steps(steps)
+    shown = [{name: "nan" if one != one else float(one) for name, one in values.items()} for _, values in steps]
+    assert (tmp_path / "j").read_text().splitlines() == [
+        json.dumps({"time": 1763647000.125, "step": number, "metrics": values})
+        for number, values in enumerate(shown, 1)
+    ]
+
+
 def test_events_take_numpy_values_and_paths(tmp_path: Path) -> None:
     Journal(tmp_path / "j").event(
         "e", step=np.int64(3), values=[np.float64(1.5)], path=Path("x"), nested={"a": math.nan}

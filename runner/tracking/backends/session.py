@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from runner.config.schema import TrackingConfig
 from runner.system.redaction import masked
 from runner.system.standard_streams import say
 from runner.tracking.artifacts import Artifacts, keeping
-from runner.tracking.journal import Journal
+from runner.tracking.journal import Journal, Journals
 
 MODULE = "runner.tracking.backends.session_process"
 LAST_SECS = 60.0
@@ -141,7 +142,7 @@ class ScriptRecord(NullRecord):
             if self.role == "evaluator":
                 number = self._begin(False, settings)
             if number is not None:
-                _shipping_process(os.getpid()).send(end=number, status=status)
+                _shipping_process(os.getpid()).send(end=number, status=status, time=time.time())
 
     def _begin(self, trains: bool, settings: Mapping[str, Any]) -> int | None:
         if not self.settings.backends:
@@ -158,5 +159,6 @@ class ScriptRecord(NullRecord):
             argv=sys.argv,
             model_name=self.model_name,
             is_reader=not trains,
+            sizes=Journals(self.model_dir).mark().sizes,  # before the first step, which may come before it is read
         )
         return number

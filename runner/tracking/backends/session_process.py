@@ -54,7 +54,7 @@ class Session:
         self._model_name = str(told["model_name"])
         self._held = contextlib.ExitStack()
         self._held.enter_context(_alone_in(self.model_dir))
-        self._journals = Journals(self.model_dir).mark()
+        self._journals = Journals(self.model_dir, told["sizes"])
         name = settings.run_name or self.model_dir.name
         self._shippers = Shippers(
             self.model_dir,
@@ -65,18 +65,26 @@ class Session:
             ),
             warn=lambda text: say(mask_text(text, secrets)),
             is_reader=told["is_reader"],
+            journals=self._journals,
             patience_secs=0.0 if told["is_reader"] else math.inf,
         )
         self._shippers.start()
 
-    def end(self, status: str) -> dict[str, str]:
-        """Ship what is left and close the run. Return where a person looks at it, by the names of the trackers."""
+    def end(self, status: str, until: float) -> dict[str, str]:
+        """Ship what is left and close the run. Return where a person looks at it, by the names of the trackers.
+
+        Args:
+          until: when it ended, in seconds since the epoch: the script may be at its next run by now.
+        """
+
+        def noted(event: str) -> list[dict[str, Any]]:
+            return [line for line in self._journals.events(event).get("chief", ()) if line["time"] <= until]
+
         try:
-            is_recorded = status == "finished" or bool(self._journals.events("first_step"))
+            is_recorded = status == "finished" or bool(noted("first_step"))
             self._shippers.drain(is_recorded=is_recorded)
-            exported = self._journals.events("exported").get("chief", [])
             files = [self.model_dir / MODEL_SUMMARY_FILE]
-            models = exported_models(exported, self._model_name)
+            models = exported_models(noted("exported"), self._model_name)
             addresses = self._shippers.addresses()
             self._shippers.close(MLFLOW_STATUS[status], {"status": status}, files, models)
             return addresses
@@ -114,15 +122,15 @@ def main() -> None:
             if "begin" in message:
                 sessions[message["begin"]] = Session(message)
             elif message["end"] in sessions:
-                _end(sessions.pop(message["end"]), message["status"], shown)
+                _end(sessions.pop(message["end"]), message["status"], message["time"], shown)
         except (ConfigError, OSError) as error:
             say(f"tracking: {error} (nothing is recorded; training goes on)")
     for session in sessions.values():
-        _end(session, "interrupted", shown)
+        _end(session, "interrupted", time.time(), shown)
 
 
-def _end(session: Session, status: str, shown: dict[str, dict[str, str]]) -> None:
-    addresses = session.end(status)
+def _end(session: Session, status: str, until: float, shown: dict[str, dict[str, str]]) -> None:
+    addresses = session.end(status, until)
     if addresses != shown.get(str(session.model_dir)):  # once for each, however often a script trains and evaluates
         shown[str(session.model_dir)] = addresses
         for name, address in addresses.items():
