@@ -6,6 +6,7 @@ import functools
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,8 @@ def checkpoint_step(path: str | os.PathLike[str]) -> int:
 def numbered(reader: Reader, shapes: Mapping[str, tf.TensorShape]) -> dict[str, str]:
     """Name -> the name that it has in a checkpoint of tf.estimator, of the variables that are there under another.
 
-    In what a run of ours wrote, `count_1` is another variable: of a model that was changed since.
+    In what a run of ours wrote, `count_1` is another variable: of a model that was changed since. Earlier versions gave
+    what is made in a branch the name of its scope: `cond/beta1_power`.
 
     In 2.15 input and model shared a graph: after `dataset.repeat(3)`, which makes an operation `count`, a
     `tf.Variable(name="count")` was `count_1`, and its slots `count_1/Adam`.
@@ -129,10 +131,10 @@ def numbered(reader: Reader, shapes: Mapping[str, tf.TensorShape]) -> dict[str, 
     Args:
       shapes: of the variables of the model, by name.
     """
-    if reader.is_of_a_run:
-        return {}
     there = reader.names()
     missing = {name: shape for name, shape in shapes.items() if name not in there}
+    if reader.is_of_a_run:
+        return _named_by_branches(reader, shapes, missing)
 
     def is_free(key: str, shape: tf.TensorShape) -> bool:
         return key in there and key not in shapes and shape.is_compatible_with(there[key][0])
@@ -146,6 +148,25 @@ def numbered(reader: Reader, shapes: Mapping[str, tf.TensorShape]) -> dict[str, 
         shown = ", ".join(f"{name!r} ({key!r} there)" for name, key in found.items())
         _log.info("tf.estimator's input had operations of the same names: %s has %s.", reader.path, shown)
     return found
+
+
+def _named_by_branches(
+    reader: Reader, shapes: Mapping[str, tf.TensorShape], missing: Mapping[str, tf.TensorShape]
+) -> dict[str, str]:
+    """Name -> the name that an earlier version gave it: with the scope of the `tf.cond` that it was made in."""
+    there, found = reader.names(), {}
+    for name, shape in missing.items():
+        scoped = [
+            key
+            for key, (size, _) in there.items()
+            if key.endswith(f"/{name}") and key not in shapes and _BRANCH.search(key) and shape.is_compatible_with(size)
+        ]
+        if len(scoped) == 1:
+            found[name] = scoped[0]
+    return found
+
+
+_BRANCH = re.compile(r"(^|/)(cond|while)(_\d+)?/")
 
 
 def has_iterator(path: str | os.PathLike[str], worker: int) -> bool:

@@ -132,7 +132,8 @@ class TraceSession(ActsAsSession):
 
     def packed(self, fetches: Any, values: Iterator[Any]) -> Any:
         """Return `fetches` with the values of their elements, the next of `values`, in their places."""
-        return packed_fetches(fetches, iter([value_of(fetch, values) for fetch in flat_fetches(fetches)]))
+        with self._operators():  # tensors are keys in it
+            return packed_fetches(fetches, iter([value_of(fetch, values) for fetch in flat_fetches(fetches)]))
 
     def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
         """Return the values of `fetches`. What does not depend on the input can be run; assignments take effect.

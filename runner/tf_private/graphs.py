@@ -225,6 +225,18 @@ class GraphFromHere:
         return tf.nest.pack_sequence_as(spec, flat, expand_composites=True)
 
 
+def no_name_scope_in_branches() -> contextlib.AbstractContextManager[None]:
+    """Meanwhile the bodies of `tf.cond` and `tf.while_loop` begin with no name scope, as in a graph of TF 1.
+
+    What an optimizer makes in a branch is then `beta1_power`, as in checkpoints of tf.estimator, and not
+    `cond/beta1_power`.
+
+    Private: `func_graph.override_func_graph_name_scope`, which control flow calls for its graphs where the outermost
+    level is eager; since TF 2.4. When it moves: such variables keep the name of the scope.
+    """
+    return replaced(func_graph, "override_func_graph_name_scope", lambda *_: None)
+
+
 @dataclasses.dataclass(frozen=True)
 class Part:
     """A part of a graph that is to be a function from values of `feeds` to values of `fetches`.

@@ -115,7 +115,7 @@ class _Step:
             ):
                 run(inputs[:-2], ReplicaWeights(inputs[-2], inputs[-1]))
 
-        with seeded(self.store.seed):
+        with seeded(self.store.seed), graphs.no_name_scope_in_branches():
             return v1.wrap_function(traced, list(self.signature))
 
     def call(self, replica: Replica) -> ReplicaCall:
@@ -236,6 +236,8 @@ def _explaining_merge_call() -> Iterator[None]:
                 "Under a strategy with several replicas nothing inside tf.cond, tf.while_loop or a nested tf.function "
                 "may write to a variable of the model: not Keras optimizers with gradient_accumulation_steps, "
                 "ema_overwrite_frequency or loss scaling, and not BatchNormalization or Dropout in a branch. "
-                "Take it out of the branch, or train on one replica."
+                "Take it out of the branch, or train on one replica. To add up gradients over steps and apply them in "
+                "some, return EstimatorSpec(optimizer=...) with train.gradient_accumulation, whose parts are of one "
+                "step, or apply them in each step with a factor: optimizer.apply_gradients([(g * is_due, v), ...])."
             )
         raise

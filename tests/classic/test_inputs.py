@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import tensorflow.compat.v1 as tf
 
+from runner.checkpoint.reader import has_iterator
 from runner.classic.estimator import Estimator
 from runner.classic.run_config import RunConfig
 from runner.classic.tpu import TPUEstimator, TPUEstimatorSpec
@@ -116,6 +117,36 @@ def test_tensors_of_a_one_shot_iterator_are_new_in_each_step() -> None:
     found = list(feed(input_fn).dataset.as_numpy_iterator())
     assert [features["squared"].tolist() for features, _ in found] == [[0, 1], [4, 9], [16, 25]]
     assert [labels.tolist() for _, labels in found] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_an_input_fn_with_an_iterator_is_called_once_and_its_position_is_saved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it draws and shuffles without a seed belongs to its dataset, and is not drawn for each element."""
+    calls = []
+
+    def input_fn() -> Any:
+        calls.append(1)
+        dataset = batches(3)().unbatch().shuffle(100).repeat().batch(8)
+        with tf.device("/cpu:0"), tf.name_scope("input"):
+            x, y = tf.data.make_one_shot_iterator(dataset).get_next()
+        scale = tf.constant(1.0)
+        return {"x": x["x"] * scale}, y
+
+    estimator = Estimator(dense, str(tmp_path))
+    estimator.train(input_fn, steps=2)
+    assert calls == [1]
+    assert "cannot be saved" not in caplog.text and has_iterator(str(estimator.latest_checkpoint()), 0)
+    assert estimator.evaluate(lambda: tf.data.make_one_shot_iterator(batches(3)()).get_next())["global_step"] == 2
+
+
+def test_an_iterator_that_is_made_after_an_element_was_taken_is_read_together_with_it() -> None:
+    def input_fn() -> Any:
+        x = tf.data.make_one_shot_iterator(tf.data.Dataset.range(4).batch(2)).get_next()
+        return x, tf.data.make_one_shot_iterator(tf.data.Dataset.range(10, 14).batch(2)).get_next() + x
+
+    found = list(feed(input_fn).dataset.as_numpy_iterator())
+    assert [(x.tolist(), y.tolist()) for x, y in found] == [([0, 1], [10, 12]), ([2, 3], [14, 16])]
 
 
 def test_initializable_and_several_iterators_are_read_together() -> None:

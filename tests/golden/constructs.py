@@ -129,6 +129,15 @@ CONSTRUCTS: dict[str, tuple[str, ...]] = {
         "local_init_op=",
         "ready_op=",
     ),
+    "mixture": (
+        "tf.compat.v1.estimator.EstimatorSpec(",
+        "tf.compat.v2.nn.tanh",
+        "tf.cond(",
+        "optimizer.apply_gradients(",
+        "kernel_constraint=",
+        "tf.train.LoggingTensorHook(tensors",
+        "make_one_shot_iterator(",
+    ),
     "measures": ("metrics_of(", "add_losses("),
     "optimizers": (".minimize(",),
     "beginnings": (

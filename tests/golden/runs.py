@@ -22,7 +22,7 @@ import tensorflow.compat.v1 as tf
 from tests.golden import data
 
 # What `make test` compares is written first: the process ends with the tests that ask it.
-FIRST = ("layers", "partitions", "schedules", "of_tpu", "keras_model", "savers")
+FIRST = ("layers", "partitions", "schedules", "of_tpu", "keras_model", "savers", "mixture")
 MODELS = (
     *FIRST,
     "scopes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import logging
 import math
@@ -706,6 +707,62 @@ def test_logging_tensor_hook_takes_variables_and_their_names(said: list[str], tm
     assert [values["step"] for values in seen] == [0, 2, 4]
     assert [values["w"] for values in seen[:2]] == [values["named"] for values in seen[:2]]
     assert [values["w"] for values in seen[:2]] == pytest.approx([WEIGHTS[0], WEIGHTS[2]])
+
+
+def test_fetches_keep_their_structure_with_keys_of_any_kind(tmp_path: Path) -> None:
+    """As a session gave them; tf.nest sorts keys."""
+    from runner.classic.estimator import Estimator as Classic
+
+    Pair = collections.namedtuple("Pair", "b a")
+    seen: list[Any] = []
+
+    class Asks(v1.train.SessionRunHook):
+        def begin(self) -> None:
+            loss, step = v1.losses.get_losses()[0], v1.train.get_global_step()
+            others = collections.defaultdict(list, {"z": (step,), 1: []})
+            self.fetches = {
+                loss: loss,
+                1: Pair(step, [loss]),
+                "a": collections.OrderedDict([("y", step), ("x", others)]),
+            }
+
+        def before_run(self, run_context: Any) -> Any:
+            return v1.train.SessionRunArgs(self.fetches)
+
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            assert list(run_values.results) == list(self.fetches)
+            seen.append(list(run_values.results.values()))
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        spec = line(features, labels, mode, params)
+        v1.add_to_collection(v1.GraphKeys.LOSSES, spec.loss)
+        logged = v1.train.LoggingTensorHook([spec.loss, v1.train.get_global_step()], every_n_iter=1)
+        return spec._replace(training_hooks=[logged])
+
+    Classic(model_fn, tmp_path, params={}).train(points(repeat=True), hooks=[Asks()], steps=2)
+    (loss, pair, named), _ = seen
+    assert type(pair) is Pair and pair.b == 0 and pair.a == [loss]
+    assert list(named) == ["y", "x"] and type(named["x"]) is collections.defaultdict
+    assert list(named["x"].items()) == [("z", (0,)), (1, [])]
+
+
+@pytest.mark.parametrize("strategy", ["default", "mirrored"])
+def test_variables_are_evaluated_and_loaded_with_the_session_of_a_hook(strategy: str, tmp_path: Path) -> None:
+    seen: list[float] = []
+
+    class Doubles(v1.train.SessionRunHook):
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            weight, session = weight_variable(), run_context.session
+            seen.append(float(weight.eval(session=session)))
+            if strategy == "default":
+                weight.load(7.0, session)
+                seen.append(float(weight.eval(session)))
+
+    distribute = mirrored() if strategy == "mirrored" else None
+    trained = estimator(tmp_path, train_distribute=distribute)
+    trained.train(points(repeat=True), hooks=[Doubles()], steps=1)
+    assert seen[-1] == trained.get_variable_value("weight") and (strategy == "mirrored" or seen[-1] == 7.0)
+    assert seen[0] not in (0.0, 7.0)
 
 
 def test_subclass_of_one_of_tensorflows_own_runs_as_it_is(tmp_path: Path) -> None:

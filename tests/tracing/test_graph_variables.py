@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -101,8 +103,12 @@ def test_a_new_model_begins_with_what_init_from_checkpoint_names(strategy: str, 
 @pytest.mark.parametrize("strategy", slow_but(STRATEGIES, "default", "mirrored"))
 def test_optimizers_keep_variables_to_their_constraints(strategy: str, tmp_path: Path) -> None:
     def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
-        arguments = {"constraint": lambda value: tf.minimum(value, params["most"])}
-        weight = v1.get_variable("weight", [], initializer=v1.zeros_initializer(), **arguments)
+        constraint = {"constraint": lambda value: tf.minimum(value, params["most"])}
+        if params["keras"]:
+            layer = keras.layers.Layer(name="layer")
+            weight = layer.add_weight(shape=(), initializer="zeros", name="weight", **constraint).value
+        else:
+            weight = v1.get_variable("layer/weight", [], initializer=v1.zeros_initializer(), **constraint)
         loss = tf.reduce_mean(tf.square(features * weight - labels))
         optimizer = v1.train.AdamOptimizer(0.3)
         if params["native"]:
@@ -110,11 +116,11 @@ def test_optimizers_keep_variables_to_their_constraints(strategy: str, tmp_path:
         return EstimatorSpec(mode, loss=loss, train_op=optimizer.minimize(loss, v1.train.get_global_step()))
 
     config = RunConfig(train_distribute=STRATEGIES[strategy], tensorboard=False)
-    for native in (False, True):
+    for native, of_keras in itertools.product((False, True), (False, True)):
         for most in (0.5, 9.0):
-            params = {"most": most, "native": native}
-            trainer = Estimator(model_fn, tmp_path / f"{native}-{most}", config, params)
-            weight = trainer.train(points(repeat=True), steps=4).get_variable_value("weight")
+            params = {"most": most, "native": native, "keras": of_keras}
+            trainer = Estimator(model_fn, tmp_path / f"{native}-{of_keras}-{most}", config, params)
+            weight = trainer.train(points(repeat=True), steps=4).get_variable_value("layer/weight")
             assert weight == 0.5 if most == 0.5 else weight > 1.0
 
 

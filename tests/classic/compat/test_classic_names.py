@@ -119,6 +119,33 @@ def test_modules_that_have_our_names_are_not_loaded_once_more_by_an_import(name:
     assert importlib.import_module(f"tensorflow.compat.v1.{name}") is before is getattr(v1, name)
 
 
+@pytest.mark.parametrize("way", [
+    "tf.compat.v1.compat.v1", "tf.compat.v2.compat.v1", "tf.compat.v1.compat.v2.compat.v1.compat.v1",
+    "importlib.import_module('tensorflow.compat.v1.compat.v1')",
+    "importlib.import_module('tensorflow.compat.v2.compat.v1.compat.v1')",
+    "importlib.import_module('tensorflow.compat.v1.compat').v1",
+])  # fmt: skip
+def test_nested_modules_have_the_same_names(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of 1.13 to 1.15, whose `tf` is `tensorflow.compat.v1` here, say `tf.compat.v1.estimator` as well."""
+    monkeypatch.setattr(install, "called", set())
+    nested = eval(way, {"tf": tf, "importlib": importlib})
+    assert nested.estimator is v1.estimator and nested.layers.dense is v1.layers.dense
+    assert nested.train.ProfilerHook is v1.train.ProfilerHook
+    nested.disable_v2_behavior()
+    assert tf.executing_eagerly() and nested.placeholder(tf.float32, [None, 2]).shape.as_list() == [None, 2]
+    assert nested.compat.v2.estimator is tf.estimator and nested.compat.v1.estimator is v1.estimator
+
+
+def test_names_can_be_imported_from_nested_modules() -> None:
+    from tensorflow.compat.v1.compat.v1.estimator import EstimatorSpec
+    from tensorflow.compat.v1.compat.v1.train import SessionRunHook
+    from tensorflow.compat.v1.compat.v2 import estimator
+
+    assert (EstimatorSpec, estimator) == (v1.estimator.EstimatorSpec, tf.estimator)
+    assert SessionRunHook is v1.train.SessionRunHook
+    assert sys.modules["tensorflow.compat.v1"].__spec__.name == "tensorflow.compat.v1"
+
+
 def test_placeholders_can_be_made_outside_of_a_graph_after_a_switch_of_tf1(monkeypatch: pytest.MonkeyPatch) -> None:
     """As scripts do for what `build_raw_serving_input_receiver_fn` is given."""
     monkeypatch.setattr(install, "called", set())

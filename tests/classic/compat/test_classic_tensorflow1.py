@@ -106,9 +106,10 @@ def model_fn(features, labels, mode, params):
   logits = tf.reshape(tf.layers.dense(net, net.shape[-1].value, kernel_initializer=tf.zeros_initializer())[:, 0], [-1])
   loss = tf.losses.mean_squared_error(labels, logits)
   train_op = tf.train.GradientDescentOptimizer(0.5).minimize(loss, tf.train.get_global_step())
-  return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+  return tf.compat.v1.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
 def main(argv):
+  tf.compat.v1.disable_v2_behavior()
   estimator = tf.estimator.Estimator(model_fn, params={})
   estimator.train(data.input_fn, steps=2)
   print(argv[1:], estimator.evaluate(data.input_fn, steps=1))
