@@ -267,7 +267,7 @@ GONE: tuple[tuple[str, str], ...] = (
     ("learn.learn_runner", "use tf.estimator.train_and_evaluate"),
     ("learn.Experiment", "use tf.estimator.train_and_evaluate with TrainSpec and EvalSpec"),
     ("learn.make_export_strategy", "use tf.estimator.FinalExporter or LatestExporter in EvalSpec(exporters=)"),
-    ("learn.monitors", "use hooks: tf.train.LoggingTensorHook, tf.estimator.experimental.stop_if_no_decrease_hook"),
+    ("learn.monitors", "use hooks: tf.estimator.LoggingTensorHook, tf.estimator.experimental.stop_if_no_decrease_hook"),
     ("learn.run_n", "use tf.data and Estimator.predict"),
     ("learn.read_batch_features", "use tf.data.experimental.make_batched_features_dataset"),
     ("learn.io", "use tf.data.experimental.make_batched_features_dataset"),
