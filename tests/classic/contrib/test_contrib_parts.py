@@ -160,6 +160,34 @@ def test_feature_columns_are_those_of_tf_feature_column() -> None:
         layers.sparse_column_with_hash_bucket("h", 5, combiner="mean")
 
 
+def test_summaries_of_a_host_call_are_written(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        summary, weight = tf.contrib.summary, tf.get_variable("w", initializer=2.0)
+        loss = weight * tf.reduce_sum(features)
+        step = tf.train.get_global_step()
+        optimizer = tf.contrib.tpu.CrossShardOptimizer(tf.train.GradientDescentOptimizer(1.0))
+
+        def host_call(steps: Any, losses: Any) -> Any:
+            writer = summary.create_file_writer(str(tmp_path / "host"))
+            with writer.as_default(), summary.record_summaries_every_n_global_steps(2, steps[0]):
+                summary.scalar("size", losses[0], family="loss", step=steps[0])
+            return summary.all_summary_ops()
+
+        return tf.contrib.tpu.TPUEstimatorSpec(
+            mode, loss=loss, train_op=optimizer.minimize(loss, step),
+            host_call=(host_call, [tf.reshape(step, [1]), tf.reshape(loss, [1])]),
+        )  # fmt: skip
+
+    config = tf.contrib.tpu.RunConfig(model_dir=str(tmp_path / "model"))
+    estimator = tf.contrib.tpu.TPUEstimator(model_fn, config=config, use_tpu=False, train_batch_size=1)
+    estimator.train(lambda params: tf.data.Dataset.from_tensors([[1.0]]).repeat(), steps=4)
+    tf.contrib.summary.create_file_writer(str(tmp_path / "host")).flush()
+    (path,) = (tmp_path / "host").glob("events*")
+    events = [event for event in tf.train.summary_iterator(str(path)) if event.summary.value]
+    assert [event.step % 2 for event in events] == [0, 0]
+    assert {value.tag for event in events for value in event.summary.value} == {"loss/size"}
+
+
 # --- opt --------------------------------------------------------------------------------------------------------------
 
 GRADIENTS = (np.array([0.1, -0.2, 0.3]), np.array([0.4, 0.1, -0.2]))
