@@ -1,4 +1,4 @@
-"""What `tf.contrib.data` had, and `tf.data.experimental` of TensorFlow 1.15 had not."""
+"""What `tf.contrib.data` had, and `tf.data.experimental` of TensorFlow 1.15 had not; and tables of words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from runner.tf_private import tf_estimator
+
 v1 = tf.compat.v1
+
+tables = tf_estimator.lookup_tables()
+"""`tf.contrib.lookup`, which had moved into TensorFlow before contrib went."""
 
 Apply = Callable[[Any], Any]
 """Takes a dataset and returns one, for `dataset.apply`."""

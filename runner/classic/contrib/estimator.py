@@ -189,3 +189,17 @@ def _dense(name: str, feature: Any, defaults: Any) -> Any:
         return feature
     default = defaults.get(name) if isinstance(defaults, Mapping) else defaults
     return tf.sparse.to_dense(feature, default_value=default)
+
+
+def export_all_saved_models(
+    estimator: Estimator,
+    export_dir_base: str,
+    input_receiver_fn_map: Mapping[str, Callable[[], Any]],
+    assets_extra: Mapping[str, str] | None = None,
+    as_text: bool = False,
+    checkpoint_path: str | None = None,
+) -> bytes:
+    """Call `Estimator.experimental_export_all_saved_models`."""
+    return estimator.experimental_export_all_saved_models(
+        export_dir_base, input_receiver_fn_map, assets_extra, as_text, checkpoint_path
+    )

@@ -168,9 +168,11 @@ def crossed_column(
 ) -> Any:  # fmt: skip
     """Return `tf.feature_column.crossed_column`.
 
-    The buckets are those of the columns in the order given; tf.contrib sorted them by class and name first.
+    Of a column of words or ids the feature itself is crossed, as tf.contrib did. The buckets are those of the columns
+    in the order given; tf.contrib sorted them by class and name first.
     """
-    crossed = v1.feature_column.crossed_column(list(columns_to_cross or columns or ()), hash_bucket_size, hash_key)
+    given = [getattr(column, "key", column) for column in (columns_to_cross or columns or ())]
+    crossed = v1.feature_column.crossed_column(given, hash_bucket_size, hash_key)
     return _combined(crossed, combiner)
 
 

@@ -94,6 +94,12 @@ NAMES: Mapping[str, str] = {
     **_at("slim.nets", "tf_slim.nets", "alexnet inception overfeat resnet_utils resnet_v1 resnet_v2 vgg"),
     **_at("slim", "tf_slim", "data_decoder dataset model_analyzer summaries tfexample_decoder"),
     **_at("losses", "tf_slim.losses", _LOSSES),
+    **_at(
+        "losses.metric_learning",
+        "tf_slim.losses.metric_learning",
+        "cluster_loss contrastive_loss lifted_struct_loss npairs_loss npairs_loss_multilabel triplet_semihard_loss",
+    ),
+    **_at("framework", "tf_slim.ops.framework_ops", "get_graph_from_inputs get_name_scope"),
     **_at("metrics", "tf_slim.metrics", _METRICS),
     **_of_tensorflow("metrics", "compat.v1", "confusion_matrix"),
     **_of_tensorflow("metrics", "compat.v1.sets", "set_difference=difference set_intersection=intersection"),
@@ -157,9 +163,10 @@ NAMES: Mapping[str, str] = {
         sequence_numeric_column""",
     ),
     **_of_tensorflow("distribute", "distribute", "OneDeviceStrategy get_strategy has_strategy"),
+    **_of_tensorflow("distribute", "tpu.experimental", "initialize_tpu_system"),
     **_at(
         "lookup",
-        f"{_OURS}.lookup:tables",
+        f"{_OURS}.data:tables",
         """FastHashSpec HashTable HasherSpec IdTableWithHashBuckets InitializableLookupTableBase LookupInterface
         KeyValueTensorInitializer MutableHashTable StrongHashSpec TextFileIdTableInitializer TextFileIndex
         TextFileInitializer TextFileStringTableInitializer index_table_from_file index_table_from_tensor
@@ -181,7 +188,8 @@ NAMES: Mapping[str, str] = {
     **_at(
         "estimator",
         f"{_OURS}.estimator",
-        """TowerOptimizer binary_classification_head clip_gradients_by_norm forward_features logistic_regression_head
+        """TowerOptimizer binary_classification_head clip_gradients_by_norm export_all_saved_models forward_features
+        logistic_regression_head
         multi_class_head multi_head multi_label_head poisson_regression_head regression_head replicate_model_fn""",
     ),
     **_at(
@@ -207,6 +215,14 @@ NAMES: Mapping[str, str] = {
         f"{_OURS}.distribute",
         "AllReduceCrossDeviceOps CollectiveAllReduceStrategy MirroredStrategy TPUStrategy",
     ),
+    **_at(
+        "summary",
+        f"{_OURS}.summary",
+        """always_record_summaries create_file_writer histogram image never_record_summaries
+        record_summaries_every_n_global_steps scalar""",
+    ),
+    **_of_tensorflow("summary", "summary", "flush"),
+    **_of_tensorflow("summary", "compat.v1.summary", "all_summary_ops=all_v2_summary_ops initialize"),
     **_at("predictor", f"{_OURS}.predictor", "from_estimator from_saved_model"),
     **_at(
         "crf",
@@ -267,7 +283,7 @@ GONE: tuple[tuple[str, str], ...] = (
     ("learn.learn_runner", "use tf.estimator.train_and_evaluate"),
     ("learn.Experiment", "use tf.estimator.train_and_evaluate with TrainSpec and EvalSpec"),
     ("learn.make_export_strategy", "use tf.estimator.FinalExporter or LatestExporter in EvalSpec(exporters=)"),
-    ("learn.monitors", "use hooks: tf.train.LoggingTensorHook, tf.estimator.experimental.stop_if_no_decrease_hook"),
+    ("learn.monitors", "use hooks: tf.estimator.LoggingTensorHook, tf.estimator.experimental.stop_if_no_decrease_hook"),
     ("learn.run_n", "use tf.data and Estimator.predict"),
     ("learn.read_batch_features", "use tf.data.experimental.make_batched_features_dataset"),
     ("learn.io", "use tf.data.experimental.make_batched_features_dataset"),
@@ -275,7 +291,6 @@ GONE: tuple[tuple[str, str], ...] = (
     ("legacy_seq2seq", "use contrib.seq2seq"),
     ("linear_optimizer", "use tf.estimator.LinearClassifier(optimizer='Ftrl')"),
     ("lite", "use tf.lite"),
-    ("losses.metric_learning", "the package tf_slim has it: tf_slim.losses.metric_learning"),
     ("memory_stats", "use tf.config.experimental.get_memory_info"),
     ("nccl", "a strategy adds up gradients: tf.distribute.MirroredStrategy"),
     ("opt.ScipyOptimizerInterface", "it needs a session: use scipy.optimize.minimize on tf.function's gradients"),
@@ -299,7 +314,7 @@ GONE: tuple[tuple[str, str], ...] = (
     ("specs", "write the layers out"),
     ("staging", "tf.data prefetches to devices"),
     ("stateless", "use tf.random.stateless_uniform and the like"),
-    ("summary", "use tf.summary, or tf.compat.v1.summary"),
+    ("summary", "use tf.summary"),
     ("tensor_forest", _FOREST),
     ("tensorboard", "use the package tensorboard"),
     ("tensorrt", "use tf.experimental.tensorrt.Converter"),

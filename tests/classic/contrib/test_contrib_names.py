@@ -66,4 +66,4 @@ def test_the_table_answers_without_tensorflow(name: str, is_served: bool) -> Non
 
 def test_what_is_served_is_not_said_to_be_gone() -> None:
     for beginning, _ in names.GONE:
-        assert names.place_of(beginning) is None, beginning
+        assert names.place_of(beginning) is None, beginning  # of a whole part: what it does not have

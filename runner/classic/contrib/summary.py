@@ -1,0 +1,70 @@
+"""`tf.contrib.summary`: `tf.summary` under the names that it had before 2.0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+v1 = tf.compat.v1
+
+_writers: dict[str, Any] = {}
+"""Folder -> its writer: one that is made in model_fn would end with the call."""
+
+
+def create_file_writer(
+    logdir: str | None,
+    max_queue: int | None = None,
+    flush_millis: int | None = None,
+    filename_suffix: str | None = None,
+    name: str | None = None,
+) -> Any:
+    """Return the writer of event files in a folder, always the same; None: one that writes nothing."""
+    if logdir is None:
+        return tf.summary.create_noop_writer()
+    if logdir not in _writers:
+        with tf.init_scope():
+            _writers[logdir] = tf.summary.create_file_writer(logdir, max_queue, flush_millis, filename_suffix, name)
+    return _writers[logdir]
+
+
+def always_record_summaries() -> Any:
+    """Return a context in which summaries are written."""
+    return tf.summary.record_if(True)
+
+
+def never_record_summaries() -> Any:
+    """Return a context in which none are."""
+    return tf.summary.record_if(False)
+
+
+def record_summaries_every_n_global_steps(n: int, global_step: Any = None) -> Any:
+    """Return a context in which summaries are written at each multiple of `n` steps."""
+    step = _step(global_step)
+    return tf.summary.record_if(lambda: tf.equal(step % n, 0))
+
+
+def scalar(name: str, tensor: Any, family: str | None = None, step: Any = None) -> Any:
+    """Write a number. Args: step: None: the global step."""
+    return tf.summary.scalar(_named(name, family), tensor, _step(step))
+
+
+def histogram(name: str, tensor: Any, family: str | None = None, step: Any = None) -> Any:
+    """Write a distribution. Args: step: None: the global step."""
+    return tf.summary.histogram(_named(name, family), tensor, _step(step))
+
+
+def image(
+    name: str, tensor: Any, bad_color: Any = None, max_images: int = 3, family: str | None = None, step: Any = None
+) -> Any:
+    """Write images. Args: bad_color: taken and not used. step: None: the global step."""
+    del bad_color
+    return tf.summary.image(_named(name, family), tensor, _step(step), max_outputs=max_images)
+
+
+def _named(name: str, family: str | None) -> str:
+    return name if family is None else f"{family}/{name}"
+
+
+def _step(step: Any) -> Any:
+    return tf.cast(v1.train.get_or_create_global_step() if step is None else step, tf.int64)
