@@ -12,14 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from runner.classic.compat import module_paths, names, packages, python2
-from runner.classic.compat.differences import (
-    CANNOT,
-    DIFFERS,
-    RULES,
-    RUN_CONFIG,
-    contrib_name_is_served,
-    instead_of,
-)
+from runner.classic.compat.differences import CANNOT, DIFFERS, RULES, RUN_CONFIG, instead_of
 from runner.classic.compat.installed_names import OF_EVERY_MODULE, Installed
 from runner.classic.compat.source import Use, uses
 from runner.classic.compat.tf1_imports import as_version_1, signs
@@ -191,7 +184,7 @@ def _gone(use: Use, installed: Installed) -> str | None:
     estimator = _of_estimator(name)
     if estimator is not None:
         return estimator or None
-    if not installed.is_there or installed.has(name) or contrib_name_is_served(use.api_name):
+    if not installed.is_there or installed.has(name):
         return None
     hint = instead_of(use.api_name)
     if not hint and not name.startswith(V1) and installed.has(f"{V1}.{rest}"):

@@ -248,14 +248,6 @@ REMOVED: tuple[tuple[str, str], ...] = (
 """Beginning of a name that TensorFlow has no more -> what to use instead; the first that fits."""
 
 
-_SERVED: tuple[str, ...] = ()
-
-
-def contrib_name_is_served(dotted: str) -> bool:
-    """Report whether `contrib.layers.flatten` and the like, a module or an object in one, is there."""
-    return any(f"{dotted}.".startswith(f"{one}.") or one.startswith(f"{dotted}.") for one in _SERVED)
-
-
 def instead_of(name: str) -> str:
     """What to use instead of a name that is gone; "" where nothing is known."""
     fits = (text for beginning, text in REMOVED if name == beginning or name.startswith(f"{beginning}."))
