@@ -32,9 +32,9 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Any, str]] = {
 """Argument that is taken and does nothing -> (its default, why)."""
 
 _SERVERS = (
-    "Use tf.distribute.MultiWorkerMirroredStrategy as train_distribute, or, with parameter servers, "
-    "tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver()), or start each "
-    "process as `python -m runner strategy=parameter_server` with the same TF_CONFIG."
+    "Start each process with the same TF_CONFIG as `python -m runner.classic --strategy parameter_server SCRIPT` (or "
+    "multi_worker), or give RunConfig train_distribute=tf.distribute.ParameterServerStrategy("
+    "tf.distribute.cluster_resolver.TFConfigClusterResolver()) or MultiWorkerMirroredStrategy()."
 )
 
 _ALLOWED: Mapping[str, tuple[Callable[[Any], bool], str]] = {

@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import pytest
 
+from runner.checkpoint import layout
 from runner.classic import run_config
 from runner.classic.compat import names
 from runner.classic.compat.differences import RUN_CONFIG
@@ -72,6 +75,80 @@ def test_the_script_runs_as_it_stands_and_the_snippets_after_it(folder: Path, mo
 def test_a_script_of_tensorflow_1_runs_as_it_stands(folder: Path) -> None:
     *_, (command, shown) = SHOWN
     assert printed(command, folder) == shown
+
+
+def way_out(language: str) -> list[str]:
+    """The blocks of the chapter."""
+    chapter = TEXT.partition("## The way out\n")[2].partition("\n## ")[0]
+    return [
+        text
+        for kind, text in re.findall(r"^```(\w*)\n(.*?)^```$", chapter, re.DOTALL | re.MULTILINE)
+        if kind == language
+    ]
+
+
+def started(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Starts a command of the chapter, in a shell that says nothing of what TensorFlow logs."""
+    env = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    command = command.replace("python -m", f"'{sys.executable}' -m")
+    ran = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env={**env, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran
+
+
+def runs_in(folder: Path) -> tuple[mlflow.MlflowClient, list[Any]]:
+    client = mlflow.MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    experiment = client.get_experiment_by_name("runner")
+    return client, [] if experiment is None else client.search_runs([experiment.experiment_id])
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory, empty_mlflow_database: Path) -> Path:
+    """The files of the chapter."""
+    folder = tmp_path_factory.mktemp("way_out")
+    shutil.copy(empty_mlflow_database, folder / "mlflow.db")
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "inputs.py").write_text(*way_out("python"))
+    (folder / "conf" / "experiment").mkdir(parents=True)
+    (folder / "conf" / "experiment" / "line.yaml").write_text(*way_out("yaml"))
+    return folder
+
+
+@pytest.mark.processes
+def test_the_way_out_leads_from_the_script_to_a_config_in_one_run_of_mlflow(project: Path) -> None:
+    of_script, of_config, _ = way_out("")
+    ran = started(of_script, project)
+    assert ran.stdout == "['global_step', 'loss', 'mae'] 400 True\n"
+    noise = [line for line in ran.stderr.splitlines() if re.search(r"^[IWE]\d{4} |absl::Init|oneDNN|tfprof", line)]
+    assert not noise, "TensorFlow's start-up"
+    assert "mlflow: mlflow ui --backend-store-uri sqlite:///mlflow.db" in ran.stderr
+    assert not (project / "model").exists(), "--model-dir is in place of the script's"
+    client, (run,) = runs_in(project)
+    assert (run.info.run_name, run.info.status) == ("line", "FINISHED")
+    assert (run.data.params["script"], run.data.params["model.params.units"]) == ("train.py", "8")
+    assert (run.data.tags["strategy"], run.data.tags["status"]) == ("MirroredStrategy", "finished")
+    assert {"train/loss", "eval/loss", "eval/mae", "train/steps_per_sec"} <= set(run.data.metrics)
+    assert {"train.py", "learning_curves.png"} <= {one.path for one in client.list_artifacts(run.info.run_id)}
+
+    started(of_config, project)
+    client, (same,) = runs_in(project)
+    assert same.info.run_id == run.info.run_id
+    assert [one.step for one in client.get_metric_history(run.info.run_id, "eval/mae")] == [200, 400, 600]
+    assert layout.latest_checkpoint(project / "runs" / "line") == str(project / "runs" / "line" / "model.ckpt-600")
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_way_out_ends_with_a_sweep(project: Path) -> None:
+    *_, of_sweep = way_out("")
+    started(of_sweep, project)
+    _, runs = runs_in(project)
+    swept = {
+        run.data.params.get("model.params.units") for run in runs if run.data.params.get("train.max_steps") == "50"
+    }
+    assert swept == {"4", "8"}
 
 
 def test_the_table_of_run_config_names_every_argument() -> None:

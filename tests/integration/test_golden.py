@@ -233,6 +233,19 @@ def test_tf_estimator_goes_on_from_our_checkpoints(
         theirs.end()
 
 
+def test_starts_with_the_initial_values_of_tf_estimator_as_the_guide_says(golden: Golden, tmp_path: Path) -> None:
+    """The same seed alone gives others: docs/migrating.md says how to take theirs."""
+    name, guide = "layers", (ROOT / "docs" / "migrating.md").read_text()
+    (command,) = re.findall(r"^mkdir -p ours.*$", guide, re.MULTILINE)
+    expected = golden.found(name)["losses"]
+    (tmp_path / "theirs").symlink_to(golden.folder / name)
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    (tmp_path / "ours").rename(tmp_path / name)
+    np.testing.assert_allclose(runs.trained(name, tmp_path, 2), expected[:2], rtol=1e-5)
+    (fresh,) = runs.trained(name, tmp_path / "fresh", 1)
+    assert abs(fresh / expected[0] - 1) > 1e-3
+
+
 # --- the table ------------------------------------------------------------------------------------------------------
 
 

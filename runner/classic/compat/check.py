@@ -12,13 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from runner.classic.compat import module_paths, names, packages, python2
-from runner.classic.compat.differences import (
-    CANNOT,
-    DIFFERS,
-    RULES,
-    RUN_CONFIG,
-    instead_of,
-)
+from runner.classic.compat.differences import CANNOT, DIFFERS, RULES, RUN_CONFIG, instead_of
 from runner.classic.compat.installed_names import OF_EVERY_MODULE, Installed
 from runner.classic.compat.source import Use, uses
 from runner.classic.compat.tf1_imports import as_version_1, signs
