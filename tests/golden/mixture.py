@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from tests.golden import data
 
-CALLS = []
+CALLS: list[str] = []
 EVERY = 3
 
 
