@@ -21,6 +21,7 @@ from runner.config.hydra import Composition
 from runner.config.job_id import job_id
 from runner.launch import app
 from tests.config.test_config import composed
+from tests.support.command_line import keep_loggers
 
 ROOT = Path(__file__).parents[2]
 OLD = ROOT / "tests" / "data" / "runs_of_8664505"
@@ -53,8 +54,7 @@ def run(*overrides: str) -> tuple[int, str]:
     said = io.StringIO()
     with contextlib.redirect_stderr(said), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["runner", *overrides])
-        # Hydra's `disabled` logging would silence the loggers of all tests that come after in this process.
-        patch.setattr("hydra._internal.logging_config.configure_logging", lambda config: None)
+        keep_loggers(patch)
         return app.run_command_line(), said.getvalue()
 
 

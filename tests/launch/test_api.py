@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import runner
-from tests.support.command_line import CommandLine
+from tests.support.command_line import CommandLine, keep_loggers
 from tests.support.jobs import SMALL
 from tests.support.line import line
 
@@ -24,6 +24,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> runner.Run:
     folder = tmp_path_factory.mktemp("api") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
+        keep_loggers(patch)
         return runner.run(
             *SMALL, f"model_dir={folder}", "checkpoint.save_steps=2", "checkpoint.keep_best.metric=eval/loss"
         )
@@ -32,6 +33,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> runner.Run:
 @pytest.fixture(autouse=True)
 def _at_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # where tests.support is found
+    keep_loggers(monkeypatch)
 
 
 @pytest.fixture
