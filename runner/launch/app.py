@@ -354,7 +354,8 @@ def _checked(
         raise ConfigError(
             f"model_dir={config.model_dir} with --multirun: the runs would overwrite each other. Leave it out."
         )
-    for key, name, default in (*config.functions(), *config.tracking.classes()):
+    functions = config.functions()
+    for key, name, default in (*functions, *(config.tracking.classes() if functions else ())):
         user_code.locate(key, name, default)
     config, why = model_source.resolved(config, env)
     if why and config.run.progress != "off" and not is_sweep:

@@ -62,6 +62,8 @@ class ShippingProcess:
         _shipping_process.cache_clear()
         with contextlib.suppress(OSError):
             assert self._child.stdin is not None
+            # A process that was forked from this one may hold the pipe open.
+            self._child.stdin.write(b"{}\n")
             self._child.stdin.close()
         try:
             self._child.wait(LAST_SECS)

@@ -2,7 +2,7 @@
 
     python -m runner.tracking.backends.session_process
 
-It ends with its input. A run that nobody has ended by then is one whose script was killed.
+It ends with its input, or with an empty message. A run that nobody has ended by then is one whose script was killed.
 """
 
 from __future__ import annotations
@@ -118,6 +118,8 @@ def main() -> None:
     shown: dict[str, dict[str, str]] = {}
     while (line := told.get()) is not None:
         message = json.loads(line)
+        if not message:
+            break
         try:
             if "begin" in message:
                 sessions[message["begin"]] = Session(message)
