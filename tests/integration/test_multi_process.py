@@ -231,6 +231,15 @@ def test_early_stopping_ends_all_workers(two: Gang) -> None:
     assert str(chief["reason"]).startswith("eval/loss has not improved by 0 for 1 evaluation; best ")
 
 
+def test_all_workers_reduce_the_learning_rate_before_the_same_step(two: Gang) -> None:
+    chief, worker = two.results("reduced_on_a_plateau")
+    first = chief["rates"][0]
+    # After the steps 0 to 8: the evaluations of 4 and 6 are no better than the first, of step 2.
+    assert (chief["rates"] / first).tolist() == pytest.approx([1, 1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25])
+    for name, value in chief.items():
+        np.testing.assert_array_equal(worker[name], value, err_msg=name)
+
+
 @pytest.mark.parametrize("style", ["native", "classic"])
 def test_a_loss_that_is_not_finite_on_one_worker_ends_all_and_names_its_step(style: str, two: Gang) -> None:
     for found in two.results("not_finite"):
