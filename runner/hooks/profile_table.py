@@ -115,10 +115,10 @@ def _table(title: str, rows: Sequence[Row], shown: int | None = None) -> str:
         ]
         for row in rows[:shown]
     ]  # fmt: skip
-    headers: Sequence[str] = _HEADERS
+    headers = list(_HEADERS)
     if shown is not None:
         if len({row.device for row in rows}) == 1:  # nothing that a person has to be told of each
-            headers, cells = headers[:4] + headers[5:], [row[:4] + row[5:] for row in cells]
+            headers, cells = [*headers[:4], *headers[5:]], [row[:4] + row[5:] for row in cells]
         cells = [[*row, type if len(type) <= _LONGEST_TYPE else f"{type[: _LONGEST_TYPE - 3]}...", name]
                  for *row, type, name in cells]  # fmt: skip
         columns = list(zip(headers, *cells, strict=True))[:-1]

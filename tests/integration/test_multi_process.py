@@ -28,7 +28,8 @@ pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]  # the first waits fo
 TWO = (
     "native", "classic", "by_replicas", "drawn_seed", "uneven", "without_data", "nothing_at_all", "own_resumed",
     "own_counted", "unknown_length", "in_turn", "measured",
-    "stopped_by_one", "slow_worker", "slow_evaluation", "undisturbed", "stopped_early", "not_finite", "sparse",
+    "stopped_by_one", "slow_worker", "slow_evaluation", "undisturbed", "stopped_early", "reduced_on_a_plateau",
+    "not_finite", "sparse",
     "weighted_losses", "accumulated", "half_precision", "one_file", "metrics_of_files", "pairs", "undying", "dying",
 )  # fmt: skip
 THREE = ("native", "classic", "uneven", "without_data", "own_resumed", "files", "read_on")
