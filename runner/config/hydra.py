@@ -37,6 +37,7 @@ from runner.config.schema import ConfigError
 from runner.config.validation import is_url
 from runner.system.files import write_atomically
 from runner.system.redaction import masked_override
+from runner.system.start_status import START_STATUS
 
 _PLUGINS = {
     "joblib": "hydra-joblib-launcher",
@@ -226,7 +227,11 @@ class Composition:
         self._launcher = launcher_of = Plugins.instantiate_launcher
 
         def private_launcher(plugins: Plugins, *arguments: Any, **named: Any) -> Any:
-            _keep_private(named["config"] if "config" in named else arguments[-1])
+            config = named["config"] if "config" in named else arguments[-1]
+            _keep_private(config)
+            name = OmegaConf.select(config, "hydra.runtime.choices")["hydra/launcher"]
+            if name != "basic":  # whose jobs are in processes that draw no line
+                START_STATUS.update(f"jobs run under hydra/launcher={name}")
             return launcher_of(plugins, *arguments, **named)
 
         Plugins.instantiate_launcher = private_launcher  # type: ignore

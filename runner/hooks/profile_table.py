@@ -16,7 +16,7 @@ from runner.tf_private.summaries import profile_type
 
 FILE = "operations.txt"
 _HEADERS = ("self ms", "self %", "total ms", "count", "device", "type", "operation")
-_SHOWN, _WIDTH = 10, 80
+_SHOWN, _WIDTH, _LONGEST_TYPE = 10, 80, 24
 _OPERATION = re.compile(r"(?P<name>[A-Za-z0-9.][\w./>-]*):(?P<type>[A-Z_]\w*)")
 _DATASET = re.compile(r"Iterator::([\w\[\]]+::)*(?P<type>\w+)")
 
@@ -115,11 +115,16 @@ def _table(title: str, rows: Sequence[Row], shown: int | None = None) -> str:
         ]
         for row in rows[:shown]
     ]  # fmt: skip
+    headers = list(_HEADERS)
     if shown is not None:
-        columns = list(zip(_HEADERS, *cells, strict=True))[:-1]
+        if len({row.device for row in rows}) == 1:  # nothing that a person has to be told of each
+            headers, cells = [*headers[:4], *headers[5:]], [row[:4] + row[5:] for row in cells]
+        cells = [[*row, type if len(type) <= _LONGEST_TYPE else f"{type[: _LONGEST_TYPE - 3]}...", name]
+                 for *row, type, name in cells]  # fmt: skip
+        columns = list(zip(headers, *cells, strict=True))[:-1]
         room = _WIDTH - sum(max(map(len, column)) + 2 for column in columns)
         cells = [[*row, name if len(name) <= room else f"...{name[-max(room - 3, 5) :]}"] for *row, name in cells]
-    return format_table(title, _HEADERS, cells)
+    return format_table(title, headers, cells)
 
 
 def _operation_of(plane: Any, event: Any) -> tuple[str, str] | None:

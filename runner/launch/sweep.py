@@ -7,6 +7,7 @@ Each job is a run of its own in a folder of the sweep, under a supervisor of its
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -215,7 +216,10 @@ class Sweep:
             (str(rank), job.shown_name, job.status, _shown(job.value), _shown(job.global_step), f"{where}/{job.folder}")
             for rank, job in enumerate(ranked, 1)
         ]
-        console.print_table(title, ("rank", "job", "status", metric, "step", "model_dir"), rows)
+        headers = ["rank", "job", "status", metric, "step", "model_dir"]
+        if sys.stdout.isatty() and console.table_width(headers, rows) > console.terminal_width(sys.stdout):
+            headers[-1], rows = "folder", [(*row[:-1], job.folder) for row, job in zip(rows, ranked, strict=True)]
+        console.print_table(title, headers, rows)
         for job in ranked:
             if job.error:
                 print(f"{job.name}: {job.error}", flush=True)

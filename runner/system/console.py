@@ -228,14 +228,19 @@ _PHASES = {
 """Phase of the journal -> what is said while it lasts."""
 
 
-def _filled(facts: Sequence[str], width: int) -> list[str]:
-    """Return lines of up to `width` characters with the facts, none of which is divided."""
+def _filled(facts: Sequence[str], width: int, between: str = "  ") -> list[str]:
+    """Return lines of up to `width` characters with the facts, none of which is divided.
+
+    Args:
+      between: of two facts; without its spaces it ends a line that another follows.
+    """
     lines: list[str] = []
-    for fact in facts:
-        if lines and len(lines[-1]) + 2 + len(fact) <= width:
-            lines[-1] += f"  {fact}"
+    for number, fact in enumerate(facts):
+        end = between.rstrip() if number < len(facts) - 1 else ""
+        if lines and len(lines[-1]) + len(between) - len(between.rstrip()) + len(fact) + len(end) <= width:
+            lines[-1] += f"{between[len(between.rstrip()) :]}{fact}{end}"
         else:
-            lines.append(fact)
+            lines.append(f"{fact}{end}")
     return lines
 
 
@@ -315,7 +320,9 @@ def print_summary(summary: Mapping[str, Any], model_dir: str, stream: IO[str] | 
     rows = [*_summary_rows(summary), ("model_dir", model_dir)]
     if stream.isatty() and not prefix:
         columns = Column(style="bold"), Column(overflow="fold")
-        _print_rich(Table(*columns, show_header=False, box=None, pad_edge=False), rows, stream)
+        room = terminal_width(stream) - max(len(name) for name, _ in rows) - 2
+        filled = [(name, "\n".join(_filled(value.split(", "), room, ", "))) for name, value in rows]
+        _print_rich(Table(*columns, show_header=False, box=None, pad_edge=False), filled, stream)
     else:
         for name, value in rows:
             print(f"{prefix}{name}: {value}", file=stream)
@@ -390,6 +397,16 @@ def _print_rich(table: Table, rows: Iterable[Sequence[str]], stream: IO[str]) ->
     for row in rows:
         table.add_row(*row)
     Console(file=stream, markup=False, highlight=False).print(table)
+
+
+def terminal_width(stream: IO[str]) -> int:
+    """Return how many characters a line of the terminal has that `stream` is."""
+    return Console(file=stream).width
+
+
+def table_width(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """Return how wide a table with lines is whose cells stand on one line each."""
+    return 1 + sum(3 + max(map(len, column)) for column in zip(headers, *rows, strict=True))
 
 
 def format_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -58,6 +58,12 @@ class StartStatus:
             self._task = self._live.add_task(phase, total=None)
             self._live.start()
 
+    def update(self, phase: str) -> None:
+        """Show `phase`, where a phase is shown."""
+        with self._lock:
+            if self._live is not None:
+                self.show(phase)
+
     def say(self, text: str) -> bool:
         """Say a line above the spinner. Returns: False where none is shown, and nothing was said."""
         with self._lock:

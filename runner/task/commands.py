@@ -59,9 +59,10 @@ class Ready(Hook):
     def begin(self, run: Run) -> None:
         if not self._said:
             self._said = True
-            phases = ", ".join(f"{name} {secs:.1f} s" for name, secs in self._context.journal.phases.items())
+            known = self._context.journal.phases.items()
+            phases = ", ".join(f"{name} {secs:.1f} s" for name, secs in known if secs >= 0.05)
             secs = time.monotonic() - self._context.started
-            self._context.progress.message(f"ready after {secs:.1f} s: {phases}")
+            self._context.progress.message(f"ready after {secs:.1f} s{f': {phases}' if phases else ''}")
 
 
 def run(config: Config, context: TaskContext) -> dict[str, Any]:

@@ -28,7 +28,8 @@ pytestmark = pytest.mark.timeout(900)  # the first waits for two gangs
 TWO = (
     "native", "classic", "by_replicas", "drawn_seed", "uneven", "without_data", "nothing_at_all", "own_resumed",
     "own_counted", "unknown_length", "in_turn", "measured",
-    "stopped_by_one", "slow_worker", "slow_evaluation", "undisturbed", "stopped_early", "not_finite", "sparse",
+    "stopped_by_one", "slow_worker", "slow_evaluation", "undisturbed", "stopped_early", "reduced_on_a_plateau",
+    "not_finite", "sparse",
     "weighted_losses", "accumulated", "half_precision", "one_file", "metrics_of_files", "pairs", "undying", "dying",
 )  # fmt: skip
 THREE = ("native", "classic", "uneven", "without_data", "own_resumed", "files", "read_on")
@@ -229,6 +230,15 @@ def test_early_stopping_ends_all_workers(two: Gang) -> None:
     assert int(chief["step"]) == int(worker["step"]) == 4
     assert str(chief["reason"]) == str(worker["reason"])
     assert str(chief["reason"]).startswith("eval/loss has not improved by 0 for 1 evaluation; best ")
+
+
+def test_all_workers_reduce_the_learning_rate_before_the_same_step(two: Gang) -> None:
+    chief, worker = two.results("reduced_on_a_plateau")
+    first = chief["rates"][0]
+    # After the steps 0 to 8: the evaluations of 4 and 6 are no better than the first, of step 2.
+    assert (chief["rates"] / first).tolist() == pytest.approx([1, 1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25])
+    for name, value in chief.items():
+        np.testing.assert_array_equal(worker[name], value, err_msg=name)
 
 
 @pytest.mark.parametrize("style", ["native", "classic"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import os
+import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -319,3 +321,32 @@ def test_a_sweep_in_hydras_own_directory_is_ranked_and_has_its_code(sweep: Calla
     result = sweep("sys.exit(1) if rate == 0.3 else finish()", RATES, "hydra.sweep.dir=outputs/sweeps/mine")
     assert result.code == 1
     assert "sweep outputs/sweeps/mine: 3 jobs, best first by eval/loss (min)" in result.out
+
+
+def test_on_a_terminal_of_80_columns_the_table_divides_no_word(tmp_path: Path) -> None:
+    terminal, child = pty.openpty()
+    env = {**ENV, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "40"}
+    called = command(tmp_path, "finish()", "tracking=none", RATES)
+    with subprocess.Popen(
+        called, cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, stdout=child, stderr=child
+    ) as process:
+        os.close(child)
+        said = b""
+        while part := read_some(terminal):
+            said += part
+    assert process.returncode == 0, said.decode()
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.decode()).replace("\r", "\n")
+    table = text[text.index("sweep outputs/sweeps/") :].splitlines()
+    rows = [line.strip("│").split("│") for line in table if line.startswith("│")]
+    assert [row[1].strip() for row in rows] == ["learning_rate=0.3", "learning_rate=0.2", "learning_rate=0.1"]
+    (directory,) = (tmp_path / "outputs" / "sweeps").iterdir()
+    assert all((directory / row[-1].strip() / "summary.json").exists() for row in rows)
+    assert "folder" in text and max(map(len, table)) <= 80
+
+
+def read_some(terminal: int) -> bytes:
+    """What the other end has written; nothing once that is closed."""
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # Linux, where the other end is closed
+        return b""

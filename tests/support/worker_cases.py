@@ -23,6 +23,7 @@ STRATEGY = build_strategy("multi_worker", virtual_devices=int(os.environ.get("RE
 from runner import Estimator, EstimatorSpec, EvalSpec, Input, RunConfig, TrainSpec, train_and_evaluate  # noqa: E402
 from runner.distribute.cluster import Cluster  # noqa: E402
 from runner.estimator.early_stopping import EarlyStopping  # noqa: E402
+from runner.estimator.reduce_lr_on_plateau import ReduceLROnPlateau  # noqa: E402
 from runner.hooks.hook import Hook, Run  # noqa: E402
 from runner.types import StepResult  # noqa: E402
 from tests.support.gang import DIES_AT  # noqa: E402
@@ -339,6 +340,37 @@ def stopped_early(folder: Path) -> dict[str, Any]:
         EvalSpec(Input(lambda: numbers(8).batch(4), batch_size=4)),
     )
     return {"step": result.global_step, "reason": result.stopped_early}
+
+
+class Rates(Hook):
+    """Notes the learning rate before each loop."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, float] = {}
+
+    def before_step(self, run: Any, step: int) -> None:
+        self.seen[step] = run.learning_rate
+
+    def after_step(self, run: Any, result: Any) -> None:
+        self.seen[result.last_step] = run.learning_rate
+
+
+@case
+def reduced_on_a_plateau(folder: Path) -> dict[str, Any]:
+    """No evaluation is better by so much than the one before it."""
+    estimator = Estimator(STYLES["native"], folder, config(save_checkpoints_steps=2, steps_per_loop=1))
+    rates = Rates()
+    train_and_evaluate(
+        estimator,
+        TrainSpec(
+            train_input(8, dtype="float64"),
+            max_steps=8,
+            hooks=[rates],
+            reduce_lr_on_plateau=ReduceLROnPlateau("eval/loss", factor=0.5, patience_evals=1, min_delta=1e9),
+        ),
+        EvalSpec(train_input(8, dtype="float64"), steps=2),
+    )
+    return {"rates": [rates.seen[step] for step in sorted(rates.seen)], **variables(estimator)}
 
 
 @case

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from runner.system.console import (
     print_summary,
     print_table,
 )
+from runner.system.start_status import StartStatus
 
 
 class Terminal(io.StringIO):
@@ -312,3 +314,25 @@ def test_a_table_may_have_no_header_and_no_rows() -> None:
     print_table("run", ["", ""], [["a", "b"]], stream)
     print_table("none", ["x"], [], stream)
     assert stream.getvalue().splitlines() == ["run", "a  b", "none", "x"]
+
+
+def test_a_summary_on_a_narrow_terminal_keeps_numbers_and_units_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = Terminal()
+    phases = {"import": 5.5, "build": 0.7, "trace": 0.3, "save": 0.1, "evaluate": 0.5, "train": 3.7}
+    print_summary({"status": "finished", "phases": phases, "mlflow_run_id": "f" * 32}, "outputs/mine", stream)
+    lines = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines()]
+    assert lines[1:3] == [
+        "time           import 5.5 s, build 0.7 s, trace 0.3 s, save 0.1 s,",
+        "               evaluate 0.5 s, train 3.7 s",
+    ]
+
+
+def test_the_live_line_of_a_launcher_takes_the_place_of_another_and_draws_none() -> None:
+    status = StartStatus()
+    status.update("jobs run under hydra/launcher=joblib")
+    assert not status.say("x"), "there was none"
+    status.show("reading the config")
+    status.update("jobs run under hydra/launcher=joblib")
+    assert status._live.tasks[0].description == "jobs run under hydra/launcher=joblib"
+    status.stop()
