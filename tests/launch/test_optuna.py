@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -16,6 +17,7 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
+from runner.launch.optuna_sweeper import _draw
 from tests.launch.test_sweep import ENV, Outcome, command
 
 RATE = "model.params.learning_rate=tag(log,interval(0.01,1))"
@@ -70,6 +72,7 @@ def test_suggestions_follow_from_what_came_before_and_the_same_command_goes_on(s
     first = study("finish()", RATE, "hydra.sweeper.n_trials=14")
     assert first.code == 0, first.err
     assert "job 14/14: learning_rate=" in first.err
+    assert all(re.fullmatch(r"learning_rate=0\.\d{1,6}", job["name"]) for job in first.jobs)
     trials = trials_in(first.directory)
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 14
     # The ten first are drawn at random, the others near the best.
@@ -241,3 +244,20 @@ def test_a_dry_run_lists_the_jobs(tmp_path: Path, study: Study) -> None:
     words = ("model.params.learning_rate=0.1,0.2", "tracking=none")
     subprocess.run(command(tmp_path, BEST_AT_03 + "finish()", *words), cwd=tmp_path, env=ENV, check=True, timeout=60)
     assert all("(finished, outputs/sweeps/" in line for line in listed("model.params.learning_rate=0.1,0.2"))
+
+
+def test_pictures_show_whole_names_and_leave_matplotlib_as_it_was(tmp_path: Path) -> None:
+    import matplotlib
+    from matplotlib.image import imread
+
+    study = optuna.create_study(direction="maximize")
+    for number in range(4):
+        trial = study.ask({"model.params.learning_rate": optuna.distributions.FloatDistribution(0, 1)})
+        study.tell(trial, trial.params["model.params.learning_rate"] * number)
+    before = matplotlib.rcParams["axes.facecolor"]
+    _draw(study, "eval/accuracy", tmp_path)
+    assert matplotlib.rcParams["axes.facecolor"] == before
+    for name in ("optimization_history.png", "param_importances.png"):
+        pixels = imread(tmp_path / name)
+        assert pixels.shape[:2] == (450, 900)
+        assert (pixels[:, :2, :3] == 1).all(), "a name is cut off at the left"
