@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -251,5 +252,10 @@ def name_of_job(argv: Sequence[str], overrides: Sequence[str], swept: Iterable[s
         key, _, value = masked_override(text).lstrip("+").partition("=")
         last = key.rpartition(".")[2]
         if not varying or key in varying:
-            words.append(f"{last if last_words.count(last) <= 1 else key}={value}")
+            words.append(f"{last if last_words.count(last) <= 1 else key}={_short(value)}")
     return ", ".join(words) or "defaults"
+
+
+def _short(value: str) -> str:
+    """Return a number of many digits, as a study suggests it, with four of them; the params of the run have all."""
+    return f"{float(value):.4g}" if re.fullmatch(r"-?\d*\.\d{6,}(e[+-]?\d+)?", value) else value

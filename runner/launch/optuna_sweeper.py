@@ -28,7 +28,7 @@ from runner.launch.sweep import JobResult, Sweep
 from runner.system import console
 from runner.system.redaction import mask_text
 from runner.system.standard_streams import say
-from runner.tracking.curves import save_figure
+from runner.tracking.curves import DRAWING, save_figure
 from runner.tracking.run_lock import alone_in
 from runner.tracking.tracker import Point, describe
 
@@ -104,7 +104,7 @@ class OptunaSweeper(Sweeper):
             self._run(study, sweep, space, left, config.sweep.parallel)
         finally:
             optuna.logging.set_verbosity(optuna.logging.ERROR)
-            _draw(study, directory)
+            _draw(study, config.sweep.metric or "eval/loss", directory)
 
     def _config_of_all(self) -> tuple[Config, Path]:
         """Compose what is the same for all jobs, from the overrides that do not vary; and the sweep's folder."""
@@ -355,23 +355,29 @@ def _described(distribution: BaseDistribution) -> str:
     return f"{bounds.low} to {bounds.high}{step}{', by orders of magnitude' if bounds.log else ''}"
 
 
-def _draw(study: Study, directory: Path) -> None:
+def _draw(study: Study, metric: str, directory: Path) -> None:
     """Draw how the study went, and which keys mattered, into the sweep's folder."""
     import warnings
 
+    import matplotlib
     from optuna.trial import TrialState
     from optuna.visualization import matplotlib as pictures
 
     if len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))) < 2:
         return
+    matplotlib.use("agg")  # Optuna draws by pyplot, which would open windows where there is a screen
     for name, plot in (
         ("optimization_history.png", pictures.plot_optimization_history),
         ("param_importances.png", pictures.plot_param_importances),
     ):
         try:
-            with warnings.catch_warnings():
+            # Optuna chooses a style of matplotlib for all that is drawn from then on.
+            with DRAWING, warnings.catch_warnings(), matplotlib.rc_context():
                 warnings.simplefilter("ignore")  # its pictures by matplotlib are experimental
-                figure: Any = plot(study).figure
-                save_figure(figure, directory / name)
+                axes: Any = plot(study, target_name=metric)
+                axes.figure.set_size_inches(9, 4.5)
+                axes.figure.set_layout_engine("constrained")  # the names of the keys are wider than its margin
+                save_figure(axes.figure, directory / name)
+                matplotlib.pyplot.close(axes.figure)
         except Exception as error:  # all trials came to the same, or chose the same
             say(f"no {name}: {describe(error)}")

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from runner.launch.app import CommandLine
 
 SWEEP_FILE = "sweep.json"
+DESCRIPTION_BEGINS = "Jobs, best first by"
+MAX_DESCRIBED = 30
+"""Jobs in the description of the sweep's run in MLflow."""
 
 
 @dataclass
@@ -167,9 +170,19 @@ class Sweep:
             step, metrics = best.global_step or 0, best.metrics.items()
             self._parent.log_points([Point(f"best/{name}", float(value), step, now) for name, value in metrics])
             self._parent.set_tags({"best": best.name})
+        self._parent.set_description(self._description(ranked), DESCRIPTION_BEGINS)
         for file in (self.directory / SWEEP_FILE, *sorted(self.directory.glob("*.png"))):
             self._parent.log_file(file)
         self._parent.end(status)
+
+    def _description(self, ranked: Sequence[JobResult]) -> str:
+        """Return the ranking as Markdown: what a person who opens the sweep's page wants to know first."""
+        metric = self._shown_metric(ranked)
+        rows = [("job", metric, "status"), ("---", "---:", "---")]
+        rows += [(job.shown_name, _shown(job.value), job.status) for job in ranked[:MAX_DESCRIBED]]
+        table = "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in row) + " |" for row in rows)
+        left_out = f"\n\n{len(ranked) - MAX_DESCRIBED} more are in sweep.json." if len(ranked) > MAX_DESCRIBED else ""
+        return f"{DESCRIPTION_BEGINS} {metric} ({self._mode(ranked)})\n\n{table}{left_out}"
 
     def _open_parent(self, config: Config, command: CommandLine, known: str | None) -> str | None:
         """Open the sweep's run in MLflow: the one that an earlier start made, or a new one."""

@@ -17,7 +17,7 @@ import shlex
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +26,7 @@ from urllib.parse import unquote
 
 from filelock import FileLock
 
+from runner.config.metric_names import is_of_evaluation
 from runner.config.schema import TrackingConfig
 from runner.system import gc_pause
 from runner.system.redaction import mask_text
@@ -81,6 +82,7 @@ QUIET = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
     "MLFLOW_LOGGING_LEVEL": "WARNING",  # "Creating initial database tables" and the like
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",  # it tears the live line of the screen
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # standard output is for the summary
 }
 """Settings of MLflow that hold unless the environment says otherwise."""
@@ -139,6 +141,11 @@ class MlflowTracker(Tracker):
     def set_tags(self, tags: Mapping[str, str]) -> None:
         self._log(tags=_run_tags(tags))
 
+    def set_description(self, text: str, replaces: str) -> None:
+        name = "mlflow.note.content"
+        if self._client.get_run(self._run_id).data.tags.get(name, replaces).startswith(replaces):
+            self.set_tags({name: text})
+
     def log_file(self, path: Path, folder: str = "") -> None:
         self._client.log_artifact(self._run_id, str(path), folder or None)
 
@@ -166,23 +173,37 @@ class MlflowTracker(Tracker):
         self._client.log_inputs(self._run_id, [DatasetInput(entity, [tag])])
 
     def log_model(self, model: ExportedModel) -> None:
-        from mlflow.entities import LoggedModelOutput
+        from mlflow.entities import LoggedModelOutput, Metric
 
         with tempfile.TemporaryDirectory(prefix="runner-") as scratch, gc_pause.not_searched():
             folder = Path(scratch) / "model"
             with warnings.catch_warnings(record=True):  # advice for those who write models by hand
                 _save_model(model, folder)
+            run = self._client.get_run(self._run_id)
+            params = {name: value for name, value in run.data.params.items() if name.startswith("model.params.")}
             known = self._client.create_logged_model(
-                self._experiment_id, clean_text(model.name, MAX_NAME), self._run_id, model_type="SavedModel"
-            )
+                self._experiment_id, clean_text(model.name, MAX_NAME), self._run_id, params=params,
+                model_type="SavedModel",
+            )  # fmt: skip
             self._client.log_model_artifacts(known.model_id, str(folder))
         self._client.finalize_logged_model(known.model_id, "READY")
         self._client.log_outputs(self._run_id, [LoggedModelOutput(known.model_id, model.step)])
+        evaluated = self._evaluated_at(model.step, run.data.metrics)
+        # The run has these values: it keeps one of each step and time.
+        self._log(metrics=[Metric(m.key, m.value, m.timestamp, m.step, known.model_id) for m in evaluated])
         if model.registered_name is not None:
-            self._register(model, known.model_id)
+            shown = ", ".join(f"{metric.key} {metric.value:.4g}" for metric in evaluated)
+            about = f"Step {model.step} of run {run.info.run_name}" + (f": {shown}" if shown else "")
+            self._register(model, known.model_id, about)
 
-    def _register(self, model: ExportedModel, model_id: str) -> None:
-        """Make the model a version of a registered one, with its alias."""
+    def _evaluated_at(self, step: int, names: Iterable[str]) -> list[Any]:
+        """Return what evaluations of the checkpoint of `step` found, the last value of each metric."""
+        histories = [self._client.get_metric_history(self._run_id, name) for name in names if is_of_evaluation(name)]
+        found = [[metric for metric in history if metric.step == step] for history in histories]
+        return [max(metrics, key=lambda metric: metric.timestamp) for metrics in found if metrics]
+
+    def _register(self, model: ExportedModel, model_id: str, about: str) -> None:
+        """Make the model a version of a registered one, with its alias and a sentence about it."""
         from mlflow.exceptions import MlflowException
 
         name = model.registered_name
@@ -192,7 +213,7 @@ class MlflowTracker(Tracker):
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
         version = self._client.create_model_version(
-            name, f"models:/{model_id}", self._run_id, tags={"step": str(model.step)}, model_id=model_id
+            name, f"models:/{model_id}", self._run_id, {"step": str(model.step)}, description=about, model_id=model_id
         )
         if model.alias is not None:
             self._client.set_registered_model_alias(name, model.alias, version.version)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 JOBS_FILE = "parallel_coordinates.png"
+MAX_MARKS = 6
+"""More values of one key than this are not all written at its axis."""
 
 
 def draw_jobs(jobs: Sequence[tuple[str, float | None]], metric: str, directory: Path) -> Path | None:
@@ -41,19 +43,24 @@ def _figure(names: Sequence[str], columns: Sequence[Sequence[str]], metric: str,
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(max(6.0, 2.2 * (len(names) + 1)), 4.5), layout="constrained", facecolor="white")
+    figure = Figure(figsize=(max(9.0, 2.2 * (len(names) + 1)), 4.5), layout="constrained", facecolor="white")
     axes = figure.add_subplot()
     places = [_placed(column) for column in [*columns, [repr(value) for value in values]]]
     for job in range(len(values)):
         heights = [heights[job] for heights, _ in places]
-        axes.plot(range(len(places)), heights, color=colormaps["viridis"](heights[-1]), alpha=0.8, linewidth=1.5)
+        colour = colormaps["viridis"](0.9 * heights[-1])  # its last tenth is too light for white paper
+        axes.plot(range(len(places)), heights, color=colour, alpha=0.8, linewidth=1.5)
     for number, (_, ticks) in enumerate(places):
         axes.axvline(number, color="#999999", linewidth=0.8)
         for height, text in ticks:
-            axes.annotate(text, (number, height), (4, 0), textcoords="offset points", fontsize=8, va="center")
+            axes.annotate(
+                text, (number, height), (5, 0), textcoords="offset points", fontsize=8, va="center",
+                bbox={"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
+            )  # fmt: skip
     axes.set_xticks(range(len(places)), [text.replace("$", r"\$") for text in (*names, metric)], fontsize=9)
     axes.set_yticks([])
     axes.set_xlim(-0.1, len(places) - 0.6)
+    axes.tick_params(length=0)
     axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
     return figure
 
@@ -61,7 +68,7 @@ def _figure(names: Sequence[str], columns: Sequence[Sequence[str]], metric: str,
 def _placed(texts: Sequence[str]) -> tuple[list[float], list[tuple[float, str]]]:
     """Return the height of each value from 0 to 1, and the marks of the axis.
 
-    Numbers stand where they belong, by orders of magnitude where they span more than two; names one above the other.
+    Numbers stand where they belong, by orders of magnitude where they span more than one; names one above the other.
     """
     try:
         numbers = [float(text) for text in texts]
@@ -71,9 +78,12 @@ def _placed(texts: Sequence[str]) -> tuple[list[float], list[tuple[float, str]]]
         names = sorted(set(texts))
         heights = {name: number / max(len(names) - 1, 1) for number, name in enumerate(names)}
         return [heights[text] for text in texts], [(heights[name], name) for name in names]
-    is_log = min(numbers) > 0 and max(numbers) >= 100 * min(numbers)
+    is_log = min(numbers) > 0 and max(numbers) >= 10 * min(numbers)
     scaled = [math.log(number) if is_log else number for number in numbers]
     least, span = min(scaled), max(scaled) - min(scaled)
     heights_of = {number: (each - least) / span if span else 0.5 for number, each in zip(numbers, scaled, strict=True)}
-    shown = sorted(heights_of) if len(heights_of) <= 6 else [min(numbers), max(numbers)]
-    return [heights_of[number] for number in numbers], [(heights_of[number], f"{number:.4g}") for number in shown]
+    marks = [(height, number) for number, height in heights_of.items()]
+    if len(marks) > MAX_MARKS:
+        between = [(part / 4, least + span * part / 4) for part in range(5)]
+        marks = [(height, math.exp(each) if is_log else each) for height, each in between]
+    return [heights_of[number] for number in numbers], [(height, f"{number:.4g}") for height, number in sorted(marks)]

@@ -102,6 +102,9 @@ class Tracker:
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Add tags to the run."""
 
+    def set_description(self, text: str, replaces: str) -> None:
+        """Describe the run, in Markdown. Args: replaces: how a description begins that is not a person's own."""
+
     def log_file(self, path: Path, folder: str = "") -> None:
         """Keep a copy of a file, or of a folder, with the run. Args: folder: of the run's files; '': the top."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -16,6 +17,7 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
+from runner.launch.optuna_sweeper import _draw
 from tests.launch.test_sweep import ENV, Outcome, command, run_sweep
 from tests.support.command_line import CommandLine
 from tests.support.tiers import slow_but
@@ -61,6 +63,7 @@ def test_suggestions_follow_from_what_came_before_and_the_same_command_goes_on(s
     first = study("finish()", *arguments, "hydra.sweeper.n_trials=10")
     assert first.code == 0, first.err
     assert "job 10/10: learning_rate=" in first.err
+    assert all(re.fullmatch(r"learning_rate=0\.\d{1,6}", job["name"]) for job in first.jobs)
     trials = trials_in(first.directory)
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 10
     # The six first are drawn at random, the others near the best.
@@ -233,3 +236,20 @@ def test_a_dry_run_lists_the_jobs(tmp_path: Path, command_line: CommandLine) -> 
     words = ("model.params.learning_rate=0.1,0.2", "tracking=none")
     assert run_sweep(command_line, tmp_path, BEST_AT_03 + "finish()", *words).code == 0
     assert all("(finished, outputs/sweeps/" in line for line in listed("model.params.learning_rate=0.1,0.2"))
+
+
+def test_pictures_show_whole_names_and_leave_matplotlib_as_it_was(tmp_path: Path) -> None:
+    import matplotlib
+    from matplotlib.image import imread
+
+    study = optuna.create_study(direction="maximize")
+    for number in range(4):
+        trial = study.ask({"model.params.learning_rate": optuna.distributions.FloatDistribution(0, 1)})
+        study.tell(trial, trial.params["model.params.learning_rate"] * number)
+    before = matplotlib.rcParams["axes.facecolor"]
+    _draw(study, "eval/accuracy", tmp_path)
+    assert matplotlib.rcParams["axes.facecolor"] == before
+    for name in ("optimization_history.png", "param_importances.png"):
+        pixels = imread(tmp_path / name)
+        assert pixels.shape[:2] == (450, 900)
+        assert (pixels[:, :2, :3] == 1).all(), "a name is cut off at the left"

@@ -181,6 +181,13 @@ def test_mlflow_has_a_parent_with_named_children_and_each_its_status(
     assert parent.info.status == "FAILED"
     assert parent.data.tags["best"] == "learning_rate=0.3, strategy=default"
     assert parent.data.metrics["best/eval/accuracy"] == 0.3
+    described = parent.data.tags["mlflow.note.content"].splitlines()
+    assert described[0] == "Jobs, best first by eval/loss (min)"
+    assert described[2:5] == [
+        "| job | eval/loss | status |",
+        "| --- | ---: | --- |",
+        "| learning_rate=0.3, strategy=default | 0.7 | finished |",
+    ]
     assert parent.data.tags["command"] == f"runner -m tracking=mlflow {' '.join(arguments)}"
     assert [file.path for file in client.list_artifacts(parent.info.run_id)] == [
         "parallel_coordinates.png",
