@@ -11,6 +11,9 @@ import tensorflow as tf
 
 from runner.hooks.trace_session import TraceSession
 from runner.tf_private import v1 as v1_bridge
+from runner.tf_private.graphs import object_graph_of
+from runner.tracing.trace import Trace
+from runner.tracing.variable_store import GLOBAL_STEP
 
 v1 = tf.compat.v1
 _log = logging.getLogger(__name__)
@@ -66,6 +69,18 @@ class ModelScaffold:
         """Return those of `names` that the saver does not have."""
         return [name for name in names if name not in self._in_saver] if self._in_saver else []
 
+    def objects(self, trace: Trace) -> tuple[bytes, Mapping[str, str]]:
+        """Return what a checkpoint says of the objects of a `tf.train.Checkpoint`, and the keys of their variables.
+
+        Called with the traced graph as default. Both are empty where the saver is none.
+        """
+        if not isinstance(self.saver, tf.train.Checkpoint):
+            return b"", {}
+        requests = trace.requested.requests.items()
+        names = {id(v1.train.get_global_step(trace.graph)): GLOBAL_STEP}
+        names |= {id(one): name for name, pair in requests for one in pair if one is not None}
+        return object_graph_of(self.saver, lambda one: names.get(id(one)))
+
     def restore(self, session: TraceSession, path: str) -> None:
         """Have the user's own `restore` read the checkpoint `path`; others have been read by their keys."""
         if self.saver is not None and self.restores:
@@ -110,6 +125,8 @@ class ModelScaffold:
                 type(self._scaffold).__name__,
             )
         if self.saver is None:
+            return
+        if isinstance(self.saver, tf.train.Checkpoint):
             return
         if getattr(getattr(self.saver, "save", None), "__func__", None) is not v1.train.Saver.save:
             _log.warning(

@@ -143,7 +143,8 @@ def test_names_can_be_imported_from_nested_modules() -> None:
 
     assert (EstimatorSpec, estimator) == (v1.estimator.EstimatorSpec, tf.estimator)
     assert SessionRunHook is v1.train.SessionRunHook
-    assert sys.modules["tensorflow.compat.v1"].__spec__.name == "tensorflow.compat.v1"
+    spec = sys.modules["tensorflow.compat.v1"].__spec__
+    assert spec is not None and spec.name == "tensorflow.compat.v1"
 
 
 def test_placeholders_can_be_made_outside_of_a_graph_after_a_switch_of_tf1(monkeypatch: pytest.MonkeyPatch) -> None:
