@@ -18,6 +18,8 @@ from runner.tracing.variable_store import GLOBAL_STEP
 v1 = tf.compat.v1
 _log = logging.getLogger(__name__)
 
+_OBJECTS = (tf.train.Checkpoint, v1.train.Checkpoint)
+
 
 class ModelScaffold:
     """A `tf.compat.v1.train.Scaffold` in one mode, next to the Saver that tf.estimator would have used.
@@ -56,7 +58,7 @@ class ModelScaffold:
     def restores(self) -> bool:
         """Whether `restore` of the saver is the user's own."""
         own = getattr(getattr(self.saver, "restore", None), "__func__", None)
-        is_known = self.saver is None or isinstance(self.saver, tf.train.Checkpoint)
+        is_known = self.saver is None or isinstance(self.saver, _OBJECTS)
         return not is_known and own is not v1.train.Saver.restore
 
     @property
@@ -74,7 +76,7 @@ class ModelScaffold:
 
         Called with the traced graph as default. Both are empty where the saver is none.
         """
-        if not isinstance(self.saver, tf.train.Checkpoint):
+        if not isinstance(self.saver, _OBJECTS):
             return b"", {}
         requests = trace.requested.requests.items()
         names = {id(v1.train.get_global_step(trace.graph)): GLOBAL_STEP}
@@ -126,7 +128,7 @@ class ModelScaffold:
             )
         if self.saver is None:
             return
-        if isinstance(self.saver, tf.train.Checkpoint):
+        if isinstance(self.saver, _OBJECTS):
             return
         if getattr(getattr(self.saver, "save", None), "__func__", None) is not v1.train.Saver.save:
             _log.warning(
