@@ -44,9 +44,15 @@ class Reader:
 
     def names(self) -> dict[str, tuple[tuple[int, ...], tf.DType]]:
         """Variable name -> (shape, dtype), slices of one variable as one, without the runner's own state."""
-        if self.is_of_objects:
-            return {name: self._entries[key] for name, key in self._keys_of_objects.items()}
-        return {name: facts for name, facts in self._entries.items() if not name.startswith(EXTRA)}
+        own = {name: facts for name, facts in self._entries.items() if not name.startswith(EXTRA)}
+        if not self.is_of_objects:
+            return own
+        of_objects = {name: self._entries[key] for name, key in self._keys_of_objects.items()}
+        if not self.is_of_a_run:
+            return of_objects
+        # A run whose Scaffold has a tf.train.Checkpoint: what no object has goes by its name.
+        taken = {OBJECT_GRAPH, *self._keys_of_objects.values()}
+        return {name: facts for name, facts in own.items() if name not in taken} | of_objects
 
     @property
     def is_of_objects(self) -> bool:

@@ -148,6 +148,8 @@ class TrainSetupBuilder:
         scaffold = ModelScaffold(spec.scaffold, program.trace.collections.get(v1.GraphKeys.SAVERS, ()))
         if context.is_chief:
             scaffold.warn_in_training(list(model.store.saved), context.config.keep_checkpoint_max)
+        with trace_session.entered():
+            model.objects = scaffold.objects(program.trace)
         if latest is not None:
             model.restore(latest, scaffold.keys, partly=scaffold.restores)
             scaffold.restore(trace_session, latest)

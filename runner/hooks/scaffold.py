@@ -11,9 +11,14 @@ import tensorflow as tf
 
 from runner.hooks.trace_session import TraceSession
 from runner.tf_private import v1 as v1_bridge
+from runner.tf_private.graphs import object_graph_of
+from runner.tracing.trace import Trace
+from runner.tracing.variable_store import GLOBAL_STEP
 
 v1 = tf.compat.v1
 _log = logging.getLogger(__name__)
+
+_OBJECTS = (tf.train.Checkpoint, v1.train.Checkpoint)
 
 
 class ModelScaffold:
@@ -53,7 +58,7 @@ class ModelScaffold:
     def restores(self) -> bool:
         """Whether `restore` of the saver is the user's own."""
         own = getattr(getattr(self.saver, "restore", None), "__func__", None)
-        is_known = self.saver is None or isinstance(self.saver, tf.train.Checkpoint)
+        is_known = self.saver is None or isinstance(self.saver, _OBJECTS)
         return not is_known and own is not v1.train.Saver.restore
 
     @property
@@ -65,6 +70,18 @@ class ModelScaffold:
     def not_in_saver(self, names: Sequence[str]) -> list[str]:
         """Return those of `names` that the saver does not have."""
         return [name for name in names if name not in self._in_saver] if self._in_saver else []
+
+    def objects(self, trace: Trace) -> tuple[bytes, Mapping[str, str]]:
+        """Return what a checkpoint says of the objects of a `tf.train.Checkpoint`, and the keys of their variables.
+
+        Called with the traced graph as default. Both are empty where the saver is none.
+        """
+        if not isinstance(self.saver, _OBJECTS):
+            return b"", {}
+        requests = trace.requested.requests.items()
+        names = {id(v1.train.get_global_step(trace.graph)): GLOBAL_STEP}
+        names |= {id(one): name for name, pair in requests for one in pair if one is not None}
+        return object_graph_of(self.saver, lambda one: names.get(id(one)))
 
     def restore(self, session: TraceSession, path: str) -> None:
         """Have the user's own `restore` read the checkpoint `path`; others have been read by their keys."""
@@ -110,6 +127,8 @@ class ModelScaffold:
                 type(self._scaffold).__name__,
             )
         if self.saver is None:
+            return
+        if isinstance(self.saver, _OBJECTS):
             return
         if getattr(getattr(self.saver, "save", None), "__func__", None) is not v1.train.Saver.save:
             _log.warning(

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner.checkpoint import warm_start
-from runner.checkpoint.reader import Reader, numbered
+from runner.checkpoint.reader import OBJECT_GRAPH, Reader, numbered
 from runner.data.inputs import Input, InputPipeline
 from runner.data.ps_ranges import PsDataset
 from runner.data.replica_batches import SplitRows
@@ -48,6 +48,8 @@ class Model:
       values_of: path of the checkpoint whose values the variables have; None: theirs may be others. Whoever is about to
         change them sets it to None.
       keys: name of a variable -> its key in that checkpoint, of those that a Scaffold's saver has under another.
+      objects: of the `tf.train.Checkpoint` of a Scaffold in training: what describes its objects, and the keys of their
+        variables, by which checkpoints have them.
       shown: whoever had other values shown than those of `values_of`, until `show_weights` takes them back.
     """
 
@@ -69,6 +71,7 @@ class Model:
         self._programs: dict[Any, Any] = {}
         self.values_of: str | None = None
         self.keys: Mapping[str, str] = {}
+        self.objects: tuple[bytes, Mapping[str, str]] = b"", {}
         self.shown: Any = None
         self._weights: dict[str, Any] = {}
         self._aside: tuple[Mapping[str, Any], Mapping[str, str]] | None = None  # values, and the keys of these
@@ -249,10 +252,12 @@ class Model:
 
     def values_by_key(self) -> dict[str, Any]:
         """Return `values`, by the keys that they have in a checkpoint."""
-        values = self.values()
-        named = {name: value for name, value in values.items() if name not in self.keys}
+        values, (described, of_objects) = self.values(), self.objects
+        keys = {**self.keys, **of_objects}
+        named = {name: value for name, value in values.items() if name not in keys}
         # A key that is the name of another variable: a Saver wrote what it was told to.
-        return named | {key: values[name] for name, key in self.keys.items() if name in values}
+        named |= {key: values[name] for name, key in keys.items() if name in values}
+        return named | ({OBJECT_GRAPH: tf.constant(described)} if described else {})
 
     def _beginnings(self, reader: Reader, keys: Mapping[str, str]) -> dict[str, Any]:
         """Return name -> value, or the name of another variable with that value, of what the checkpoint does not have.

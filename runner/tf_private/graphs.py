@@ -422,3 +422,30 @@ def names_in_object_graph(serialized: bytes) -> dict[str, str]:
     variables = [one for node in graph.nodes for one in node.attributes if one.name == "VARIABLE_VALUE"]
     count = collections.Counter(one.full_name for one in variables if one.full_name)
     return {one.full_name if count[one.full_name] == 1 else one.checkpoint_key: one.checkpoint_key for one in variables}
+
+
+def object_graph_of(root: Any, name_of: Callable[[Any], str | None]) -> tuple[bytes, dict[str, str]]:
+    """Return (what a checkpoint says of the objects below `root`, variable name -> its key in that checkpoint).
+
+    `tf.train.Checkpoint.restore` of a checkpoint that has both finds its variables by their objects.
+
+    Private: `ObjectGraphView`, `objects_ids_and_slot_variables_and_paths` and `_fill_object_graph_proto`, which find
+    the objects and slots of optimizers, and describe them. When they move: `tf.train.TrackableView` finds objects
+    without slots, and TrackableObjectGraph is filled by hand.
+
+    Args:
+      name_of: gives the name of a variable of the model; None of what is none.
+    """
+    from tensorflow.python.checkpoint import graph_view, save_util_v1, util
+
+    view = graph_view.ObjectGraphView(root)
+    objects, _, ids, slots, paths = util.objects_ids_and_slot_variables_and_paths(view)
+    described = save_util_v1._fill_object_graph_proto(view, objects, ids, slots)
+    keys = {}
+    for one, node in zip(objects, described.nodes, strict=True):
+        name = name_of(one)
+        if name is not None:
+            keys[name] = f"{paths[one]}/.ATTRIBUTES/VARIABLE_VALUE"
+            node.attributes.add(name="VARIABLE_VALUE", full_name=name, checkpoint_key=keys[name])
+    util.add_checkpoint_values_check(described)
+    return described.SerializeToString(), keys

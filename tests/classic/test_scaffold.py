@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -227,3 +228,41 @@ def test_something_else_than_a_saver_is_refused(tmp_path: Path) -> None:
     model_fn = averaged(lambda mode, average: v1.train.Scaffold(saver=np.zeros(1)))
     with pytest.raises(ValueError, match=r"its saver is array\(\[0.\]\), which has no restore"):
         Estimator(model_fn, tmp_path).train(points(repeat=True), steps=1)
+
+
+@pytest.mark.parametrize("distribute", [None, mirrored])
+def test_a_checkpoint_of_objects_as_saver_is_restored_by_objects(
+    distribute: Callable[[], Any] | None, tmp_path: Path
+) -> None:
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        layer = keras.layers.Dense(1, name="dense")
+        other = v1.get_variable("other", [2])
+        predictions = layer(features[:, None])[:, 0] + tf.reduce_sum(other)
+        step, optimizer = v1.train.get_global_step(), v1.train.MomentumOptimizer(0.01, 0.9)
+        objects = tf.train.Checkpoint(step=step, net=layer, other=other, optimizer=optimizer)
+        loss = tf.reduce_mean(tf.square(predictions - labels))
+        train_op = optimizer.minimize(loss, step)
+        scaffold = v1.train.Scaffold(saver=objects)
+        metrics = {"mean": v1.metrics.mean(predictions)}
+        return EstimatorSpec(mode, {"y": predictions}, loss, train_op, eval_metric_ops=metrics, scaffold=scaffold)
+
+    config = RunConfig(train_distribute=None if distribute is None else distribute())
+    estimator = Estimator(model_fn, tmp_path, config)
+    estimator.train(points(repeat=True), steps=3)
+    named = {name: estimator.get_variable_value(name) for name in estimator.get_variable_names()}
+    assert {"dense/kernel", "dense/bias", "other", "other/Momentum", "global_step"} <= set(named)
+
+    layer, other, step = keras.layers.Dense(1), tf.Variable([0.0, 0.0]), tf.Variable(0, dtype=tf.int64)
+    layer.build([None, 1])
+    objects = tf.train.Checkpoint(step=step, net=layer, other=other)
+    # `restore` would look for a save_counter, too, which tf.estimator wrote as little.
+    objects.read(tf.train.latest_checkpoint(str(tmp_path))).assert_existing_objects_matched().expect_partial()
+    assert int(step) == 3
+    np.testing.assert_array_equal(layer.kernel, named["dense/kernel"])
+    np.testing.assert_array_equal(other, named["other"])
+
+    before = estimator.evaluate(points())
+    again = Estimator(model_fn, tmp_path)
+    assert again.evaluate(points())["mean"] == pytest.approx(before["mean"])
+    again.train(points(repeat=True), steps=2)
+    assert again.get_variable_value("global_step") == 5

@@ -129,6 +129,7 @@ CONSTRUCTS: dict[str, tuple[str, ...]] = {
         "local_init_op=",
         "ready_op=",
     ),
+    "objects": ("Scaffold(saver=tf.compat.v2.train.Checkpoint(",),
     "mixture": (
         "tf.compat.v1.estimator.EstimatorSpec(",
         "tf.compat.v2.nn.tanh",

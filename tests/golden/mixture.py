@@ -7,12 +7,10 @@ import tensorflow.compat.v1 as tf
 
 from tests.golden import data
 
-CALLS: list[str] = []
 EVERY = 3
 
 
 def input_fn(mode):
-    CALLS.append(mode)
     return tf.compat.v1.data.make_one_shot_iterator(data.regression(mode)).get_next()
 
 

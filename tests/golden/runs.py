@@ -33,11 +33,12 @@ MODELS = (
     "measures",
     "optimizers",
     "beginnings",
+    "objects",
     "old",
 )
 OF_KERAS = "sequences"  # is trained where tf.keras is Keras 2
 # Averages, moving statistics, parts, hashed names, a model of Keras.
-READ_BACK = ("scopes", "layers", "partitions", "columns", "keras_model")
+READ_BACK = ("scopes", "layers", "partitions", "columns", "keras_model", "objects")
 STEPS, MORE_STEPS = 20, 5
 START = "start"  # the folder of the checkpoint that one of them begins with
 VOCABULARY = ["Bern", "Oslo", "red", "blue"]

@@ -716,7 +716,7 @@ def test_fetches_keep_their_structure_with_keys_of_any_kind(tmp_path: Path) -> N
     Pair = collections.namedtuple("Pair", "b a")
     seen: list[Any] = []
 
-    class Asks(v1.train.SessionRunHook):  # type: ignore[name-defined]
+    class Asks(tf.compat.v1.train.SessionRunHook):
         def begin(self) -> None:
             loss, step = v1.losses.get_losses()[0], v1.train.get_global_step()
             others = collections.defaultdict(list, {"z": (step,), 1: []})
@@ -750,7 +750,7 @@ def test_fetches_keep_their_structure_with_keys_of_any_kind(tmp_path: Path) -> N
 def test_variables_are_evaluated_and_loaded_with_the_session_of_a_hook(strategy: str, tmp_path: Path) -> None:
     seen: list[float] = []
 
-    class Doubles(v1.train.SessionRunHook):  # type: ignore[name-defined]
+    class Doubles(tf.compat.v1.train.SessionRunHook):
         def after_run(self, run_context: Any, run_values: Any) -> None:
             weight, session = weight_variable(), run_context.session
             seen.append(float(weight.eval(session=session)))

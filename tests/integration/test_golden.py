@@ -202,7 +202,9 @@ def test_models_of_tf_keras_come_to_the_same_where_tf_keras_is_keras_2(golden: G
 # --- checkpoints both ways ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", slow_but(["layers", "partitions", "scopes", "keras_model"], "layers", "keras_model"))
+@pytest.mark.parametrize(
+    "name", slow_but(["layers", "partitions", "scopes", "keras_model", "objects"], "layers", "keras_model")
+)
 def test_goes_on_from_a_model_dir_of_tf_estimator(name: str, golden: Golden, tmp_path: Path) -> None:
     """As it lies there after ten of twenty steps, with graph.pbtxt, .meta files and events."""
     expected = golden.found(name)["losses"]
