@@ -1,4 +1,5 @@
-"""The classic API on the runner: `tf.estimator`, `tf.compat.v1.estimator` and `tf.layers` of TensorFlow 2.15.
+"""The classic API on the runner: `tf.estimator`, `tf.compat.v1.estimator` and `tf.layers` of TensorFlow 2.15, and
+`tf.contrib` of 1.15.
 
     import runner.classic             # first, and once
     import tensorflow.compat.v1 as tf

@@ -233,8 +233,14 @@ NAMES: Mapping[str, str] = {
     **_at(
         "seq2seq",
         f"{_OURS}.seq2seq",
-        """BasicDecoder BasicDecoderOutput CustomHelper Decoder GreedyEmbeddingHelper Helper SampleEmbeddingHelper
-        TrainingHelper dynamic_decode sequence_loss tile_batch""",
+        """BasicDecoder BasicDecoderOutput BeamSearchDecoder BeamSearchDecoderOutput BeamSearchDecoderState CustomHelper
+        Decoder FinalBeamSearchDecoderOutput GreedyEmbeddingHelper Helper SampleEmbeddingHelper TrainingHelper
+        dynamic_decode sequence_loss tile_batch""",
+    ),
+    **_at(
+        "seq2seq",
+        f"{_OURS}.attention",
+        "AttentionMechanism AttentionWrapper AttentionWrapperState BahdanauAttention LuongAttention",
     ),
 }
 """`tf.contrib.<name>` -> "module:attribute"."""

@@ -374,3 +374,157 @@ def _kept(finished: tf.Tensor, old: Any, new: Any) -> Any:
 def _swapped(tensor: tf.Tensor) -> tf.Tensor:
     rank = tensor.shape.rank
     return tensor if rank is not None and rank < 2 else tf.transpose(tensor, [1, 0, *range(2, rank or 2)])
+
+
+# --- beam search ------------------------------------------------------------------------------------------------------
+
+
+class BeamSearchDecoderOutput(NamedTuple):
+    """Of a step, each `[batch, beam]`."""
+
+    scores: Any
+    predicted_ids: Any
+    parent_ids: Any
+
+
+class BeamSearchDecoderState(NamedTuple):
+    """State of a beam search; of the cell `[batch, beam, ..]`, the others `[batch, beam]`."""
+
+    cell_state: Any
+    log_probs: Any
+    finished: Any
+    lengths: Any
+
+
+class FinalBeamSearchDecoderOutput(NamedTuple):
+    """The sequences that were found, `[batch, time, beam]`, the best first; and what each step gave."""
+
+    predicted_ids: Any
+    beam_search_decoder_output: BeamSearchDecoderOutput
+
+
+class BeamSearchDecoder(Decoder):
+    """Goes on with the best `beam_width` sequences, by the sum of the log-probabilities of their ids.
+
+    TensorFlow 1.15, contrib/seq2seq/python/ops/beam_search_decoder.py. States of the cell, and the memory of an
+    attention, come `tile_batch`ed by `beam_width`.
+
+    Args:
+      embedding, start_tokens, end_token: as of GreedyEmbeddingHelper.
+      length_penalty_weight: the score is divided by ((5 + length) / 6) to this power.
+    """
+
+    tracks_own_finished = True
+
+    def __init__(
+        self,
+        cell: Any,
+        embedding: Any,
+        start_tokens: Any,
+        end_token: Any,
+        initial_state: Any,
+        beam_width: int,
+        output_layer: Any = None,
+        length_penalty_weight: float = 0.0,
+        coverage_penalty_weight: float = 0.0,
+        reorder_tensor_arrays: bool = True,
+    ) -> None:
+        if coverage_penalty_weight:
+            raise ValueError("BeamSearchDecoder(coverage_penalty_weight=) is not served; leave it 0.")
+        self._first = GreedyEmbeddingHelper(embedding, start_tokens, end_token)
+        self._start_tokens = tf.convert_to_tensor(start_tokens, tf.int32)
+        self._end_token = tf.convert_to_tensor(end_token, tf.int32)
+        self._cell, self._initial_state, self._beam_width = cell, initial_state, beam_width
+        self._output_layer, self._length_penalty_weight = output_layer, length_penalty_weight
+        del reorder_tensor_arrays  # arrays of steps, as an alignment_history, stay in the order of beams
+
+    @property
+    def batch_size(self) -> Any:
+        return tf.size(self._start_tokens)
+
+    @property
+    def output_dtype(self) -> BeamSearchDecoderOutput:
+        kind = tf.nest.flatten(self._initial_state)[0].dtype
+        return BeamSearchDecoderOutput(kind, tf.int32, tf.int32)
+
+    def initialize(self, name: str | None = None) -> tuple[Any, Any, Any]:
+        batch, beams = self.batch_size, self._beam_width
+        kind = self.output_dtype.scores
+        finished = tf.zeros([batch, beams], tf.bool)
+        tokens = tf.repeat(self._start_tokens[:, None], beams, 1)
+        # All beams are the same at first: only one of them may go on.
+        log_probs = tf.one_hot(tf.zeros([batch], tf.int32), beams, tf.cast(0.0, kind), kind.min, dtype=kind)
+        state = tf.nest.map_structure(self._divided, self._initial_state)
+        lengths = tf.zeros([batch, beams], tf.int64)
+        return finished, self._first._embed(tokens), BeamSearchDecoderState(state, log_probs, finished, lengths)
+
+    def _divided(self, one: Any) -> Any:
+        """Return `[batch * beam, ..]` as `[batch, beam, ..]`."""
+        if isinstance(one, tf.TensorArray) or one.shape.rank == 0:
+            return one
+        rest = tf.shape(one)[1:]
+        divided = tf.reshape(one, tf.concat([[self.batch_size, self._beam_width], rest], 0))
+        divided.set_shape([None, self._beam_width, *one.shape[1:]])
+        return divided
+
+    @staticmethod
+    def _joined(one: Any) -> Any:
+        if isinstance(one, tf.TensorArray) or one.shape.rank == 0:
+            return one
+        joined = tf.reshape(one, tf.concat([[-1], tf.shape(one)[2:]], 0))
+        joined.set_shape([None, *one.shape[2:]])
+        return joined
+
+    def step(self, time: Any, inputs: Any, state: Any, name: str | None = None) -> tuple[Any, Any, Any, Any]:
+        with v1.name_scope(name, "BeamSearchDecoderStep"):
+            cell_state = tf.nest.map_structure(self._joined, state.cell_state)
+            outputs, cell_state = self._cell(self._joined(inputs), cell_state)
+            if self._output_layer is not None:
+                outputs = self._output_layer(outputs)
+            logits, cell_state = self._divided(outputs), tf.nest.map_structure(self._divided, cell_state)
+            output, state = self._best(logits, cell_state, state)
+            done = tf.reduce_all(state.finished)
+            ids = tf.where(done, tf.repeat(self._start_tokens[:, None], self._beam_width, 1), output.predicted_ids)
+            return output, state, self._first._embed(ids), state.finished
+
+    def _best(self, logits: tf.Tensor, cell_state: Any, state: BeamSearchDecoderState) -> tuple[Any, Any]:
+        """Return (output, state) with the best of all sequences that go on by one id."""
+        num_ids, kind = logits.shape[-1], logits.dtype
+        is_end = tf.one_hot(self._end_token, num_ids, True, False)
+        # One that is finished goes on with its end alone, which costs nothing.
+        after_end = tf.where(is_end, tf.zeros([num_ids], kind), tf.fill([num_ids], kind.min))
+        steps = tf.where(state.finished[:, :, None], after_end, tf.nn.log_softmax(logits))
+        totals = state.log_probs[:, :, None] + steps
+        longer = tf.cast(tf.logical_and(~state.finished[:, :, None], ~is_end), tf.int64)
+        lengths = tf.cast(state.lengths[:, :, None] + longer, kind)
+        penalty = ((5.0 + lengths) / 6.0) ** self._length_penalty_weight
+        scores = tf.reshape(totals / penalty, [-1, self._beam_width * num_ids])
+        best, chosen = tf.math.top_k(scores, self._beam_width)
+        ids, parents = chosen % num_ids, chosen // num_ids
+        was_finished = tf.gather(state.finished, parents, batch_dims=1)
+
+        def of_parents(one: Any) -> Any:
+            is_whole = isinstance(one, tf.TensorArray) or one.shape.rank < 2
+            return one if is_whole else tf.gather(one, parents, batch_dims=1)
+
+        following = BeamSearchDecoderState(
+            cell_state=tf.nest.map_structure(of_parents, cell_state),
+            log_probs=tf.gather(tf.reshape(totals, tf.shape(scores)), chosen, batch_dims=1),
+            finished=tf.logical_or(was_finished, tf.equal(ids, self._end_token)),
+            lengths=tf.gather(state.lengths, parents, batch_dims=1) + tf.cast(~was_finished, tf.int64),
+        )
+        return BeamSearchDecoderOutput(best, ids, parents), following
+
+    def finalize(self, outputs: Any, final_state: Any, sequence_lengths: Any) -> tuple[Any, Any]:
+        """Return the sequences, followed from the end to the parents of each step; behind an end comes the end."""
+        ids, parents = outputs.predicted_ids, outputs.parent_ids
+        beams = tf.broadcast_to(tf.range(self._beam_width), tf.shape(ids)[1:])
+
+        def earlier(later: tuple[Any, Any], step: tuple[Any, Any]) -> tuple[Any, Any]:
+            of_step, parent = step
+            return tf.gather(of_step, later[1], batch_dims=1), tf.gather(parent, later[1], batch_dims=1)
+
+        path, _ = tf.scan(earlier, (ids, parents), (beams, beams), reverse=True)
+        ended = tf.cumsum(tf.cast(tf.equal(path, self._end_token), tf.int32), exclusive=True) > 0
+        found = tf.where(ended, self._end_token, path)
+        return FinalBeamSearchDecoderOutput(found, outputs), final_state

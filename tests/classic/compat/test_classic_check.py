@@ -473,6 +473,18 @@ def test_what_is_recommended_is_there() -> None:
         assert known or resolves(name), f"tf.{name} is recommended and is not there"
 
 
+@pytest.mark.parametrize(("source", "name", "verdict"), [
+    ("import tensorflow as tf\ntf.contrib.layers.fully_connected(x, 2)", "tf.compat.v1.contrib.layers.fully_connected",
+     "works"),
+    ("from tensorflow.contrib.rnn.python.ops import rnn_cell\nrnn_cell.GRUCell(2)",
+     "tf.contrib.rnn.python.ops.rnn_cell.GRUCell", "works"),
+    ("import tensorflow as tf\ntf.contrib.opt.ScipyOptimizerInterface(x)",
+     "tf.compat.v1.contrib.opt.ScipyOptimizerInterface", "cannot"),
+])  # fmt: skip
+def test_names_of_contrib_are_known(source: str, name: str, verdict: str) -> None:
+    assert verdicts(source)[name] == verdict
+
+
 def test_it_agrees_with_the_names_that_are_put_on_tensorflow() -> None:
     for module, table in check._ESTIMATOR_MODULES.items():
         said = found("import tensorflow\n" + "".join(f"{module}.{name}\n" for name in table))

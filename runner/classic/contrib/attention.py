@@ -1,0 +1,263 @@
+"""`tf.contrib.seq2seq`: attention of a decoder to what an encoder has read.
+
+The formulas and names of TensorFlow 1.15, contrib/seq2seq/python/ops/attention_wrapper.py.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from runner.tf_private import tf_estimator
+
+v1 = tf.compat.v1
+rnn_cell: Any = tf_estimator.legacy_keras("rnn_cell")
+layers: Any = tf_estimator.legacy_keras("layers")
+
+
+class AttentionMechanism(abc.ABC):
+    """Says how much a query attends to each step of a memory.
+
+    Args:
+      num_units: size of the keys, which the variable `memory_layer/kernel` makes of the memory.
+      memory: `[batch, time, ..]`. memory_sequence_length: `[batch]`; steps behind it get no attention.
+      probability_fn: makes probabilities of scores; None: softmax.
+      score_mask_value: the score of steps behind the end; None: -infinity.
+    """
+
+    def __init__(
+        self,
+        num_units: int,
+        memory: tf.Tensor,
+        memory_sequence_length: Any,
+        probability_fn: Callable[..., Any] | None,
+        score_mask_value: Any,
+    ) -> None:
+        memory = tf.convert_to_tensor(memory)
+        self._mask = None
+        if memory_sequence_length is not None:
+            self._mask = tf.sequence_mask(memory_sequence_length, tf.shape(memory)[1])
+            memory *= tf.cast(tf.reshape(self._mask, [*tf.unstack(tf.shape(self._mask)), 1]), memory.dtype)
+        self._num_units, self._probability_fn = num_units, probability_fn or tf.nn.softmax
+        self._mask_value = float("-inf") if score_mask_value is None else score_mask_value
+        self.memory_layer = layers.Dense(num_units, name="memory_layer", use_bias=False)
+        self.values, self.keys = memory, self.memory_layer(memory)
+
+    @property
+    def alignments_size(self) -> Any:
+        """Number of steps of the memory."""
+        return self.keys.shape[1] if self.keys.shape[1] is not None else tf.shape(self.keys)[1]
+
+    @property
+    def state_size(self) -> Any:
+        return self.alignments_size
+
+    @property
+    def batch_size(self) -> Any:
+        return tf.shape(self.keys)[0]
+
+    def initial_alignments(self, batch_size: Any, dtype: Any) -> tf.Tensor:
+        """Return the attention before the first step: none."""
+        return tf.zeros([batch_size, self.alignments_size], dtype)
+
+    def initial_state(self, batch_size: Any, dtype: Any) -> tf.Tensor:
+        return self.initial_alignments(batch_size, dtype)
+
+    def __call__(self, query: tf.Tensor, state: Any) -> tuple[tf.Tensor, Any]:
+        """Return (attention to each step `[batch, time]`, next state)."""
+        score = self._score(query)
+        if self._mask is not None:
+            score = tf.where(self._mask, score, tf.fill(tf.shape(score), tf.cast(self._mask_value, score.dtype)))
+        alignments = self._probability_fn(score)
+        return alignments, alignments
+
+    @abc.abstractmethod
+    def _score(self, query: tf.Tensor) -> tf.Tensor:
+        """Return the score of each step, `[batch, time]`."""
+
+
+class LuongAttention(AttentionMechanism):
+    """score = query key, times `attention_g` with `scale`; after Luong et al., arXiv:1508.04025."""
+
+    def __init__(
+        self,
+        num_units: int,
+        memory: tf.Tensor,
+        memory_sequence_length: Any = None,
+        scale: bool = False,
+        probability_fn: Callable[..., Any] | None = None,
+        score_mask_value: Any = None,
+        dtype: Any = None,
+        custom_key_value_fn: Any = None,
+        name: str = "LuongAttention",
+    ) -> None:
+        super().__init__(num_units, memory, memory_sequence_length, probability_fn, score_mask_value)
+        self._scale = scale
+
+    def _score(self, query: tf.Tensor) -> tf.Tensor:
+        with v1.variable_scope(None, "luong_attention", [query]):
+            score = tf.einsum("bu,btu->bt", query, self.keys)
+            if not self._scale:
+                return score
+            return score * v1.get_variable("attention_g", [], query.dtype, v1.ones_initializer())
+
+
+class BahdanauAttention(AttentionMechanism):
+    """score = sum of attention_v tanh(key + query_layer(query)); after Bahdanau et al., arXiv:1409.0473.
+
+    Args: normalize: attention_v has the length `attention_g`, and `attention_b` is added inside of tanh.
+    """
+
+    def __init__(
+        self,
+        num_units: int,
+        memory: tf.Tensor,
+        memory_sequence_length: Any = None,
+        normalize: bool = False,
+        probability_fn: Callable[..., Any] | None = None,
+        score_mask_value: Any = None,
+        dtype: Any = None,
+        custom_key_value_fn: Any = None,
+        name: str = "BahdanauAttention",
+    ) -> None:
+        super().__init__(num_units, memory, memory_sequence_length, probability_fn, score_mask_value)
+        self._normalize = normalize
+        self.query_layer = layers.Dense(num_units, name="query_layer", use_bias=False)
+
+    def _score(self, query: tf.Tensor) -> tf.Tensor:
+        units, kind = self._num_units, query.dtype
+        with v1.variable_scope(None, "bahdanau_attention", [query]):
+            added = self.keys + self.query_layer(query)[:, None]
+            weights = v1.get_variable("attention_v", [units], kind)
+            if self._normalize:
+                length = v1.get_variable("attention_g", [], kind, v1.constant_initializer((1.0 / units) ** 0.5))
+                added += v1.get_variable("attention_b", [units], kind, v1.zeros_initializer())
+                weights = length * weights * tf.math.rsqrt(tf.reduce_sum(tf.square(weights)))
+            return tf.reduce_sum(weights * tf.tanh(added), 2)
+
+
+class AttentionWrapperState(NamedTuple):
+    """State of an AttentionWrapper; with several mechanisms the last three are tuples."""
+
+    cell_state: Any
+    attention: Any
+    time: Any
+    alignments: Any
+    alignment_history: Any
+    attention_state: Any
+
+    def clone(self, **changes: Any) -> AttentionWrapperState:
+        """Return this state with some parts changed."""
+        return self._replace(**changes)
+
+
+class AttentionWrapper(rnn_cell.RNNCell):
+    """A cell that is given what it attended to in the step before, beside its input.
+
+    Args:
+      cell: of `tf.nn.rnn_cell`. attention_mechanism: one, or several.
+      attention_layer_size: of `attention_layer/kernel`, which makes the attention of the cell's output and the context;
+        None: the attention is the context. Several mechanisms have as many.
+      alignment_history: the state gathers the attention of each step.
+      cell_input_fn: makes the cell's input of input and attention; None: both side by side.
+      output_attention: the output is the attention, and not the cell's.
+      initial_cell_state: what `zero_state` begins with.
+    """
+
+    def __init__(
+        self,
+        cell: Any,
+        attention_mechanism: Any,
+        attention_layer_size: Any = None,
+        alignment_history: bool = False,
+        cell_input_fn: Callable[..., Any] | None = None,
+        output_attention: bool = True,
+        initial_cell_state: Any = None,
+        name: str | None = None,
+        attention_layer: Any = None,
+    ) -> None:
+        super().__init__(name=name)
+        self._is_multi = isinstance(attention_mechanism, list | tuple)
+        self._mechanisms: Sequence[Any] = attention_mechanism if self._is_multi else (attention_mechanism,)
+        self._layers = self._attention_layers(attention_layer_size, attention_layer)
+        sizes = [mechanism.values.shape[-1] for mechanism in self._mechanisms]
+        if attention_layer_size is not None:
+            sizes = [layer.units for layer in self._layers]
+        elif attention_layer is not None:
+            sizes = [layer.compute_output_shape([None, size + cell.output_size])[-1]
+                     for layer, size in zip(self._layers, sizes, strict=True)]  # fmt: skip
+        self._attention_size = sum(sizes)
+        self._cell, self._has_history = cell, alignment_history
+        self._cell_input_fn = cell_input_fn or (lambda inputs, attention: tf.concat([inputs, attention], -1))
+        self._output_attention, self._initial_cell_state = output_attention, initial_cell_state
+
+    def _attention_layers(self, sizes: Any, given: Any) -> Sequence[Any]:
+        if sizes is not None and given is not None:
+            raise ValueError("Only one of attention_layer_size and attention_layer should be set")
+        if given is not None:
+            return given if isinstance(given, list | tuple) else (given,)
+        if sizes is None:
+            return (None,) * len(self._mechanisms)
+        sizes = sizes if isinstance(sizes, list | tuple) else (sizes,)
+        if len(sizes) != len(self._mechanisms):
+            raise ValueError(f"{len(sizes)} attention_layer_size and {len(self._mechanisms)} attention mechanisms.")
+        return tuple(layers.Dense(size, name="attention_layer", use_bias=False) for size in sizes)
+
+    @property
+    def output_size(self) -> Any:
+        return self._attention_size if self._output_attention else self._cell.output_size
+
+    @property
+    def state_size(self) -> AttentionWrapperState:
+        sizes = self._packed([mechanism.alignments_size for mechanism in self._mechanisms])
+        history = sizes if self._has_history else ()
+        return AttentionWrapperState(
+            self._cell.state_size, self._attention_size, tf.TensorShape([]), sizes, history, sizes
+        )
+
+    def _packed(self, of_mechanisms: Sequence[Any]) -> Any:
+        return tuple(of_mechanisms) if self._is_multi else of_mechanisms[0]
+
+    def zero_state(self, batch_size: Any, dtype: Any) -> AttentionWrapperState:
+        """Return the state before the first step."""
+        state = self._initial_cell_state
+        if state is None:
+            state = self._cell.zero_state(batch_size, dtype)
+        alignments = [mechanism.initial_alignments(batch_size, dtype) for mechanism in self._mechanisms]
+        history = [
+            tf.TensorArray(dtype, size=0, dynamic_size=True, element_shape=one.shape) if self._has_history else ()
+            for one in alignments
+        ]
+        return AttentionWrapperState(
+            cell_state=tf.nest.map_structure(tf.identity, state),
+            attention=tf.zeros([batch_size, self._attention_size], dtype),
+            time=tf.zeros([], tf.int32),
+            alignments=self._packed(alignments),
+            alignment_history=self._packed(history) if self._has_history else (),
+            attention_state=self._packed(alignments),
+        )
+
+    def call(self, inputs: Any, state: AttentionWrapperState) -> tuple[tf.Tensor, AttentionWrapperState]:
+        """Return (output, state)."""
+        cell_output, cell_state = self._cell(self._cell_input_fn(inputs, state.attention), state.cell_state)
+        before = state.attention_state if self._is_multi else (state.attention_state,)
+        alignments, attentions, states = [], [], []
+        for mechanism, layer, one in zip(self._mechanisms, self._layers, before, strict=True):
+            attended, next_state = mechanism(cell_output, one)
+            context = tf.einsum("bt,btu->bu", attended, mechanism.values)
+            attentions.append(context if layer is None else layer(tf.concat([cell_output, context], 1)))
+            alignments.append(attended)
+            states.append(next_state)
+        history = state.alignment_history
+        if self._has_history:
+            arrays = history if self._is_multi else (history,)
+            pairs = zip(arrays, alignments, strict=True)
+            history = self._packed([array.write(state.time, one) for array, one in pairs])
+        attention = tf.concat(attentions, 1)
+        next_state = AttentionWrapperState(
+            cell_state, attention, state.time + 1, self._packed(alignments), history, self._packed(states)
+        )
+        return (attention if self._output_attention else cell_output), next_state
