@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from runner import run_config
 from runner.classic import script_run
-from runner.classic.compat.tf1_operators import as_classic, with_dimensions
+from runner.classic.compat.tf1_operators import as_classic, as_classic_input
 from runner.classic.inputs import named_only
 from runner.classic.run_config import RunConfig
 from runner.classic.warm_start import as_warm_start
@@ -95,7 +95,7 @@ class Estimator(engine.Estimator):
         return super().train_run(input_fn, hooks, *args, **kwargs)
 
     def _as_input(self, input_fn: Any, mode: str) -> Any:
-        return input_fn if isinstance(input_fn, Input) else with_dimensions(named_only(input_fn))
+        return input_fn if isinstance(input_fn, Input) else as_classic_input(named_only(input_fn))
 
     @property
     def model_fn(self) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from runner.classic.compat import install, names
-from runner.classic.compat.source import HOOK, MODEL_FN, SCRIPT
+from runner.classic.compat.source import HOOK, INPUT_FN, MODEL_FN, SCRIPT
 
 DIFFERS, CANNOT = "differs", "cannot"
 
@@ -18,7 +18,7 @@ class Rule:
     Attributes:
       names: without the module that brings them (`train.Saver`), or with it (`compat.v1.metrics.mean`); one that ends
         in `.*` is all that begins so.
-      only_in: MODEL_FN, SCRIPT or HOOK: nothing is said of uses elsewhere.
+      only_in: MODEL_FN, INPUT_FN, SCRIPT or HOOK: nothing is said of uses elsewhere.
       without: nothing is said of a call that gives this argument; `num_arguments` by position include it.
     """
 
@@ -74,6 +74,12 @@ _CANNOT: Mapping[str, Mapping[str, str]] = {
         ),
     },
     MODEL_FN: {"Session InteractiveSession sparse_placeholder": _GIVEN},
+    INPUT_FN: {
+        "placeholder sparse_placeholder": (
+            "there is no session in which a hook could feed it: make the dataset of the arrays themselves, "
+            "tf.data.Dataset.from_tensor_slices(arrays)"
+        ),
+    },
     SCRIPT: {
         _NEED_A_GRAPH: _EAGER,
         ".make_initializable_iterator": _EAGER,

@@ -11,10 +11,11 @@ from runner.config import source_names
 
 _ROOTS = ("tensorflow", "tensorflow_estimator", "tensorflow_addons", "tf_slim")
 
-MODEL_FN, HOOK, SCRIPT, ELSEWHERE = "model_fn", "hook", "script", "elsewhere"
-"""Where something is used: in a model_fn (a function with arguments `features` and `mode`, or so named); in a class
-that inherits from a hook or listener of TensorFlow; at the top of the file, in its `main` or in a function that only
-these call, under no `with` that makes a graph the default; in any other function or graph."""
+MODEL_FN, INPUT_FN, HOOK, SCRIPT, ELSEWHERE = "model_fn", "input_fn", "hook", "script", "elsewhere"
+"""Where something is used: in a model_fn (a function with arguments `features` and `mode`, or so named); in an input_fn
+(so named, and no receiver function); in a class that inherits from a hook or listener of TensorFlow; at the top of the
+file, in its `main` or in a function that only these call, under no `with` that makes a graph the default; in any other
+function or graph."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +65,7 @@ class _Uses(source_names.Uses):
         self._sessions: set[str] = set()  # made where all is eager, and no context of a `with`
         self._functions: list[str] = []
         self._model_fns = 0
+        self._input_fns = 0
         self._hooks = 0
         self._graphs = 0
 
@@ -74,6 +76,8 @@ class _Uses(source_names.Uses):
     def _place(self) -> str:
         if self._model_fns:
             return MODEL_FN
+        if self._input_fns:
+            return INPUT_FN
         if self._hooks:
             return HOOK
         in_script = not self._functions or (len(self._functions) == 1 and self._functions[0] in self._of_the_script)
@@ -85,9 +89,12 @@ class _Uses(source_names.Uses):
         arguments = {one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
         is_model_fn = {"features", "mode"} <= arguments or node.name.endswith("model_fn")
         self._functions.append(node.name)
+        is_input_fn = node.name.endswith("input_fn") and "erving" not in ast.unparse(node)
         self._model_fns += is_model_fn
+        self._input_fns += is_input_fn
         self.generic_visit(node)
         self._model_fns -= is_model_fn
+        self._input_fns -= is_input_fn
         self._functions.pop()
 
     def visit_Lambda(self, node: ast.Lambda) -> None:

@@ -97,6 +97,16 @@ CASES: dict[str, str] = {
                 return tf.estimator.EstimatorSpec(mode, {"y": y}, loss, train_op, scaffold=scaffold)
         """
     ),
+    "a variable that begins with what is fed": script(
+        model="""
+            p = tf.placeholder(tf.float32, [1])
+            tf.Variable(p, trainable=False)
+            scaffold = tf.train.Scaffold(init_feed_dict={p: [3.0]})
+            if mode == "train":
+                train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss, tf.train.get_global_step())
+                return tf.estimator.EstimatorSpec(mode, {"y": y}, loss, train_op, scaffold=scaffold)
+        """
+    ),
     # receivers
     "a receiver function": script(before=SERVING, after="estimator.export_savedmodel('out', serving)"),
     "a receiver of placeholders": script(
@@ -172,6 +182,20 @@ CASES: dict[str, str] = {
             tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, it.initializer)
             return it.get_next()
         """
+    ),
+    "an iterator that a hook feeds": script(
+        before="""
+            class Feed(tf.train.SessionRunHook):
+                def after_create_session(self, session, coordinator):
+                    session.run(self.iterator.initializer, {self.x: [[1.0], [2.0]]})
+            feed = Feed()
+        """,
+        input="""
+            feed.x = tf.placeholder(tf.float32, [None, 1])
+            feed.iterator = tf.data.Dataset.from_tensor_slices((feed.x, feed.x)).make_initializable_iterator()
+            return feed.iterator.get_next()
+        """,
+        hook="feed",
     ),
     "types of a dataset": script(script="d = input_fn()\nd.output_types, d.output_shapes, d.output_classes"),
     # what tensors and variables of TensorFlow 1 had
