@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from runner.config.schema import ConfigError
 from runner.tracking import shipper as shipping
 from runner.tracking.journal import Journal, journal_path
 from runner.tracking.mlflow_tracker import MlflowTracker
@@ -268,6 +269,19 @@ def test_the_record_survives_and_ignores_what_a_newer_version_wrote(tmp_path: Pa
     assert RunRecord.read(tmp_path).mlflow_run_id == "id"
     (tmp_path / "run.json").write_text("{broken")
     assert RunRecord.read(tmp_path) == RunRecord()
+
+
+def test_the_record_holds_the_place_of_each_tracker(tmp_path: Path) -> None:
+    record = RunRecord("id")
+    record.of("csv").belongs_to("x")
+    record.of("csv").offsets = {"j": 7}
+    record.save(tmp_path)
+    found = RunRecord.read(tmp_path)
+    assert found == record and found.of("mlflow").run_id == "id" and found.trackers["csv"].offsets == {"j": 7}
+    for wrong in ('{"csv": {"offsets": {"j": "x"}}}', '{"csv": 3}', "[]"):
+        (tmp_path / "run.json").write_text(f'{{"trackers": {wrong}}}')
+        with pytest.raises(ConfigError, match=r"run.json: trackers.*is not .*Repair it, or use a new model_dir"):
+            RunRecord.read(tmp_path)
 
 
 def abandoned(tmp_path: Path, summary: Mapping[str, Any] | None, *, lock: bool = True) -> RecordingTracker:

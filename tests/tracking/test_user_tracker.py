@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +24,7 @@ from runner.tracking.journal import ARTIFACT, DATASET, Journal, journal_path
 from runner.tracking.run_record import RunRecord
 from runner.tracking.shipper import Shippers
 from runner.tracking.tracker import RunDescription
-from tests.support.processes import wait_until
+from tests.support.processes import is_gone, wait_until
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.processes
@@ -231,6 +233,25 @@ def test_a_process_that_dies_again_and_again_is_not_started_for_ever(
     shipped.drain()
     shipped.close("FINISHED", {}, [])
     assert len(deaths.read_text()) == user_tracker.MAX_DEATHS and len(warnings) == 1
+
+
+def test_the_process_of_a_class_ends_with_a_supervisor_that_is_killed(folder: Path) -> None:
+    (folder / "hangs.py").write_text(
+        "import time; from mine import Records\nclass Hangs(Records):\n    def log_points(self, points):\n"
+        "        self.note('hangs')\n        time.sleep(600)\n"
+    )
+    code = (
+        "import os; from runner.config.schema import TrackingBackend\n"
+        "from runner.tracking.backends.user_tracker import UserTracker\nfrom runner.tracking.tracker import Point\n"
+        "tracker = UserTracker(TrackingBackend('hangs.Hangs'), 'name', dict(os.environ))\n"
+        "tracker.start(None, 'name', {}, {})\ntracker.log_points([Point('a', 1.0, 1, 1.0)])\n"
+    )
+    supervisor = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)})
+    wait_until(lambda: bool(calls(folder, "hangs")), 30)
+    ((_, pid),) = calls(folder, "made")
+    supervisor.kill()
+    supervisor.wait()
+    wait_until(lambda: is_gone(pid), 2 * user_tracker.GRACE_SECS + 5)
 
 
 def test_the_tracker_of_the_documentation_works(folder: Path) -> None:
