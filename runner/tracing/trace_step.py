@@ -236,8 +236,8 @@ def _explaining_merge_call() -> Iterator[None]:
                 "Under a strategy with several replicas nothing inside tf.cond, tf.while_loop or a nested tf.function "
                 "may write to a variable of the model: not Keras optimizers with gradient_accumulation_steps, "
                 "ema_overwrite_frequency or loss scaling, and not BatchNormalization or Dropout in a branch. "
-                "Take it out of the branch, or train on one replica. To add up gradients over steps and apply them in "
-                "some, return EstimatorSpec(optimizer=...) with train.gradient_accumulation, whose parts are of one "
-                "step, or apply them in each step with a factor: optimizer.apply_gradients([(g * is_due, v), ...])."
+                "Take it out of the branch, or train on one replica. In place of gradients that are added up and "
+                "applied in every n-th step by tf.cond, return EstimatorSpec(optimizer=...) and set "
+                "train.gradient_accumulation=n (RunConfig(gradient_accumulation=n)), with batches n times as large."
             )
         raise
