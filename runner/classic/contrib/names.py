@@ -354,6 +354,7 @@ _PRIVATE_MODULES = frozenset(
     metric_ops data batching interleave_ops grouping shuffle_ops dataset_ops readers distribute mirrored_strategy
     cluster_resolver tpu_cluster_resolver opt weight_decay_optimizers lazy_adam_optimizer nadam_optimizer
     moving_average_optimizer lars_optimizer slim nets model_fn run_config predictor saved_model_predictor
+    checkpoint_utils
     """.split()
 )
 """Last part of the modules below `tensorflow.contrib.<part>.python`."""
