@@ -246,10 +246,10 @@ REMOVED: tuple[tuple[str, str], ...] = (
     ),
     ("contrib.crf", "the package tensorflow_addons had it; take its source into your own"),
     ("contrib", "TensorFlow 2 has no contrib"),
-    ("python.pywrap_tensorflow.NewCheckpointReader", "use tf.compat.v1.train.NewCheckpointReader"),
     ("data.experimental.CheckpointInputPipelineHook", "remove it: every checkpoint holds the position in the input"),
     ("examples.tutorials.mnist", "tf.keras.datasets.mnist.load_data() gives the data"),
     ("train.SummaryWriter", "use tf.compat.v1.summary.FileWriter"),
+    ("python.pywrap_tensorflow.NewCheckpointReader", "use tf.compat.v1.train.NewCheckpointReader"),
 )
 """Beginning of a name that TensorFlow has no more -> what to use instead; the first that fits."""
 
