@@ -135,6 +135,8 @@ class RunConfig:
       model_dir: folder of checkpoints and events; None: a temporary one, made by the Estimator.
       tf_random_seed: initial values, shuffling, dropout are functions of it; None: a new one is drawn.
       save_summary_steps: summaries every so many steps; None: never.
+      summaries_from_first_step: they count from the first step of a run (1, 1 + n, 1 + 2n), as tf.estimator's did;
+        False: summaries are written at that step and at multiples.
       save_checkpoints_steps, save_checkpoints_secs: at most one; neither given: every 600 seconds. Both None: only at
         the end of training.
       keep_checkpoint_max: checkpoints kept, the newest; None or 0: all.
@@ -187,6 +189,7 @@ class RunConfig:
     model_dir: str | None = _key("model_dir")
     tf_random_seed: int | None = _key("run.seed")
     save_summary_steps: int | None = _key("train.summary_steps", zero=True)
+    summaries_from_first_step: bool = False
     save_checkpoints_steps: int | None = _key("checkpoint.save_steps")
     save_checkpoints_secs: float | None = _key("checkpoint.save_secs", default=_NOT_GIVEN)
     keep_checkpoint_max: int | None = _key("checkpoint.keep_max", zero=True)

@@ -105,6 +105,7 @@ class RunConfig(run_config.RunConfig):
         if place.is_evaluator or (place.is_server and is_parameter_server(train_distribute)):
             train_distribute = None  # it has no part in what the others train with, or only does what it is asked for
         engine.setdefault("cluster", place)
+        engine.setdefault("summaries_from_first_step", True)
         engine.setdefault("has_evaluator", "evaluator" in place.tasks and not place.is_evaluator)
         super().__init__(
             model_dir=_model_dir(model_dir, self._environment.get("model_dir")),

@@ -43,6 +43,8 @@ class TrainLog:
         # Its summaries do, as TensorFlow's SummarySaverHook writes them.
         self._is_new = setup.latest is None or self._first_step == 0
         self._writes_loss = "loss" not in setup.program.summary_names  # model_fn writes its own
+        offset = self._first_step + 1 if self._config.summaries_from_first_step else 0
+        self._write_every = Every(self._config.save_summary_steps or None, offset=offset)
         self._summary_every, self._metrics_every = Every(), Every()
         self._scalars = setup.program.scalars
         self._keys: tuple[Sequence[str], Sequence[str]] = ([], [])
@@ -59,7 +61,7 @@ class TrainLog:
         self._context.progress.start(target, self._first_step, epochs)
         # What only the chief has splits the loops of all workers: they call the same functions.
         if self._context.collectives.any(self._program.has_summaries):
-            self._summary_every = Every(self._config.save_summary_steps or None)
+            self._summary_every = self._write_every
         ours = json.dumps([list(self._scalars.summaries), list(self._scalars.metrics)])
         self._keys = json.loads(self._context.collectives.broadcast_text(ours))
         if self._program.kept_metrics:
@@ -79,7 +81,7 @@ class TrainLog:
     def schedule(self, step: int, num_steps: int) -> Schedule:
         """Return which of the `num_steps` steps after `step` write summaries, where they are counted one by one."""
         every = self._summary_every.steps or num_steps + 1
-        first = every - step % every - 1
+        first = int(min(self._summary_every.steps_until_due(step), every)) - 1
         if step == self._first_step and self._summary_every.steps is not None:
             first = num_steps - 1  # the first loop, which is short, ends with one
         return Schedule(first, every, max(0, (num_steps - 1 - first) // every + 1))
@@ -109,7 +111,7 @@ class TrainLog:
             "train/steps_per_sec": result.num_steps / result.secs,
             "train/examples_per_sec": result.examples / result.secs,
         }
-        logged = self._at(self._config.log_step_count_steps, steps, result.losses, first=self._is_new)
+        logged = self._at(Every(self._config.log_step_count_steps), steps, result.losses, first=self._is_new)
         rates = {f"train/{name}": rate for name, rate in self._program.rates().items()} if logged else {}
         every = self._config.log_step_count_steps or 0
         lines: list[tuple[int, Mapping[str, float]]] = []
@@ -119,7 +121,7 @@ class TrainLog:
         if lines:
             self._context.journal.metrics_of_steps(lines)
         with self._summary_writer.as_default():
-            for step, loss in self._at(self._config.save_summary_steps, steps, result.losses, first=True):
+            for step, loss in self._at(self._write_every, steps, result.losses, first=True):
                 scalars = {"global_step/sec": speed["train/steps_per_sec"]}
                 scalars |= {"loss": loss} if self._writes_loss else {}
                 self._write_numbers(scalars, step)
@@ -151,7 +153,7 @@ class TrainLog:
         points: dict[int, dict[str, float]] = {}
         first = 0
         places = {int(step): place for place, step in enumerate(steps)}
-        due = [step for step, _ in self._at(self._config.log_step_count_steps, steps, steps, first=self._is_new)]
+        due = [step for step, _ in self._at(Every(self._config.log_step_count_steps), steps, steps, first=self._is_new)]
         if (
             self._scalars.is_at_step.all()
             and self._context.collectives.num_workers == 1
@@ -263,8 +265,8 @@ class TrainLog:
 
         An undisturbed run has no point there.
         """
-        every = self._config.save_summary_steps or 1
-        return step == self._first_step + 1 and not self._is_new and step % every != 0
+        every = self._write_every.steps or 1
+        return step == self._first_step + 1 and not self._is_new and (step - self._write_every.offset) % every != 0
 
     def _note_summaries(self, found: Mapping[int, Sequence[Any]], step: int) -> None:
         """Note scalars of summaries in the journal, at the step that they are written at.
@@ -284,11 +286,11 @@ class TrainLog:
         """Return when all events are on the disk."""
         self._summary_writer.flush()
 
-    def _at(self, every: int | None, steps: np.ndarray, losses: np.ndarray, *, first: bool) -> list[tuple[int, float]]:
-        """Return (step, loss) at each multiple of `every` and, where `first` says so, at the first step of this run."""
-        if not every:
+    def _at(self, every: Every, steps: np.ndarray, losses: np.ndarray, *, first: bool) -> list[tuple[int, float]]:
+        """Return (step, loss) where `every` is due and, where `first` says so, at the first step of this run."""
+        if not every.steps:
             return []
-        chosen = (steps % every == 0) | (first & (steps == self._first_step + 1))
+        chosen = ((steps - every.offset) % every.steps == 0) | (first & (steps == self._first_step + 1))
         return [(int(step), float(loss)) for step, loss in zip(steps[chosen], losses[chosen], strict=True)]
 
 

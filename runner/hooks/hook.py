@@ -23,20 +23,22 @@ class Every:
     Attributes:
       steps: due at each multiple of so many global steps; the loop ends there.
       secs: due at the first end of a loop after so many seconds.
+      offset: the steps count from here, and not from 0: 1 has 1, 1 + steps, 1 + 2 * steps.
     """
 
     steps: int | None = None
     secs: float | None = None
+    offset: int = 0
 
     def due(self, before: int, after: int, elapsed_secs: float = 0.0) -> bool:
         """Report whether the steps from `before` to `after`, `elapsed_secs` after it was due last, make it due."""
-        if self.steps and after // self.steps > before // self.steps:
+        if self.steps and (after - self.offset) // self.steps > (before - self.offset) // self.steps:
             return True
         return self.secs is not None and elapsed_secs >= self.secs
 
     def steps_until_due(self, step: int) -> float:
-        """Return the steps from `step` to the next multiple; infinite for a cadence in seconds or none."""
-        return self.steps - step % self.steps if self.steps else math.inf
+        """Return the steps from `step` to where it is due next; infinite for a cadence in seconds or none."""
+        return self.steps - (step - self.offset) % self.steps if self.steps else math.inf
 
 
 class Run(Protocol):

@@ -115,6 +115,11 @@ def connect_the_coordinator_alone(strategy: Any, fitted: Callable[[Any], Any], k
     strategy.__init__ = make
 
 
+def dimensions_of_tf1() -> contextlib.AbstractContextManager[Any]:
+    """Meanwhile the elements of a shape have a `value`, as `operators_of_tf1` says."""
+    return _with_dimensions()
+
+
 @contextlib.contextmanager
 def operators_of_tf1(*, dimensions: bool) -> Iterator[None]:
     """Meanwhile `==` compares tensors and variables by identity, so that they can be keys; with `dimensions` the
@@ -125,11 +130,6 @@ def operators_of_tf1(*, dimensions: bool) -> Iterator[None]:
     """
     with _by_identity(), dimensions_of_tf1() if dimensions else contextlib.nullcontext():
         yield
-
-
-def dimensions_of_tf1() -> contextlib.AbstractContextManager[Any]:
-    """Meanwhile the elements of a shape have a `value`, as `operators_of_tf1` says."""
-    return _with_dimensions()
 
 
 # --- tf.contrib -------------------------------------------------------------------------------------------------------

@@ -320,9 +320,11 @@ def test_summary_saver_hook_saves_its_summaries_to_its_folder_at_its_cadence(str
     trainer.train(points(32, 2, repeat=True), steps=8)
     stride = 4 if strategy == "mirrored" else 2
     assert firsts(tmp_path / "own3") == [(step, 1 + stride * (step - 1)) for step in (1, 4, 7)]
-    assert steps_of(tmp_path, "first") == [1, 5], "of the runner's own"
+    assert steps_of(tmp_path, "first") == [1, 6], "of the runner's own"
     trainer.train(points(32, 2, repeat=True), steps=3)
     assert [step for step, _ in firsts(tmp_path / "own3")] == [1, 4, 7, 9]
+    trainer.train(points(32, 2, repeat=True), steps=7)
+    assert steps_of(tmp_path, "first") == [1, 6, 9, 12, 17], "each call counts from its first step"
 
 
 def test_summary_saver_hook_of_an_evaluation_saves_batches_at_the_step_of_the_checkpoint(tmp_path: Path) -> None:

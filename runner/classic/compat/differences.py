@@ -210,10 +210,10 @@ RUN_CONFIG: Mapping[str, str] = {
 """Argument of RunConfig that does not do what it did -> what is said of it."""
 
 REMOVED: tuple[tuple[str, str], ...] = (
-    ("python.pywrap_tensorflow.NewCheckpointReader", "use tf.compat.v1.train.NewCheckpointReader"),
     ("data.experimental.CheckpointInputPipelineHook", "remove it: every checkpoint holds the position in the input"),
     ("examples.tutorials.mnist", "tf.keras.datasets.mnist.load_data() gives the data"),
     ("train.SummaryWriter", "use tf.compat.v1.summary.FileWriter"),
+    ("python.pywrap_tensorflow.NewCheckpointReader", "use tf.compat.v1.train.NewCheckpointReader"),
 )
 """Beginning of a name that TensorFlow has no more -> what to use instead; the first that fits."""
 
