@@ -223,10 +223,19 @@ def test_registers_the_best_checkpoint(project: Project, docs: dict[str, str]) -
     assert (str(version.version), version.status) == ("1", "READY")
     assert version.run_id == project.summary(model_dir)["mlflow_run_id"]
     evaluated = {
-        path.name.split(".")[1].removeprefix("ckpt-"): json.loads(path.read_text())["metrics"]["eval/accuracy"]
+        path.name.split(".")[1].removeprefix("ckpt-"): json.loads(path.read_text())["eval/accuracy"]
         for path in (project.home / model_dir).glob("model.ckpt-*.metrics.json")
     }
-    assert evaluated[version.tags["step"]] == max(evaluated.values())
+    best = max(evaluated.values())
+    assert evaluated[version.tags["step"]] == best
+    run = project.client.get_run(version.run_id)
+    assert version.description.startswith(f"Step {version.tags['step']} of run {run.info.run_name}: eval/loss ")
+    assert version.description.endswith(f"eval/accuracy {best:.4g}")
+    model = project.client.get_logged_model(version.source.removeprefix("models:/"))
+    assert {metric.key: metric.value for metric in model.metrics}["eval/accuracy"] == best
+    assert model.params["model.params.filters"] == run.data.params["model.params.filters"]
+    steps = [one.step for one in project.client.get_metric_history(version.run_id, "eval/accuracy")]
+    assert steps == [100, 200, 300]  # what the model was given is not once more in the run
 
 
 @pytest.fixture(scope="module")
