@@ -88,10 +88,6 @@ _CANNOT: Mapping[str, Mapping[str, str]] = {
     },
     HOOK: {
         "RunOptions": "there is no session whose step could be traced: use tf.profiler.experimental",
-        ".load": (
-            "there is no session: make `assignment = variable.assign(placeholder)` in model_fn or begin, and call "
-            "session.run(assignment, {placeholder: value})"
-        ),
     },
 }
 _DIFFERS: Mapping[str, Mapping[str, str]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import importlib.abc
 import importlib.machinery
@@ -11,7 +10,7 @@ import logging
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from typing import Any
 
@@ -22,7 +21,7 @@ from runner.tf_private import legacy_keras, tf_estimator
 
 _log = logging.getLogger(__name__)
 
-OUT_OF_EAGER = frozenset({"disable_v2_behavior", "disable_eager_execution"})
+_OUT_OF_EAGER = frozenset({"disable_v2_behavior", "disable_eager_execution"})
 """Switches after which a script builds a graph in TF 1."""
 
 SHAPES = ("disable_v2_behavior", "disable_v2_tensorshape")
@@ -199,29 +198,11 @@ def _as_in_a_graph(placeholder: Callable[..., Any]) -> Callable[..., Any]:
     def made(*args: Any, **kwargs: Any) -> Any:
         import tensorflow as tf
 
-        if _in_input_fn.get():
-            raise ValueError(
-                f"tf.{placeholder.__name__} in an input_fn: there is no session in which a hook could feed it. Make "
-                "the dataset of the arrays themselves: tf.data.Dataset.from_tensor_slices(arrays)."
-            )
-        outside = tf.executing_eagerly() and not called.isdisjoint(OUT_OF_EAGER)
+        outside = tf.executing_eagerly() and not called.isdisjoint(_OUT_OF_EAGER)
         with tf.Graph().as_default() if outside else contextlib.nullcontext():
             return placeholder(*args, **kwargs)
 
     return made
-
-
-_in_input_fn = contextvars.ContextVar("in_input_fn", default=False)
-
-
-@contextlib.contextmanager
-def without_placeholders() -> Iterator[None]:
-    """Refuse placeholders meanwhile: nobody could feed them."""
-    token = _in_input_fn.set(True)
-    try:
-        yield
-    finally:
-        _in_input_fn.reset(token)
 
 
 def _without_effect(name: str) -> Callable[[], None]:

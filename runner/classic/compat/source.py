@@ -163,8 +163,6 @@ class _Uses(source_names.Uses):
             return "feed_dict" in keywords or len(call.args) > 1
         if function.attr == "run" and self._place == SCRIPT:
             return ast.unparse(function.value) in self._sessions
-        if function.attr == "load" and self._hooks:
-            return len(call.args) == 2 or "session" in keywords
         if function.attr == "eval" and self._place == SCRIPT:
             return not call.args and not {*keywords} - {"session"}
         return ast.unparse(function.value) in self._estimators or "input_fn" in keywords

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 from runner.classic.compat import install
@@ -33,14 +32,13 @@ def as_classic(model_fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def as_classic_input(input_fn: Callable[..., Any]) -> Callable[..., Any]:
     """`input_fn`, in which the dimensions of shapes have a `value` after `tf.disable_v2_behavior()`, also in functions
-    that its datasets map, and which makes no placeholders.
+    that its datasets map.
     """
-    if install.called.isdisjoint({*install.SHAPES, *install.OUT_OF_EAGER}):
+    if install.called.isdisjoint(install.SHAPES):
         return input_fn
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        has_dimensions = not install.called.isdisjoint(install.SHAPES)
-        with install.without_placeholders(), tf_estimator.dimensions_of_tf1() if has_dimensions else nullcontext():
+        with tf_estimator.dimensions_of_tf1():
             return input_fn(*args, **kwargs)
 
     called.__signature__ = inspect.signature(input_fn)  # type: ignore[attr-defined]

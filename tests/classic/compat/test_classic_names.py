@@ -163,17 +163,6 @@ def test_placeholders_can_be_made_outside_of_a_graph_after_a_switch_of_tf1(monke
         }
 
 
-def test_placeholders_in_an_input_fn_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(install, "called", {"disable_eager_execution"})
-
-    def input_fn() -> tf.data.Dataset:
-        return v1.data.Dataset.from_tensor_slices(v1.placeholder(tf.float32, [None, 1]))
-
-    made = tf.estimator.Estimator(lambda features, mode: None, tmp_path)
-    with pytest.raises(ValueError, match=r"tf\.placeholder in an input_fn: there is no session in which a hook could"):
-        made.train(input_fn, steps=1)
-
-
 SCRIPT = """
 import sys
 import runner.classic
