@@ -21,7 +21,6 @@ from runner.config.hydra import Composition
 from runner.config.job_id import job_id
 from runner.launch import app
 from tests.config.test_config import composed
-from tests.support.command_line import keep_loggers
 
 ROOT = Path(__file__).parents[2]
 OLD = ROOT / "tests" / "data" / "runs_of_8664505"
@@ -54,7 +53,6 @@ def run(*overrides: str) -> tuple[int, str]:
     said = io.StringIO()
     with contextlib.redirect_stderr(said), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["runner", *overrides])
-        keep_loggers(patch)
         return app.run_command_line(), said.getvalue()
 
 

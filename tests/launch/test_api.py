@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import runner
-from tests.support.command_line import CommandLine, keep_loggers
+from tests.support.command_line import CommandLine
 from tests.support.jobs import SMALL
 from tests.support.line import line
 
@@ -24,16 +25,18 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> runner.Run:
     folder = tmp_path_factory.mktemp("api") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
-        keep_loggers(patch)
-        return runner.run(
+        own = logging.getLogger("of.the.caller")
+        before = own.disabled, logging.root.level, logging.root.handlers[:]
+        run = runner.run(
             *SMALL, f"model_dir={folder}", "checkpoint.save_steps=2", "checkpoint.keep_best.metric=eval/loss"
         )
+        assert (own.disabled, logging.root.level, logging.root.handlers[:]) == before, "the caller logs as before"
+        return run
 
 
 @pytest.fixture(autouse=True)
 def _at_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # where tests.support is found
-    keep_loggers(monkeypatch)
 
 
 @pytest.fixture

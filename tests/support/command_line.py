@@ -42,11 +42,6 @@ class SharedStarter(ForkingStarter):
         super().close()
 
 
-def keep_loggers(patch: pytest.MonkeyPatch) -> None:
-    """Keep Hydra's `disabled` logging from silencing the loggers of all tests that come after in this process."""
-    patch.setattr("hydra._internal.logging_config.configure_logging", lambda config: None)
-
-
 def _outside_pytest(task: Task) -> Task:
     """Return `task` in an environment that is the same in all tests."""
     env = {name: value for name, value in task.env.items() if name != "PYTEST_CURRENT_TEST"}
@@ -68,7 +63,6 @@ class CommandLine:
                 patch.setattr(sys, "path", [*sys.path])
                 for name, value in {"PYTHONPATH": str(ROOT), **env}.items():
                     patch.setenv(name, value)
-                keep_loggers(patch)
                 # It composes all once more, to find that nothing sets hydra.mode.
                 patch.setattr("hydra._internal.hydra.Hydra.get_mode", lambda *args, **settings: None)
                 for user in ("task_group", "multirun"):
