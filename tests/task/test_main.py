@@ -5,17 +5,19 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from runner.system.heartbeat import HEARTBEAT, Heartbeat, HeartbeatMonitor
-from runner.task import error_report, main, stop_hook
+from runner.task import commands, error_report, main, stop_hook
 from runner.tracking.journal import NullJournal
 from runner.tracking.training_status import GENERATION
 from tests.support.jobs import config_file, endless, noted, results, run
@@ -168,12 +170,22 @@ def test_says_when_it_is_ready_and_how_long_things_took(tmp_path: Path, capsys: 
     said = capsys.readouterr().err
     assert said.count("ready after ") == 1
     (ready,) = [line for line in said.splitlines() if line.startswith("ready after ")]
-    assert " s: import " in ready and " s, build " in ready and " s, trace " in ready
+    assert re.fullmatch(r"ready after \d+\.\d s(: \w+ \d+\.\d s(, \w+ \d+\.\d s)*)?", ready)
     assert said.index(ready) < said.index("step 1/4")
     assert "Saved model.ckpt-2: " in said and "Saved model.ckpt-0" not in said
     (evaluated,) = [line for line in said.splitlines() if line.startswith("eval at step 4: ")]
     assert evaluated.endswith(" s)") and "(8 examples, " in evaluated
     assert said.count("Input (eval): ") == 1
+
+
+def test_what_took_no_time_is_left_out_of_how_long_things_took() -> None:
+    said: list[str] = []
+    journal = SimpleNamespace(phases={"import": 4.21, "restore": 0.01, "trace": 0.3})
+    context = SimpleNamespace(journal=journal, progress=SimpleNamespace(message=said.append), started=time.monotonic())
+    ready = commands.Ready(cast(Any, context))
+    for _ in range(2):
+        ready.begin(cast(Any, None))
+    assert said == ["ready after 0.0 s: import 4.2 s, trace 0.3 s"]
 
 
 def test_off_says_nothing_but_warnings_and_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,7 +68,8 @@ def announced(params: Any) -> Any:
     return endless(params).enumerate().map(announcing)
 
 
-ANNOUNCED = (f"input.train.fn={__name__}.announced", "train.max_steps=1000000", "train.steps_per_loop=2")
+SAME = (f"input.train.fn={__name__}.announced", "train.steps_per_loop=2", "+model.params.learning_rate=0.0001")
+ANNOUNCED = (*SAME, "train.max_steps=1000000")
 
 
 @pytest.fixture
@@ -99,10 +100,10 @@ def test_a_notice_of_gce_saves_and_the_next_start_goes_on_to_the_same_bits(
     assert step >= 4
     (asked,) = [line["signal"] for line in noted(tmp_path) if line.get("event") == "asked_to_stop"]
     assert asked == "a notice of preemption"
-    assert run(tmp_path, f"train.max_steps={step + 2}") == 0
+    assert run(tmp_path, *SAME, f"train.max_steps={step + 2}") == 0
     undisturbed = tmp_path / "undisturbed"
     undisturbed.mkdir()
-    assert run(undisturbed, f"train.max_steps={step + 2}") == 0
+    assert run(undisturbed, *SAME, f"train.max_steps={step + 2}") == 0
     assert weights(tmp_path, step + 2) == weights(undisturbed, step + 2)
 
 
