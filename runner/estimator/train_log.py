@@ -212,7 +212,6 @@ class TrainLog:
     def _write_many(self) -> Any:
         signature = [tf.TensorSpec([None], tf.int64), tf.TensorSpec([None], tf.string)]
 
-        @tf.function(input_signature=signature, autograph=False)
         def write(steps: tf.Tensor, protos: tf.Tensor) -> None:
             def body(number: tf.Tensor) -> tf.Tensor:
                 tf.summary.experimental.write_raw_pb(protos[number], step=steps[number])
@@ -221,7 +220,8 @@ class TrainLog:
             with self._summary_writer.as_default():
                 tf.while_loop(lambda number: number < tf.size(steps), body, [0], parallel_iterations=1)
 
-        return write
+        # A partial: else the traces of all logs of a process count as retracing, of which TensorFlow 2.21 warns.
+        return tf.function(functools.partial(write), input_signature=signature, autograph=False)
 
     def summaries(self, values: Sequence[Any], step: int) -> None:
         """Write the summaries of `step`. Workers call it together.

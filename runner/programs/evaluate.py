@@ -73,7 +73,9 @@ class EvalProgram(Program):
         self.sum_names = ["loss", *self.outputs[0].sums]
         """Names of the sums of an EvalResult."""
         self._kept = KeptMetrics(self.trace, self._store, self.spec.eval_metric_ops or {})
-        self._loop = tf.function(self._run, autograph=False)
+        # A partial: TensorFlow 2.21 counts the traces of a method over all objects that have it, and from the fifth
+        # Estimator of a process on it warns of retracing.
+        self._loop = tf.function(functools.partial(self._run), autograph=False)
         self._fetching: dict[Any, Callable[..., Any]] = {}
 
     @functools.cached_property

@@ -126,6 +126,15 @@ def test_the_model_fn_is_there_with_its_params(trained: Estimator) -> None:
     assert set(spec.predictions) == {"y"}
 
 
+def test_many_estimators_in_a_process_are_no_retracing(
+    trained: Estimator, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tf.get_logger(), "propagate", True)
+    for _ in range(6):
+        Estimator(dense, trained.model_dir).evaluate(batches(1))
+    assert "retracing" not in caplog.text
+
+
 def test_what_is_logged_has_tf_estimators_words(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = RunConfig(log_step_count_steps=2, save_checkpoints_steps=4)
     logger = tf.get_logger()
