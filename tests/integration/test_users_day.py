@@ -12,7 +12,6 @@ import shlex
 import signal
 import subprocess
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from runner.distribute.local_cluster import free_ports
+from tests.support.browser import answers
 from tests.support.processes import wait_until
 from tests.support.users_project import write_project
 from tests.support.wheel import ENV, build_wheel, call, install
@@ -256,14 +256,6 @@ def server(project: Project, docs: dict[str, str]) -> Iterator[None]:
     finally:
         os.killpg(serving.pid, signal.SIGKILL)
         serving.wait()
-
-
-def answers(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(address, timeout=5) as response:
-            return bool(response.status == 200)
-    except OSError:
-        return False
 
 
 PREDICT = """
