@@ -267,6 +267,7 @@ GONE: tuple[tuple[str, str], ...] = (
     ("constrained_optimization", "use the package tensorflow_constrained_optimization"),
     ("copy_graph", "graphs of a session are not served"),
     ("cudnn_rnn", "use tf.keras.layers.LSTM or tf.keras.layers.GRU: they use cuDNN where they can"),
+    ("distribute.DistributeConfig", "give RunConfig train_distribute= and eval_distribute="),
     ("distributions", _PROBABILITY),
     ("eager", "TensorFlow 2 is eager outside of model_fn: tf.Variable, tf.GradientTape, tf.data"),
     ("factorization.KMeansClustering", "use sklearn.cluster.MiniBatchKMeans"),
