@@ -402,7 +402,7 @@ class TrackingConfig:
 
     @property
     def backends(self) -> tuple[TrackingBackend, ...]:
-        """Where the run is recorded; of a checked config only."""
+        """Return each place where the run is recorded; of a checked config only."""
         entries = self.backend if isinstance(self.backend, list | tuple) else [self.backend]
         named = [entry if isinstance(entry, Mapping) else {"fn": entry} for entry in entries]
         found = [TrackingBackend(entry["fn"], entry.get("params") or {}) for entry in named]

@@ -56,14 +56,14 @@ class ModelScaffold:
 
     @property
     def restores(self) -> bool:
-        """Whether `restore` of the saver is the user's own."""
+        """Report whether `restore` of the saver is the user's own."""
         own = getattr(getattr(self.saver, "restore", None), "__func__", None)
         is_known = self.saver is None or isinstance(self.saver, _OBJECTS)
         return not is_known and own is not v1.train.Saver.restore
 
     @property
     def runs(self) -> bool:
-        """Whether something of it is run before the first batch, beside reading a checkpoint."""
+        """Report whether something of it is run before the first batch, beside reading a checkpoint."""
         names = ("local_init_op", "ready_op", "ready_for_local_init_op")
         return self.restores or any(getattr(self._scaffold, name, None) is not None for name in names)
 

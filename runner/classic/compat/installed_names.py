@@ -44,7 +44,7 @@ class Installed:
         self._root = root or Path(os.devnull)  # which has no files in it
 
     def has(self, name: str) -> bool:
-        """Whether the dotted name `name` leads to something public: a module, or an object in one.
+        """Report whether the dotted name `name` leads to something public: a module, or an object in one.
 
         What comes after an object (`tf.estimator.ModeKeys.TRAIN`) is not looked at.
         """
@@ -63,7 +63,7 @@ class Installed:
         return bool(self._files(name))
 
     def has_private(self, name: str) -> bool:
-        """Whether `tensorflow.python.x.y` is a module, or an object that a module defines at its top level.
+        """Report whether `tensorflow.python.x.y` is a module, or an object that a module defines at its top level.
 
         What comes after an object (`rewriter_config_pb2.RewriterConfig.OFF`) is not looked at.
         """
@@ -77,7 +77,7 @@ class Installed:
         return True
 
     def _defines(self, source: Path, name: str) -> bool:
-        """Whether a private module has `name`, its own or by `from ... import *`."""
+        """Report whether a private module has `name`, its own or by `from ... import *`."""
         if not source.is_file():
             return False
         return name in _defined(source) or any(self.has_private(f"{one}.{name}") for one in _starred(source))

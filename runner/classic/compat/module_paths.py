@@ -63,7 +63,7 @@ def table_of(module: str) -> dict[str, str]:
 
 
 NESTED_PRIVATE = re.compile(r"tensorflow\._api\.v2\.compat(\.v[12]\.compat)+(\.(?P<version>v[12]))?")
-"""What `tf.compat.v1.compat`, and `v1` and `v2` in it, are called in `sys.modules`."""
+"""Matches the names in `sys.modules` of `tf.compat.v1.compat`, and of `v1` and `v2` in it."""
 
 _NESTED = re.compile(r"tensorflow\.compat\.v[12](?:\.compat\.v[12])*\.compat(?P<rest>(?:\.v[12](?:\..+)?)?)")
 

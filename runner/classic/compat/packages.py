@@ -12,7 +12,7 @@ from pathlib import Path
 from runner.classic.compat.python2 import MODULES as OF_PYTHON_2
 
 _NO_PACKAGES = ("tensorflow", "tensorflow_estimator")
-"""What of them is there, `check` knows by name."""
+"""Packages that `check` knows name by name, so that it does not look for them."""
 
 _PIP_NAMES: Mapping[str, str] = {
     "Image": "Pillow",
@@ -65,7 +65,7 @@ def _is_installed(package: str) -> bool:
 
 
 def _is_beside(package: str, file: Path) -> bool:
-    """Whether there is a module `package` in the file's folder or in one around it, from where `-m` may start it."""
+    """Report whether the file's folder, or one around it from where `-m` may start it, has a module `package`."""
     folders = file.absolute().parents
     return any((folder / package).is_dir() or (folder / f"{package}.py").exists() for folder in folders)
 

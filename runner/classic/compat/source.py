@@ -12,10 +12,12 @@ from runner.config import source_names
 _ROOTS = ("tensorflow", "tensorflow_estimator", "tensorflow_addons", "tf_slim")
 
 MODEL_FN, INPUT_FN, HOOK, SCRIPT, ELSEWHERE = "model_fn", "input_fn", "hook", "script", "elsewhere"
-"""Where something is used: in a model_fn (a function with arguments `features` and `mode`, or so named); in an input_fn
-(so named, and no receiver function); in a class that inherits from a hook or listener of TensorFlow; at the top of the
-file, in its `main` or in a function that only these call, under no `with` that makes a graph the default; in any other
-function or graph."""
+"""The places where a name is used.
+
+A model_fn (a function with arguments `features` and `mode`, or so named); an input_fn (so named, and no receiver
+function); a class that inherits from a hook or listener of TensorFlow; the script: the top of the file, its `main` and
+the functions that only these call, under no `with` that makes a graph the default; any other function or graph.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Use(source_names.Use):
 
     @property
     def is_private(self) -> bool:
-        """Whether it is in a module of TensorFlow that is no part of what it promises."""
+        """Report whether it is in a module of TensorFlow that is no part of what it promises."""
         return self.name.startswith(("tensorflow.python", "tensorflow.core", "tensorflow.tools"))
 
 
@@ -150,13 +152,13 @@ class _Uses(source_names.Uses):
         return name is not None and "estimator" in name.lower() and name.endswith(ends)
 
     def _makes_session(self, value: ast.AST) -> bool:
-        """Whether it makes a session of the default graph."""
+        """Report whether it makes a session of the default graph."""
         name = self.dotted(value.func) if isinstance(value, ast.Call) else None
         has_graph = isinstance(value, ast.Call) and any(one.arg == "graph" for one in value.keywords)
         return name is not None and name.endswith((".Session", ".InteractiveSession")) and not has_graph
 
     def _is_method(self, call: ast.Call, function: ast.Attribute, keywords: dict[str, bool]) -> bool:
-        """Whether something is to be said of a method; of `session.run` in a hook, where it feeds."""
+        """Report whether something is to be said of a method; of `session.run` in a hook, where it feeds."""
         if function.attr in ("make_one_shot_iterator", "make_initializable_iterator"):
             return True
         if function.attr == "run" and self._hooks:
@@ -209,7 +211,7 @@ def _calls(tree: ast.AST) -> tuple[set[tuple[str, str]], set[str]]:
 
 
 def _makes_a_graph_default(context: ast.AST, sessions: Collection[str] = ()) -> bool:
-    """Whether all is a graph inside of `with context:`, in TensorFlow 2 too.
+    """Report whether all is a graph inside of `with context:`, in TensorFlow 2 too.
 
     A session's own becomes the default with the session as the context, and not with its `as_default()`.
     """

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import sys
 import textwrap
+import traceback
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -256,7 +257,8 @@ def happens(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     code = tf1_imports.Sources(INSTALLED, "__main__").compiled(text.encode(), str(folder / "script.py"), "__main__")
     try:
         exec(code, module.__dict__)
-    except Exception:
+    except Exception:  # whatever it is, it stops the script; which one it was, a failure of the test shows
+        traceback.print_exc()
         return STOPS
     finally:
         tf.compat.v1.reset_default_graph()  # in whose collections are variables that a script made outside of graphs
