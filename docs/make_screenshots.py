@@ -1,4 +1,4 @@
-"""Takes the pictures of MLflow's pages in docs/ anew: `.venv/bin/python docs/make_screenshots.py [folder]`, 3 minutes.
+"""Takes the pictures of MLflow's pages anew, into docs/images/: `python docs/make_screenshots.py [folder]`, 3 minutes.
 
 Trains a small CNN, searches its parameters with Optuna, registers the best model, and opens in Chromium (`make browser`
 installs it) what was recorded. What a picture is to show is waited for, so a page that lacks it fails.
@@ -174,4 +174,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS)
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS / "images")

@@ -24,9 +24,9 @@ class VerifiedCheckpoints:
     """The checkpoints of one model_dir that can be used; each is read once by a process to know that.
 
     Sizes are compared each time, which costs nothing. The contents of one that this process did not write are read in
-    full before it is used for the first time: that is a third of what restoring it takes (docs/performance.md), and
-    the bytes are in the system's cache afterwards. To find the damage while restoring would cost nothing and be too
-    late: the global step and the input would have been taken from it by then.
+    full before it is used for the first time: that is a third of what restoring it takes
+    (docs/explanation/performance.md), and the bytes are in the system's cache afterwards. To find the damage while
+    restoring would cost nothing and be too late: the global step and the input would have been taken from it by then.
     """
 
     def __init__(self, model_dir: str | os.PathLike[str]) -> None:

@@ -1,4 +1,4 @@
-"""docs/clusters.md tells the truth: its commands print what is shown under them."""
+"""docs/how_to/clusters.md tells the truth: its commands print what is shown under them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from runner.config.schema import ClusterConfig, limits_of
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "clusters.md").read_text()
+TEXT = (ROOT / "docs" / "how_to" / "clusters.md").read_text()
 SHOWN = re.findall(r"^```\n([^`]*command=cluster_info[^`]*)^```\n\n```text\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""docs/config.md tells the truth: its table names all groups, its files compose, its commands are accepted."""
+"""docs/how_to/config.md tells the truth: its table names all groups, its files compose, its commands are accepted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "config.md").read_text()
+TEXT = (ROOT / "docs" / "how_to" / "config.md").read_text()
 
 ANSWER_ALL = """
 import contextlib, io, json, sys

@@ -1,4 +1,4 @@
-"""docs/export.md tells the truth: its programs run and its commands are accepted."""
+"""docs/how_to/export.md tells the truth: its programs run and its commands are accepted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tensorflow as tf
 from runner.config.parsing import parse
 from tests.config.test_config import composed
 
-TEXT = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "how_to" / "export.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
 COMMANDS = [shlex.split(line, comments=True) for kind, block in BLOCKS if not kind for line in block.splitlines()]
 RECEIVER, PROGRAM = (block for kind, block in BLOCKS if kind == "python")
@@ -21,7 +21,7 @@ RECEIVER, PROGRAM = (block for kind, block in BLOCKS if kind == "python")
 
 def test_the_program_exports_what_it_says(capsys: Any) -> None:
     found: dict[str, Any] = {"__name__": "docs_export"}
-    exec(compile(PROGRAM, "docs/export.md", "exec"), found)
+    exec(compile(PROGRAM, "docs/how_to/export.md", "exec"), found)
     signatures, prediction = capsys.readouterr().out.splitlines()[-2:]
     assert f"# {signatures}" in PROGRAM and re.fullmatch(r"\[[\d.]+\]", prediction)
     folders = [Path(path).parent.name for path in found["result"].exports]

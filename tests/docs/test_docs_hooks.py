@@ -1,4 +1,4 @@
-"""docs/hooks.md tells the truth: its hook runs from the command line that it shows."""
+"""docs/how_to/hooks.md tells the truth: its hook runs from the command line that it shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from runner import Hook
 from tests.support.jobs import results, run
 
-TEXT = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "how_to" / "hooks.md").read_text()
 
 
 def test_the_hook_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""docs/migrating.md tells the truth: its script and its snippets run, its commands print what is shown under them."""
+"""docs/how_to/migrating.md tells the truth: its snippets run, its commands print what is shown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from runner.classic.compat import names
 from runner.classic.compat.differences import RUN_CONFIG
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "migrating.md").read_text()
+TEXT = (ROOT / "docs" / "how_to" / "migrating.md").read_text()
 SCRIPT, OLD_SCRIPT, *SNIPPETS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 SHOWN = re.findall(r"^```\n(python -m runner\.classic[^`]*)```\n\n```text\n(.*?)```$", TEXT, re.DOTALL | re.MULTILINE)
 
@@ -67,7 +67,7 @@ def test_the_script_runs_as_it_stands_and_the_snippets_after_it(folder: Path, mo
     monkeypatch.syspath_prepend(str(folder))
     space: dict[str, Any] = {"__name__": "migrating"}
     for snippet in SNIPPETS:
-        exec(compile(snippet, "docs/migrating.md", "exec"), space)
+        exec(compile(snippet, "docs/how_to/migrating.md", "exec"), space)
     monkeypatch.delitem(sys.modules, "train")
 
 

@@ -1,4 +1,4 @@
-"""docs/premade.md: its examples run, its config composes, and its tables list what there is."""
+"""docs/how_to/premade.md: its examples run, its config composes, and its tables list what there is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 from runner.classic.compat import names
 from runner.classic.premade import column_specs
 
-TEXT = (Path(__file__).parents[2] / "docs" / "premade.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "how_to" / "premade.md").read_text()
 
 
 def test_its_examples_run_and_print_what_they_say(

@@ -1,7 +1,7 @@
 """What a run and a sweep wrote, in MLflow's own pages, in a real browser.
 
 Needs Debian's `chromium` and `chromium-driver`; `make browser` installs them. Without them these tests are skipped, or
-fail when RUNNER_REQUIRE_BROWSER=1. `docs/make_screenshots.py` takes the pictures of docs/.
+fail when RUNNER_REQUIRE_BROWSER=1. `docs/make_screenshots.py` takes the pictures of docs/images/.
 """
 
 from __future__ import annotations

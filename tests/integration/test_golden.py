@@ -237,8 +237,8 @@ def test_tf_estimator_goes_on_from_our_checkpoints(
 
 
 def test_starts_with_the_initial_values_of_tf_estimator_as_the_guide_says(golden: Golden, tmp_path: Path) -> None:
-    """The same seed alone gives others: docs/migrating.md says how to take theirs."""
-    name, guide = "layers", (ROOT / "docs" / "migrating.md").read_text()
+    """The same seed alone gives others: docs/how_to/migrating.md says how to take theirs."""
+    name, guide = "layers", (ROOT / "docs" / "how_to" / "migrating.md").read_text()
     (command,) = re.findall(r"^mkdir -p ours.*$", guide, re.MULTILINE)
     expected = golden.found(name)["losses"]
     (tmp_path / "theirs").symlink_to(golden.folder / name)

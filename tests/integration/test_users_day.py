@@ -194,8 +194,8 @@ def best_job(project: Project) -> str:
 
 
 def commands_of_the_docs(project: Project) -> dict[str, str]:
-    """The commands of docs/export.md by their second word, with the sweep's best run and a free port."""
-    blocks = re.findall(r"^```bash\n(.*?)^```$", (DOCS / "export.md").read_text(), re.DOTALL | re.MULTILINE)
+    """The commands of docs/how_to/export.md by their second word, with the sweep's best run and a free port."""
+    blocks = re.findall(r"^```bash\n(.*?)^```$", (DOCS / "how_to" / "export.md").read_text(), re.DOTALL | re.MULTILINE)
     block = "".join(blocks)
     (port,) = free_ports(1)
     assert "outputs/mine" in block and ":5001" in block and "--port 5001" in block
@@ -240,7 +240,7 @@ def test_registers_the_best_checkpoint(project: Project, docs: dict[str, str]) -
 
 @pytest.fixture(scope="module")
 def server(project: Project, docs: dict[str, str]) -> Iterator[None]:
-    """The registered model, answering as docs/export.md says."""
+    """The registered model, answering as docs/how_to/export.md says."""
     command = docs["mlflow models"]
     port = shlex.split(command)[-1]
     with (project.home / "server.log").open("w") as log:

@@ -106,7 +106,7 @@ def test_a_run_that_fails_is_raised(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_notebook_of_the_docs_runs(tmp_path: Path) -> None:
-    cells = json.loads((ROOT / "docs" / "first_run.ipynb").read_text())["cells"]
+    cells = json.loads((ROOT / "docs" / "tutorial" / "first_run.ipynb").read_text())["cells"]
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(
