@@ -41,7 +41,7 @@ PAIRS = [(writes, reads) for writes in STRATEGIES for reads in STRATEGIES if wri
         [("classic", *pair) for pair in PAIRS]
         + [("native", *pair) for pair in PAIRS if pair[0] in ("default", "mirrored") and pair[1] != "one_device"],
         ("classic", "default", "central_storage"), ("classic", "central_storage", "mirrored"),
-        ("classic", "mirrored", "one_device"), ("classic", "one_device", "default"), ("native", "mirrored", "default"),
+        ("native", "mirrored", "default"),
     ),
 )  # fmt: skip
 def test_a_run_goes_on_under_any_other_strategy(tmp_path: Path, writes: str, reads: str, style: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -27,6 +28,7 @@ from runner.tracking.journal import Journal, journal_path, read_journal
 from tests.config.test_config import parsed
 from tests.support import jobs
 from tests.support.line import line, points
+from tests.support.tiers import slow_but
 
 v1 = tf.compat.v1
 
@@ -139,8 +141,10 @@ def test_it_ends_says_why_and_does_not_train_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("evaluated", [True, False])
-@pytest.mark.parametrize("step", [2, 6, 8, 10])
+@pytest.mark.parametrize(
+    ("step", "evaluated"),
+    slow_but(itertools.product([2, 6, 8, 10], [True, False]), (2, False), (8, True), (10, False)),
+)
 def test_a_run_that_was_killed_ends_where_an_undisturbed_one_does(step: int, evaluated: bool, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, killer=Killer(step, evaluated=evaluated))

@@ -1,7 +1,7 @@
 """Trains and evaluates the golden models, the same on tf.estimator 2.15 and on the runner.
 
-With TensorFlow 2.15 it is a program: `python -m tests.golden.runs write FOLDER` leaves model_dirs and what came out,
-`... read FOLDER` takes up the model_dirs of another. On the runner, `import runner.classic` comes first.
+With TensorFlow 2.15 it is a program: `python -m tests.golden.runs write FOLDER MODEL ...` leaves model_dirs and what
+came out, `... read FOLDER MODEL ...` takes up the model_dirs of another. On the runner, `import runner.classic` comes first.
 """
 
 from __future__ import annotations
@@ -117,10 +117,10 @@ def leave(path: Path, found: dict[str, Any]) -> None:
     os.replace(scratch, path)
 
 
-def write(folder: Path) -> None:
-    """Of each model: a model_dir with the checkpoints of steps 0, 10 and 20, and `<name>.json`."""
+def write(folder: Path, *names: str) -> None:
+    """Of each model that is named: a model_dir with the checkpoints of steps 0, 10 and 20, and `<name>.json`."""
     write_vocabulary(folder)
-    for name in (*MODELS[:-1], OF_KERAS, MODELS[-1]):
+    for name in [one for one in (*MODELS[:-1], OF_KERAS, MODELS[-1]) if one in names]:
         losses = trained(name, folder, STEPS)
         if name == "scopes":
             shutil.copytree(folder / name, folder / START)

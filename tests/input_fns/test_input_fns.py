@@ -188,7 +188,9 @@ def test_the_order_of_train_is_the_seeds(source: str, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("source", "across"),
-    slow_but(itertools.product(SOURCES, [False, True]), *((source, True) for source in SOURCES), ("digits", False)),
+    slow_but(
+        itertools.product(SOURCES, [False, True]), *((source, True) for source in FILE_SOURCES), ("digits", False)
+    ),
 )
 def test_continues_bit_for_bit_from_a_checkpoint_at_any_step(source: str, across: bool, tmp_path: Path) -> None:
     fn, make = SOURCES[source]

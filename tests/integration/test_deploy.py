@@ -8,13 +8,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import yaml
 
+from tests.support.command_line import CommandLine
 from tests.support.hosts import two_hosts
 
 ROOT = Path(__file__).parents[2]
@@ -80,17 +80,15 @@ def pods(name: str) -> dict[str, tuple[list[str], dict[str, str]]]:
     return found
 
 
-def ask_pods(name: str, tmp_path: Path) -> list[Task]:
-    def ask(pod: tuple[str, tuple[list[str], dict[str, str]]]) -> Task:
-        hostname, (arguments, env) = pod
-        command = [*entrypoint(), *arguments, "command=cluster_info"]
-        given = {**os.environ, "PYTHONPATH": str(ROOT), **env}
-        result = subprocess.run(command, cwd=tmp_path, env=given, capture_output=True, text=True, timeout=150)
+def ask_pods(name: str, tmp_path: Path, command_line: CommandLine) -> list[Task]:
+    _, *words = entrypoint()
+    assert words == ["-m", "runner"], "command_line is this command"
+    tasks = []
+    for hostname, (arguments, env) in pods(name).items():
+        result = command_line(*arguments, "command=cluster_info", cwd=tmp_path, **env)
         assert result.returncode == 0, result.stderr
-        return Task(hostname, result.stdout)
-
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(ask, pods(name).items()))
+        tasks.append(Task(hostname, result.stdout))
+    return tasks
 
 
 def assert_that_all_agree(tasks: Sequence[Task]) -> dict[str, list[str]]:
@@ -99,8 +97,8 @@ def assert_that_all_agree(tasks: Sequence[Task]) -> dict[str, list[str]]:
     return dict(json.loads(cluster))
 
 
-def test_the_pods_of_the_indexed_job_are_one_cluster(tmp_path: Path) -> None:
-    tasks = ask_pods("multi_worker.yaml", tmp_path)
+def test_the_pods_of_the_indexed_job_are_one_cluster(tmp_path: Path, command_line: CommandLine) -> None:
+    tasks = ask_pods("multi_worker.yaml", tmp_path, command_line)
     assert assert_that_all_agree(tasks) == {
         "chief": ["digits-0.digits:2222"],
         "worker": [f"digits-{index}.digits:2222" for index in (1, 2, 3)],
@@ -108,8 +106,8 @@ def test_the_pods_of_the_indexed_job_are_one_cluster(tmp_path: Path) -> None:
     assert [task.role for task in tasks] == ["chief:0", "worker:0", "worker:1", "worker:2"]
 
 
-def test_the_pods_of_the_parameter_server_run_are_one_cluster(tmp_path: Path) -> None:
-    tasks = ask_pods("parameter_server.yaml", tmp_path)
+def test_the_pods_of_the_parameter_server_run_are_one_cluster(tmp_path: Path, command_line: CommandLine) -> None:
+    tasks = ask_pods("parameter_server.yaml", tmp_path, command_line)
     assert assert_that_all_agree(tasks) == {
         "chief": ["digits-chief-0.digits:2222"],
         "worker": [f"digits-worker-{index}.digits:2222" for index in range(4)],
@@ -294,7 +292,7 @@ def test_the_batch_script_trains_with_two_tasks(tmp_path: Path) -> None:
         nodelist = ",".join(host.address for host in hosts)
         tasks = slurm_tasks([host.address for host in hosts], nodelist, per_node=2 // len(hosts))
         prefixes = [host.prefix for host in hosts] * (2 // len(hosts))
-        words = ["train.max_steps=20", "tracking=none"]
+        words = ["train.max_steps=20", "model.params.network=mlp", "tracking=none"]
         code = run_script(tmp_path, tasks, *words, prefixes=prefixes, timeout=280)
     said = [(tmp_path / f"{rank}.err").read_text() for rank in range(2)]
     assert code == 0, said

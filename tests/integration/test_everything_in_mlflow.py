@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +13,7 @@ from mlflow import MlflowClient
 from tests.support.command_line import CommandLine
 from tests.support.jobs import SMALL
 
-ROOT = Path(__file__).parents[2]
-
-
 SETTINGS = [*(one for one in SMALL if not one.startswith("tracking=")), "model_dir=run"]
-
-
-def start(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
-    return subprocess.run(
-        [sys.executable, "-m", "runner", *SETTINGS, *overrides],
-        cwd=folder, env={**env, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
 
 
 OWN = """
@@ -51,13 +38,17 @@ class Lines:
 
 
 @pytest.fixture(scope="module")
-def tracked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def tracked(
+    tmp_path_factory: pytest.TempPathFactory, empty_mlflow_database: Path, command_line: CommandLine
+) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("tracked")
+    shutil.copy(empty_mlflow_database, folder / "mlflow.db")
     (folder / "own.py").write_text(OWN)
-    done = start(
-        folder, "tracking.backend=[mlflow,csv,{fn: own.Lines, params: {path: own.txt}}]", "+model.params.start=0.0",
+    done = command_line(
+        *SETTINGS, "tracking.backend=[mlflow,csv,{fn: own.Lines, params: {path: own.txt}}]", "+model.params.start=0.0",
         "model.fn=tests.support.tracked.model_fn", "train.log_steps=2", "train.summary_steps=2",
         "export.exporters=[final]", "export.register=lines", "export.alias=champion", "train.max_steps=4",
+        cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     client = MlflowClient(tracking_uri=f"sqlite:///{folder}/mlflow.db")

@@ -121,9 +121,14 @@ def evaluators(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str]
     return found
 
 
-@pytest.mark.parametrize("batch_size", [10, 4, 22])
-@pytest.mark.parametrize("strategy", REPLICATED)
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    ("style", "strategy", "batch_size"),
+    slow_but(
+        itertools.product(STYLES, REPLICATED, [10, 4, 22]),
+        *((style, "mirrored", 10) for style in STYLES), *(("classic", "mirrored", size) for size in (4, 22)),
+        *(("native", strategy, 4) for strategy in ("one_device", "central_storage")),
+    ),
+)  # fmt: skip
 def test_evaluation_counts_each_of_22_examples_once(
     style: str, strategy: str, batch_size: int, evaluators: dict[tuple[str, str], Estimator]
 ) -> None:

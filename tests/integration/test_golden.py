@@ -75,15 +75,26 @@ class Golden:
 
 
 @pytest.fixture(scope="module")
-def golden(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Golden]:
+def golden(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Golden]:
     if not PYTHON.exists():
         message = f"no TensorFlow 2.15 at {PYTHON}: make golden"
         if os.environ.get("RUNNER_REQUIRE_GOLDEN") == "1":
             pytest.fail(message)
         pytest.skip(message)
-    golden = Golden("write", tmp_path_factory.mktemp("golden"))
+    golden = Golden("write", tmp_path_factory.mktemp("golden"), names=sorted(trained_by(request.session.items)))
     yield golden
     golden.end()
+
+
+def trained_by(items: Sequence[pytest.Item]) -> set[str]:
+    """Return the names of the golden models that the tests of this file among `items` ask for."""
+    found = {"layers"}  # of those that have no parameter
+    for item in items:
+        if item.path == Path(__file__) and "golden" in getattr(item, "fixturenames", ()):
+            params = item.callspec.params if hasattr(item, "callspec") else {}
+            own = runs.OF_KERAS if "tf_keras" in item.name else params.get("name", "layers")
+            found |= {own, *params.get("names", ())}
+    return found | {"scopes"} if "beginnings" in found else found  # which begins with a checkpoint of it
 
 
 class Ours:

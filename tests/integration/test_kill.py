@@ -56,7 +56,7 @@ def hashes(folder: Path) -> dict[str, str]:
     return {name: hashlib.sha256(value.tobytes()).hexdigest() for name, value in values.items()}
 
 
-@pytest.mark.parametrize("case", slow_but(CASES, "mirrored", "default-synchronous"))
+@pytest.mark.parametrize("case", slow_but(CASES, "default"))
 def test_a_run_that_was_killed_comes_to_the_bits_of_an_undisturbed_one(case: str, lives: Callable[[str], Path]) -> None:
     """And what a kill left half written is cleared away."""
     undisturbed, killed = lives(case) / "undisturbed", lives(case) / "killed"

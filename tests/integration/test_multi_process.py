@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,15 @@ from tests.support.weighted_models import model_of, of_two, weighted_input
 pytestmark = pytest.mark.timeout(900)  # the first waits for two gangs
 
 TWO = (
-    "native", "classic", "by_replicas", "drawn_seed", "uneven", "without_data", "nothing_at_all", "own_resumed",
-    "own_counted", "unknown_length", "in_turn", "measured",
-    "stopped_by_one", "slow_worker", "slow_evaluation", "undisturbed", "stopped_early", "reduced_on_a_plateau",
-    "not_finite", "sparse",
-    "weighted_losses", "accumulated", "half_precision", "one_file", "metrics_of_files", "pairs", "undying", "dying",
+    "native", "by_replicas", "drawn_seed", "uneven", "without_data", "nothing_at_all", "own_counted", "unknown_length",
+    "in_turn", "measured", "stopped_by_one", "slow_worker", "slow_evaluation", "undisturbed", "stopped_early",
+    "reduced_on_a_plateau", "not_finite", "sparse", "weighted_losses", "accumulated", "half_precision", "one_file",
+    "metrics_of_files", "pairs_classic", "undying", "dying",
 )  # fmt: skip
-THREE = ("native", "classic", "uneven", "without_data", "own_resumed", "files", "read_on")
+THREE = ("uneven", "files", "read_on")
+SLOW_TWO = ("native", "classic", "own_resumed", "pairs_keras_model")
+SLOW_THREE = ("native", "classic", "without_data", "own_resumed")
+"""In gangs of their own, for `make test-slow`: what the cases of the others say, once more."""
 
 
 IDS = [0, 1, 2, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 16, 17, 20, 21, 22, 23]
@@ -78,6 +80,16 @@ def again(folder: Path, two: Gang) -> Iterator[Gang]:
     yield Gang(2, folder / "again", ["resumed"]).finished()
 
 
+@pytest.fixture(scope="module")
+def slow_two(folder: Path) -> Gang:
+    return Gang(2, folder / "slow_two", SLOW_TWO).finished()
+
+
+@pytest.fixture(scope="module")
+def slow_three(folder: Path) -> Gang:
+    return Gang(3, folder / "slow_three", SLOW_THREE).finished()
+
+
 def alone(folder: Path, style: str, strategy: Any = None, **settings: Any) -> dict[str, Any]:
     """As tests.support.worker_cases.trained, in this process."""
     estimator = Estimator(STYLES[style], folder, RunConfig(train_distribute=strategy, **settings))
@@ -94,18 +106,28 @@ def assert_equal(found: dict[str, Any], expected: dict[str, Any], tolerance: flo
         np.testing.assert_allclose(found[name], value, rtol=loose, atol=loose, err_msg=name)
 
 
+def test_one_process_and_two_workers_come_to_the_same(two: Gang, tmp_path: Path) -> None:
+    assert_trained_as_alone("native", [two], tmp_path)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("style", ["native", "classic"])
 def test_one_process_two_replicas_two_workers_and_three_come_to_the_same(
-    style: str, two: Gang, three: Gang, tmp_path: Path
+    style: str, slow_two: Gang, slow_three: Gang, tmp_path: Path
 ) -> None:
-    expected = alone(tmp_path / "alone", style)
+    expected = assert_trained_as_alone(style, [slow_two, slow_three], tmp_path)
     mirrored = alone(tmp_path / "mirrored", style, tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]))
     assert_equal(mirrored, expected)
-    for gang in (two, three):
+
+
+def assert_trained_as_alone(style: str, gangs: Sequence[Gang], folder: Path) -> dict[str, Any]:
+    expected = alone(folder / "alone", style)
+    for gang in gangs:
         for found in gang.results(style):
             assert_equal(found, expected)
             assert int(found["examples"]) == 200  # four epochs: batches of 12, the last of 2
             assert len(found["losses"]) == 20
+    return expected
 
 
 @pytest.mark.parametrize("style", ["native", "classic"])
@@ -133,32 +155,52 @@ def test_workers_for_whom_no_seed_was_given_draw_the_same(two: Gang) -> None:
     assert chief["seed"] == worker["seed"]
 
 
-@pytest.mark.parametrize("style", ["native", "classic"])
-def test_a_checkpoint_of_two_workers_is_read_by_one_process(style: str, two: Gang, tmp_path: Path) -> None:
-    shutil.copytree(two.folder / style, tmp_path / "copy")
-    config = RunConfig(tf_random_seed=1)
-    estimator = Estimator(STYLES[style], tmp_path / "copy", config)
-    metrics = estimator.evaluate(eval_input(8, dtype="float64"))
-    assert metrics["loss"] == pytest.approx(float(two.results(style)[0]["eval/loss"]), rel=1e-10)
+def test_a_checkpoint_of_two_workers_is_read_by_one_process(two: Gang, tmp_path: Path) -> None:
+    assert_read("native", two, tmp_path)
 
 
-@pytest.mark.parametrize("style", ["classic", "keras_model"])
-def test_every_strategy_of_evaluation_beside_two_workers_gives_the_numbers_of_one_device(
-    style: str, two: Gang, tmp_path: Path
+@pytest.mark.slow
+def test_a_checkpoint_of_two_workers_with_a_classic_model_is_read_by_one_process(
+    slow_two: Gang, tmp_path: Path
 ) -> None:
+    assert_read("classic", slow_two, tmp_path)
+
+
+def assert_read(style: str, gang: Gang, folder: Path) -> None:
+    shutil.copytree(gang.folder / style, folder / "copy")
+    config = RunConfig(tf_random_seed=1)
+    estimator = Estimator(STYLES[style], folder / "copy", config)
+    metrics = estimator.evaluate(eval_input(8, dtype="float64"))
+    assert metrics["loss"] == pytest.approx(float(gang.results(style)[0]["eval/loss"]), rel=1e-10)
+
+
+def test_every_strategy_of_evaluation_beside_two_workers_gives_the_numbers_of_one_device(
+    two: Gang, tmp_path: Path
+) -> None:
+    assert_evaluated_as_alone("classic", two, tmp_path)
+
+
+@pytest.mark.slow
+def test_every_strategy_of_evaluation_of_a_keras_model_gives_the_numbers_of_one_device(
+    slow_two: Gang, tmp_path: Path
+) -> None:
+    assert_evaluated_as_alone("keras_model", slow_two, tmp_path)
+
+
+def assert_evaluated_as_alone(style: str, gang: Gang, folder: Path) -> None:
     keras.config.set_floatx("float64")
-    estimator = Estimator(STYLES[style], tmp_path, RunConfig(tensorboard=False))
+    estimator = Estimator(STYLES[style], folder, RunConfig(tensorboard=False))
     estimator.train(train_input(12, dtype="float64"), steps=6)
     metrics = estimator.evaluate(eval_input(8, dtype="float64"))
     keras.config.set_floatx("float32")
-    for found in two.results("pairs"):
+    for found in gang.results(f"pairs_{style}"):
         for name in estimator.get_variable_names():
             expected = estimator.get_variable_value(name)
-            np.testing.assert_allclose(found[f"{style}/{name}"], expected, rtol=1e-10, atol=1e-10, err_msg=name)
+            np.testing.assert_allclose(found[name], expected, rtol=1e-10, atol=1e-10, err_msg=name)
         for kind in ("same", "default", "one_device", "mirrored", "central_storage"):
             for name, value in metrics.items():
                 tolerance = 1e-6 if (style, name) == ("classic", "mae") else 1e-10  # v1 metrics are float32
-                assert float(found[f"{style}/{kind}/{name}"]) == pytest.approx(value, rel=tolerance), (kind, name)
+                assert float(found[f"{kind}/{name}"]) == pytest.approx(value, rel=tolerance), (kind, name)
 
 
 def test_no_example_of_uneven_workers_is_lost_or_seen_twice(two: Gang, three: Gang) -> None:
@@ -169,10 +211,14 @@ def test_no_example_of_uneven_workers_is_lost_or_seen_twice(two: Gang, three: Ga
         assert found["ids"].tolist()[:-1] == [[0, 1, 7, 8, 9, 10], [2, 3, 11, 12], [4, 5, 13], [6]]
 
 
-def test_a_worker_without_data_waits_for_nobody(two: Gang, three: Gang) -> None:
+def test_a_worker_without_data_waits_for_nobody(two: Gang) -> None:
     for found in two.results("without_data"):
         assert found["ids"].tolist()[:-1] == [[0, 1], [2, 3], [4]]
-    for found in three.results("without_data"):
+
+
+@pytest.mark.slow
+def test_of_three_workers_the_one_without_data_waits_for_nobody(slow_three: Gang) -> None:
+    for found in slow_three.results("without_data"):
         assert found["ids"].tolist()[:-1] == [[0, 1, 5, 6], [2, 3, 7], [4]]
 
 
@@ -181,20 +227,23 @@ def test_workers_that_all_have_no_data_end_at_once(two: Gang) -> None:
     assert "the training input is empty" in two.output(0)
 
 
-def test_input_of_each_workers_own_goes_on_at_the_next_example(two: Gang, three: Gang) -> None:
-    for gang, count in ((two, 17), (three, 25)):
+@pytest.mark.slow
+def test_input_of_each_workers_own_goes_on_at_the_next_example(slow_two: Gang, slow_three: Gang) -> None:
+    for gang, count in ((slow_two, 17), (slow_three, 25)):
         for found in gang.results("own_resumed"):
             whole = found["whole"].tolist()[:-1]
             assert found["pieces"].tolist()[:-1] == whole
             assert sorted(id for step in whole for id in step) == list(range(count))
-    saved = {file.name for file in (two.folder / "own_resumed" / "pieces").glob("model.ckpt-4.input-*.index")}
+    saved = {file.name for file in (slow_two.folder / "own_resumed" / "pieces").glob("model.ckpt-4.input-*.index")}
     assert saved == {"model.ckpt-4.input-0.index", "model.ckpt-4.input-1.index"}
-    assert not list((two.folder / "own_resumed" / "pieces").glob(".model*"))
+    assert not list((slow_two.folder / "own_resumed" / "pieces").glob(".model*"))
 
 
 def test_input_of_each_workers_own_goes_on_from_a_count_of_its_batches(two: Gang) -> None:
     for found in two.results("own_counted"):
-        assert found["pieces"].tolist()[:-1] == found["whole"].tolist()[:-1]
+        whole = found["whole"].tolist()[:-1]
+        assert found["pieces"].tolist()[:-1] == whole
+        assert sorted(id for step in whole for id in step) == list(range(17))
     folder = two.folder / "own_counted" / "pieces"
     states = {step: len(list(folder.glob(f"model.ckpt-{step}.input-*.index"))) for step in (2, 3, 4)}
     assert states == {2: 0, 3: 2, 4: 0} and not list(folder.glob(".model*"))

@@ -18,6 +18,7 @@ from runner.config import parsing, schema
 from runner.task import main
 from runner.tracking.journal import journal_path, read_journal
 from tests.config.test_config import composed
+from tests.support.command_line import CommandLine
 
 ROOT = Path(__file__).parents[2]
 
@@ -222,12 +223,13 @@ def test_a_parameter_server_that_was_killed_is_a_lost_peer(cases: Cases) -> None
     assert cases["server_lost"]["error"] == expected
 
 
-def test_the_command_gives_the_variables_of_a_single_process_with_one_worker(tmp_path: Path) -> None:
+def test_the_command_gives_the_variables_of_a_single_process_with_one_worker(
+    tmp_path: Path, command_line: CommandLine
+) -> None:
     small = ["train.max_steps=40", "tracking=none", "checkpoint.keep_max=null"]
     served_by = ["strategy=parameter_server", "cluster.num_workers=1", "cluster.num_ps=1"]
     served_by += ["eval_strategy=mirrored", "eval_strategy.virtual_devices=2"]  # the coordinator's, beside the cluster
-    command = [sys.executable, "-m", "runner", *served_by, *small, f"model_dir={tmp_path / 'served'}"]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    ran = command_line(*served_by, *small, f"model_dir={tmp_path / 'served'}", cwd=ROOT)
     assert ran.returncode == 0, ran.stderr[-3000:]
     (tmp_path / "alone").mkdir()
     file = tmp_path / "alone.yaml"

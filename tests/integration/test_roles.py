@@ -41,6 +41,7 @@ from tests.config.test_config import composed
 from tests.estimator.test_early_stopping import Interrupter, around_six
 from tests.support import jobs
 from tests.support.checkpoints import list_checkpoints
+from tests.support.command_line import CommandLine
 from tests.support.evaluator import BEST, PLACE, evaluator, specs, untuned
 from tests.support.line import points, steps_of
 
@@ -259,18 +260,16 @@ def overrides(folder: Path, *others: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("mlflow_database")
-def test_command_line_starts_an_evaluator_whose_early_stop_ends_the_run(tmp_path: Path) -> None:
+def test_command_line_starts_an_evaluator_whose_early_stop_ends_the_run(
+    tmp_path: Path, command_line: CommandLine
+) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     documented = re.search(r"```\n(python -m runner cluster.evaluator=true.*?)```", DOCUMENT.read_text(), re.DOTALL)
     assert documented is not None
     shown = shlex.split(documented[1].replace("\\\n", " ").replace("eval/accuracy", "eval/distance"))[3:]
     ours = [f"tracking.uri={uri}", "train.max_steps=100000000", "train.early_stopping.metric=eval/distance"]
     command = overrides(tmp_path, *shown, "tracking=mlflow", *ours, "train.early_stopping.patience_evals=1")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-m", "runner", *command],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECS,
-    )  # fmt: skip
+    done = command_line(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     reason = "eval/distance has not improved by 0 for 1 evaluation; best"

@@ -8,9 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +27,9 @@ write_runs: Any = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(write_runs)
 
 
-def cold(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "runner", *words], cwd=cwd, capture_output=True, text=True)
-
-
-def run(folder: Path, *overrides: str, start: Callable[..., Any] = cold) -> dict[str, Any]:
+def run(folder: Path, *overrides: str, command_line: CommandLine) -> dict[str, Any]:
     """What `python -m runner` with these overrides leaves in the summary of the command."""
-    done = start(f"model_dir={folder / 'run'}", *overrides, cwd=folder)
+    done = command_line(f"model_dir={folder / 'run'}", *overrides, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     command = next((o.removeprefix("command=") for o in overrides if o.startswith("command=")), None)
     name = "summary.json" if command is None else f"summary.{command}.json"
@@ -68,10 +62,11 @@ def assert_as_recorded(found: Mapping[str, Any], expected: Mapping[str, Any]) ->
 
 @pytest.mark.parametrize("old_run", slow_but(write_runs.RUNS, "mirrored", "classic"), indirect=True)
 def test_it_goes_on_to_the_bits_of_one_that_was_never_stopped(
-    old_run: tuple[str, Path, dict[str, np.ndarray]],
+    old_run: tuple[str, Path, dict[str, np.ndarray]], command_line: CommandLine
 ) -> None:
     name, folder, expected = old_run
-    run(folder, *write_runs.COMMON, *write_runs.RUNS[name], "train.max_steps=20")
+    settings = (*write_runs.COMMON, *write_runs.RUNS[name], "train.max_steps=20")
+    run(folder, *settings, command_line=command_line)
     values = write_runs.values(folder / "run" / "model.ckpt-20")
     assert_as_recorded(values, {key: value for key, value in expected.items() if not key.startswith("metrics/")})
 
@@ -81,6 +76,6 @@ def test_it_is_evaluated_with_the_config_that_it_left(
     old_run: tuple[str, Path, dict[str, np.ndarray]], command_line: CommandLine
 ) -> None:
     _, folder, expected = old_run
-    metrics = run(folder, "command=evaluate", start=command_line)["metrics"]
+    metrics = run(folder, "command=evaluate", command_line=command_line)["metrics"]
     recorded = {key: float(value) for key, value in expected.items() if key.startswith("metrics/")}
     assert_as_recorded({f"metrics/{key}": value for key, value in metrics.items()}, recorded)

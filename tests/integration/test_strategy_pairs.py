@@ -18,11 +18,12 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, RunConfig
+from runner.config import parsing
 from runner.config.schema import ConfigError
 from runner.hooks.hook import Hook, Run
 from runner.tracking.journal import Journal, read_journal
 from runner.types import StepResult
-from tests.config.test_config import parsed
+from tests.config.test_config import composed, parsed
 from tests.support.models import STYLES, eval_input, strategies, train_input
 from tests.support.tiers import slow_but
 
@@ -139,9 +140,15 @@ def test_evaluation_under_another_strategy_of_several_processes_is_refused(train
         assert f"evaluate in a run of its own, command=evaluate strategy={evaluation} model_dir=..., or " in message
 
 
+@functools.cache
+def composed_once(override: str) -> dict[str, Any]:
+    return composed([override])
+
+
 @pytest.mark.parametrize(("train", "evaluation"), [*itertools.product((*STRATEGIES, *JOINED), (*STRATEGIES, None))])
 def test_every_pair_that_is_promised_is_a_config(train: str, evaluation: str | None) -> None:
-    config = parsed(f"strategy={train}", f"eval_strategy={evaluation or 'same'}")
+    of_evaluation = composed_once(f"eval_strategy={evaluation or 'same'}")
+    config = parsing.parse({**composed_once(f"strategy={train}"), "eval_strategy": of_evaluation["eval_strategy"]})
     assert (config.strategy.name, config.eval_strategy.name) == (train, evaluation)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -40,6 +39,7 @@ from tests.launch.test_gang import (
     summary_in,
     wait_until,
 )
+from tests.support.command_line import CommandLine
 
 WORKERS = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}
 SERVERS = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]}
@@ -356,16 +356,13 @@ def test_differences_name_neither_paths_nor_secrets_nor_what_is_only_shown() -> 
     assert differences_to_chief(theirs, ours) == ["model.params.w=2 here, 1 there"]
 
 
-def test_a_cluster_without_model_dir_is_refused(tmp_path: Path) -> None:
+def test_a_cluster_without_model_dir_is_refused(tmp_path: Path, command_line: CommandLine) -> None:
     place = json.dumps({"cluster": WORKERS, "task": {"type": "worker", "index": 0}})
     for arguments, message in (
         (["strategy=multi_worker"], "model_dir is not set, and this process is worker:0 of a cluster (TF_CONFIG says"),
         (["-m", "strategy=multi_worker", "run.seed=1,2"], "--multirun in a cluster (TF_CONFIG says"),
     ):
-        refused = subprocess.run(
-            [sys.executable, "-m", "runner", *arguments], cwd=tmp_path, capture_output=True, text=True,
-            env={**os.environ, "PYTHONPATH": env()["PYTHONPATH"], "TF_CONFIG": place},
-        )  # fmt: skip
+        refused = command_line(*arguments, cwd=tmp_path, TF_CONFIG=place)
         assert refused.returncode == 2
         assert message in refused.stderr
 

@@ -112,10 +112,16 @@ def test_a_run_whose_model_fn_raises_has_failed(where: Path) -> None:
     assert summary_status(where, "error") == "failed"
 
 
-def test_a_run_that_is_stopped_by_sigterm_was_killed(where: Path) -> None:
+def test_a_run_that_others_leave_alone_was_killed_when_it_is_stopped_by_sigterm(where: Path) -> None:
     process = start_and_wait(where, "sigterm")
     assert statuses(where)["sigterm"] == "RUNNING"
     assert summary_status(where, "sigterm") == "running"
+    second = start(where, "sigterm", "work")
+    _, said = second.communicate(timeout=150)
+    assert second.returncode == 2
+    assert "is in use by another run" in said
+    assert start(where, "beside", "finish").wait(60) == 0
+    assert statuses(where)["sigterm"] == "RUNNING"
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 3
     assert statuses(where)["sigterm"] == "KILLED"
@@ -156,21 +162,3 @@ def test_a_run_whose_supervisor_was_killed_goes_on_in_its_own_run_when_its_task_
     assert json.loads((where / "again" / "summary.json").read_text())["global_step"] == 7
     assert statuses(where)["again"] == "FINISHED"
     assert summary_status(where, "again") == "finished"
-
-
-def test_a_run_that_goes_on_elsewhere_is_left_alone(where: Path) -> None:
-    process = start_and_wait(where, "alive")
-    assert start(where, "beside", "finish").wait(60) == 0
-    assert statuses(where)["alive"] == "RUNNING"
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 3
-
-
-def test_a_second_run_in_the_same_folder_is_refused(where: Path) -> None:
-    process = start_and_wait(where, "alone")
-    second = start(where, "alone", "finish")
-    _, said = second.communicate(timeout=150)
-    assert second.returncode == 2
-    assert "is in use by another run" in said
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 3

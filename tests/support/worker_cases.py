@@ -522,24 +522,31 @@ def metrics_of_files(folder: Path) -> dict[str, Any]:
     return result
 
 
-@case
-def pairs(folder: Path) -> dict[str, Any]:
+def pairs(style: str, folder: Path) -> dict[str, Any]:
     """Trained by all workers; evaluated by all of them, and by the chief with each strategy of one process."""
     # As eval_strategy makes them: the devices of a task have its place in the cluster in their names.
     one: dict[str, Any] = {name: build_strategy(name) for name in ("one_device", "mirrored", "central_storage")}
     one["default"] = "default"
     keras.config.set_floatx("float64")  # the loss of a compiled model has it
-    result: dict[str, Any] = {}
-    for style in ("classic", "keras_model"):
-        estimator = Estimator(STYLES[style], folder / style, config())
-        estimator.train(train_input(12, dtype="float64"), steps=6)
-        result |= {f"{style}/{name}": value for name, value in variables(estimator).items()}
-        for kind, strategy in {"same": None, **one}.items():
-            evaluating = Estimator(STYLES[style], folder / style, config(eval_distribute=strategy))
-            found = evaluating.evaluate(eval_input(8, dtype="float64"))
-            result |= {f"{style}/{kind}/{name}": value for name, value in found.items()}
+    estimator = Estimator(STYLES[style], folder, config())
+    estimator.train(train_input(12, dtype="float64"), steps=6)
+    result: dict[str, Any] = variables(estimator)
+    for kind, strategy in {"same": None, **one}.items():
+        evaluating = Estimator(STYLES[style], folder, config(eval_distribute=strategy))
+        found = evaluating.evaluate(eval_input(8, dtype="float64"))
+        result |= {f"{kind}/{name}": value for name, value in found.items()}
     keras.config.set_floatx("float32")
     return result
+
+
+@case
+def pairs_classic(folder: Path) -> dict[str, Any]:
+    return pairs("classic", folder)
+
+
+@case
+def pairs_keras_model(folder: Path) -> dict[str, Any]:
+    return pairs("keras_model", folder)
 
 
 # --- death ------------------------------------------------------------------------------------------------------------
