@@ -28,11 +28,11 @@ ARGS ?=
 UV ?= uv
 
 .DEFAULT_GOAL := help
-.PHONY: help run check fast check-pythons python test test-slow test-gpu lint format lock bench canary clean setup browser golden
+.PHONY: help run check fast check-pythons python test test-slow test-gpu lint format lock bench canary clean setup browser golden docs docs-serve
 
 help:
 	@sed -n 's/^# //p' Makefile | head -2
-	@echo "targets: run check test lint format lock bench canary clean setup golden"
+	@echo "targets: run check test lint format docs docs-serve lock bench canary clean setup golden"
 	@echo "tests:   check (lint, and the tests of a few minutes that start no process), test (all but the slow ones),"
 	@echo "         test-slow (the wheel, the benchmarks, costly cases of other tests), test-gpu, check-pythons; all but the last take ARGS for pytest"
 
@@ -79,11 +79,27 @@ python:
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/mypy
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The site of the documentation, in build/site: dead links and anchors are errors. docs-serve shows it at localhost:8000.
+DOCS := .venv-docs
+SITE = $(BIN)/python docs/make_config_reference.py && $(DOCS)/bin/zensical
+docs: $(STAMP) $(DOCS)/.installed
+	$(SITE) build --strict --clean
+
+docs-serve: $(STAMP) $(DOCS)/.installed
+	$(SITE) serve
+
+$(DOCS)/.installed: requirements-docs.lock
+	@test -n "$(BASE_PYTHON)" || { echo "No $(or $(PYTHON),$(SUPPORTED)) found." >&2; exit 1; }
+	test -x $(DOCS)/bin/python || $(BASE_PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.lock
+	@touch $@
 
 # `make bench COMPARE=<revision>` compares with another revision: ONLY="tiny_step startup" chooses scripts, ROUNDS=5 is how often each runs.
 ONLY ?=
@@ -136,8 +152,9 @@ $(STAMP): requirements.lock pyproject.toml
 # Versions and hashes of all that is installed: pip refuses a file that is not the one that the tests ran with.
 LOCK := $(UV) pip compile --universal --python-version 3.11 --generate-hashes --quiet --no-emit-package tf-runner --custom-compile-command "make lock"
 lock:
+	$(LOCK) --group docs -o requirements-docs.lock
 	$(LOCK) --all-extras pyproject.toml -o requirements.lock
 	$(LOCK) --constraint requirements.lock pyproject.toml -o deploy/requirements.lock
 
 clean:
-	rm -rf .venv .venv-3.* $(GOLDEN) $(CANARY) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-3.* $(GOLDEN) $(CANARY) $(DOCS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

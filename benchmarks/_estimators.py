@@ -44,7 +44,8 @@ def training(
     model_dir: Path | None = None,
 ) -> Case:
     """Two rows: `name`, the steady state, and `name, whole call`, one `train(steps=...)` with its begin, the short
-    first loops and the checkpoint at the end."""
+    first loops and the checkpoint at the end.
+    """
     trained = runner.Estimator(model_fn, model_dir or tempfile.mkdtemp(prefix="benchmark-"), config)
 
     def case() -> dict[str, Times]:

@@ -98,7 +98,8 @@ def measure(cases: Sequence[Case], rounds: int) -> dict[str, list[Times]]:
 
 def show(title: str, rows: Rows, ratios: Sequence[Ratio], unit: str = "us") -> None:
     """Two tables: times, in microseconds or seconds ("s"), and what they make a second; ratios, and what is promised of
-    each."""
+    each.
+    """
     width, in_unit = max(len(name) for name in (title, *rows)) + 2, {"us": 1e6, "s": 1.0}[unit]
     print(f"\n{title:{width}}{f'wall {unit}':>10}{'min':>10}{'max':>10}{f'CPU {unit}':>10}{'min':>10}{'1/s':>12}")
     for name, times in rows.items():

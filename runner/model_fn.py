@@ -132,7 +132,8 @@ class ModelFn:
     @property
     def operators(self) -> Callable[[], contextlib.AbstractContextManager[None]]:
         """What makes the context that code beside model_fn, its hooks, is called in: model_fn's `operators`, where
-        it has any."""
+        it has any.
+        """
         fn = self.fn
         while isinstance(fn, functools.partial):
             fn = fn.func

@@ -92,7 +92,7 @@ class WarmStartWords:
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
-    """Values from another checkpoint that a new model begins with.
+    r"""Values from another checkpoint that a new model begins with.
 
     Attributes:
       checkpoint: its path, or a folder: the newest whole one in it, or that of a SavedModel. Ours, tf.estimator's, or
@@ -100,7 +100,7 @@ class WarmStart:
       include: regular expressions; a variable is taken when one of them matches its whole name, trainable or not.
         None: every trainable one.
       rename: name of a variable here, a prefix of names or a regular expression -> what takes its place in the
-        checkpoint, where names differ; groups of the expression are written `\\1`.
+        checkpoint, where names differ; groups of the expression are written `\1`.
       vocabularies: name of a variable -> a `runner.checkpoint.vocabulary.Vocabulary`, by which its rows are found again
         where they stand for other tokens by now. `include=()` takes only these.
       only_trainable: of what `include` matches, only trainable variables.

@@ -154,7 +154,8 @@ class Saver:
 
 class _Write(threading.Thread):
     """One checkpoint on its way to the disk. Daemonic: who stops at once does not wait for it, and what it leaves is
-    the litter of a killed process, which the next save removes."""
+    the litter of a killed process, which the next save removes.
+    """
 
     def __init__(self, saved: Saved, write: Callable[[], object]) -> None:
         super().__init__(name="checkpoint-writer", daemon=True)

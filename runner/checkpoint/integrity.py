@@ -87,7 +87,8 @@ def find_damage(path: str | os.PathLike[str]) -> str | None:
 
 def _read(path: str) -> None:
     """Reads all of a bundle: tensor by tensor, as it may be larger than half the memory, and one that parameter servers
-    wrote part by part, as it may be larger than all of it."""
+    wrote part by part, as it may be larger than all of it.
+    """
     reader = tensor_bundle.open_reader(path)
     shapes, writers = reader.get_variable_to_shape_map(), manifest.num_shards(path)
     for name, dtype in reader.get_variable_to_dtype_map().items():

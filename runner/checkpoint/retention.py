@@ -168,7 +168,8 @@ def _best(model_dir: Path, whole: list[str], best: KeepBest | None) -> list[str]
 
 def _hourly(times: Mapping[str, float], hours: float | None, began: float) -> list[str]:
     """The first of each so many hours after the first save, as a v1 Saver keeps them: one an hour on average, also
-    where saves do not divide hours."""
+    where saves do not divide hours.
+    """
     if hours is None:
         return []
     chosen, last = [], 0

@@ -147,7 +147,8 @@ def _check_new(spec: dict[str, Any], key: str, what: str) -> None:
 
 def named_only(input_fn: Callable[..., Any]) -> Callable[..., Any]:
     """`input_fn`, which is given nothing but what it names: `**kwargs`, as of a decorator, were left alone by
-    tf.estimator."""
+    tf.estimator.
+    """
     try:
         signature = inspect.signature(input_fn)
     except (TypeError, ValueError):  # some builtins have none

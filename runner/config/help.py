@@ -69,14 +69,14 @@ def help_on(words: Sequence[str]) -> str:
 
 def _help_on(word: str) -> str:
     files = _files()
-    entries = [entry for path in files for entry in _entries(path)]
+    entries = [entry for path in files for entry in entries_in(path)]
     options = [path for path in files if path.parent.name == word]
     if options:
         names = ", ".join(dict.fromkeys(path.stem for path in options))
         parts = [f"{word}=<one of: {names}>"]
         for path in options:
-            parts.append(f"--- {word}={path.stem} ---\n{_filled(_head(path), indent='')}")
-            parts += [entry.text for entry in _entries(path)]
+            parts.append(f"--- {word}={path.stem} ---\n{_filled(head_of(path), indent='')}")
+            parts += [entry.text for entry in entries_in(path)]
         return "\n\n".join(parts)
     if word == "keys":
         return "\n".join(dict.fromkeys(entry.line for entry in entries if entry.group not in ("model", "input")))
@@ -125,14 +125,14 @@ def _files() -> list[Path]:
     return list(found.values())
 
 
-def _head(path: Path) -> str:
+def head_of(path: Path) -> str:
     """Return the comment that a file begins with."""
     lines = path.read_text().splitlines()
     end = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))
     return _joined(line for line in lines[:end] if not line.startswith("# @package"))
 
 
-def _entries(path: Path) -> Iterator[Entry]:
+def entries_in(path: Path) -> Iterator[Entry]:
     """Yield the keys of a file; of `runner.yaml` those that it has itself, which are in no group."""
     group = "" if path.stem == "runner" else path.parent.name
     if group == "experiment":

@@ -44,6 +44,6 @@ def rank_by(values: Mapping[str, float], metric: str, mode: str | None = None) -
 
 
 def mode_of(metric: str, mode: str | None = None) -> str:
-    """min or max: `mode`, and where that is None what the metric's name says."""
+    """Min or max: `mode`, and where that is None what the metric's name says."""
     name = metric.rpartition("/")[2].lower()
     return mode or ("max" if any(word in name for word in LARGER_IS_BETTER) else "min")

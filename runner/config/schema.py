@@ -426,7 +426,8 @@ class TrackingConfig:
 @dataclass(frozen=True)
 class PredictConfig:
     """What command=predict writes. `output` None: predictions.jsonl in model_dir; `keys` None: all of them;
-    `checkpoint` None: the newest."""
+    `checkpoint` None: the newest.
+    """
 
     output: str | None = None
     keys: list[str] | None = None

@@ -348,7 +348,7 @@ def _check_rules(config: Config) -> Iterator[str]:
 
 
 def _check_evaluator(config: Config) -> Iterator[str]:
-    """Refuse an evaluator that has nothing to do. (Commands that read a run begin with the config of its training.)"""
+    """Refuse an evaluator that has nothing to do. Commands that read a run begin with the config of its training."""
     if config.cluster.evaluator and config.command == "train":
         yield f"cluster.evaluator=true {_NOT_EVALUATED}"
     if config.cluster.evaluator and config.command == "train_and_evaluate" and not config.input.evals:

@@ -140,7 +140,8 @@ class InputPipeline:
 
     def remaining_steps(self, elements: int = 0) -> float | None:
         """Steps to the end of the dataset, of which `elements` have been read: an int; math.inf if it has none; None if
-        nobody knows."""
+        nobody knows.
+        """
         cardinality = int(self.given.cardinality())
         if self.division.ends_together or cardinality == tf.data.UNKNOWN_CARDINALITY:
             return None

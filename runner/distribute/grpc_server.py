@@ -18,7 +18,8 @@ from runner.distribute.cluster import Cluster
 
 def start_server(cluster: Cluster) -> tf.distribute.Server:
     """The server of this process, at its address in `cluster`. It asks nobody who calls it, and listens on all
-    interfaces of the host, whatever the address says; see `runner.distribute.grpc_server`."""
+    interfaces of the host, whatever the address says; see `runner.distribute.grpc_server`.
+    """
     spec = tf.train.ClusterSpec({kind: list(addresses) for kind, addresses in cluster.tasks.items()})
     return tf.distribute.Server(spec, job_name=cluster.task_type, task_index=cluster.task_index, protocol="grpc")
 

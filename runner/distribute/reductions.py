@@ -73,7 +73,8 @@ def spans_processes(strategy: tf.distribute.Strategy) -> bool:
 
 def _collectable(value: Any) -> Any:
     """What a collective inside a loop can sum. It keeps the shape of its first step (TensorFlow 2.21), and the rows of
-    IndexedSlices are another number in each: they become dense."""
+    IndexedSlices are another number in each: they become dense.
+    """
     return tf.convert_to_tensor(value) if isinstance(value, tf.IndexedSlices) else value
 
 

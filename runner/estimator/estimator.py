@@ -214,7 +214,8 @@ class Estimator:
         self, input_fn: InputFn, hooks: Sequence[Any] | None = None, max_epochs: int | None = None
     ) -> TrainSetup:
         """Return what training begins with: the model traced, restored from the latest checkpoint, at its place in
-        the input. No step is taken and no checkpoint written."""
+        the input. No step is taken and no checkpoint written.
+        """
         latest = self.agreed_checkpoint()
         pipeline = self._train_setups.open_input(input_fn, latest, max_epochs)
         return self._train_setups.build(pipeline, input_fn, hooks, latest)

@@ -37,7 +37,8 @@ class RunExports:
 
     def note_begin(self) -> None:
         """Note that the latest checkpoint is to be evaluated and exported: a run that is killed or stopped before
-        `note_end` does that when it resumes."""
+        `note_end` does that when it resumes.
+        """
         if self._is_chief:
             write_json(self._file, {"checkpoint": os.path.basename(self._estimator.latest_checkpoint() or "")})
 

@@ -118,7 +118,8 @@ class TraceSession(ActsAsSession):
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """Enter what hooks are called in: the graph is the default one, as in a session, and operators are those that
-        model_fn had."""
+        model_fn had.
+        """
         with self.graph.as_default(), self._operators():
             yield
 

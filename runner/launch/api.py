@@ -136,6 +136,7 @@ class Run:
           overrides: of its config, such as `predict.checkpoint=best`.
 
         Returns: what is in the file of predictions: values as JSON has them, arrays of an .npz.
+
         Raises:
           RunError: it failed.
         """
@@ -161,6 +162,7 @@ def run(*overrides: str) -> Run:
       overrides: as on the command line: `"experiment=mine", "train.max_steps=500"`.
 
     Returns: the run.
+
     Raises:
       RunError: it failed, or its config is wrong; the message says why.
       ValueError: an override is a flag: a sweep and `--help` are for the command line.

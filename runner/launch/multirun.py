@@ -87,6 +87,7 @@ class Multirun:
           choices: which launcher and sweeper Hydra uses.
 
         Returns: its metric, for a sweeper that optimises; None where there is none (yet).
+
         Raises:
           ConfigError: the sweep is running already; `sweep.parallel` with another launcher or sweeper than Hydra's own.
         """

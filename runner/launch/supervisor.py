@@ -86,6 +86,7 @@ def run(
       notes: name -> text of each file that is kept in `.hydra`, of how the config was composed.
 
     Returns: the exit code, as `runner.tracking.exit_codes` lists them.
+
     Raises:
       ConfigError: another process is using the model_dir.
     """

@@ -206,7 +206,7 @@ class Sweep:
         return next((str(self._metric_name(job.metrics)) for job in results if job.metrics), "eval/loss")
 
     def _mode(self, results: Sequence[JobResult]) -> str:
-        """min or max; where the config leaves it open, by what the metric's name says."""
+        """Min or max; where the config leaves it open, by what the metric's name says."""
         return mode_of(self._shown_metric(results), self._settings.mode)
 
     def _save(self, start: str | None, results: Sequence[JobResult]) -> None:

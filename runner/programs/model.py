@@ -88,7 +88,6 @@ class Model:
         Args:
           summary_writer: where `tf.summary` inside model_fn goes; always the same one.
         """
-
         if self._config.eager:
             build_eager = functools.partial(
                 EagerTrainProgram, self._to_trace, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan

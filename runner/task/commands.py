@@ -69,6 +69,7 @@ def run(config: Config, context: TaskContext) -> dict[str, Any]:
     """Do what `config.command` says.
 
     Returns: what the summary tells of it: global_step, checkpoint, metrics, examples, ...
+
     Raises:
       Interrupted: an evaluation or prediction was asked to stop. Training returns then, with its checkpoint.
     """

@@ -70,7 +70,8 @@ def open_predictions(path: Path) -> Iterator[PredictionWriter]:
 
 class JsonLines:
     """One JSON object an example. Arrays are lists; bytes are text where they are UTF-8, else base64; numbers that JSON
-    has no word for are the strings "nan", "inf" and "-inf", as in a journal."""
+    has no word for are the strings "nan", "inf" and "-inf", as in a journal.
+    """
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
         self._file = file

@@ -224,7 +224,8 @@ class ParameterServers:
 
     def parts(self, spec: VariableSpec) -> Sequence[Rows]:
         """Return the rows by the strategy's partitioner, along the first dimension; only weights are partitioned, and
-        not what a v1 partitioner of the model has cut, whose parts have such names: it knows them one by one."""
+        not what a v1 partitioner of the model has cut, whose parts have such names: it knows them one by one.
+        """
         if _V1_PART.search(spec.name):
             return ()
         if self._partitioner is None or not spec.trainable or not spec.shape.rank or not spec.shape.is_fully_defined():

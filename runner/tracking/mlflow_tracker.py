@@ -380,7 +380,8 @@ def build_tracker(settings: TrackingConfig, env: Mapping[str, str], cwd: Path) -
 
 def _save_model(model: ExportedModel, folder: Path) -> None:
     """Writes a SavedModel as a model of MLflow, which loads it by `runner/tracking/mlflow_model.py`. Imports no
-    TensorFlow."""
+    TensorFlow.
+    """
     import mlflow.pyfunc
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec

@@ -23,7 +23,8 @@ def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def json_value(value: Any) -> Any:
     """Return `value` as JSON can say it: arrays as lists, bytes as text where they are UTF-8, else base64; numbers that
-    JSON has no word for as the strings "nan", "inf" and "-inf". What is left is for `json.dumps(default=str)`."""
+    JSON has no word for as the strings "nan", "inf" and "-inf". What is left is for `json.dumps(default=str)`.
+    """
     if isinstance(value, Mapping):
         return {str(key): json_value(member) for key, member in value.items()}
     if isinstance(value, bytes):

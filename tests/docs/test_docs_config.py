@@ -1,4 +1,4 @@
-"""docs/how_to/config.md tells the truth: its table names all groups, its files compose, its commands are accepted."""
+"""docs/how_to/config.md and several_evaluations.md tell the truth: table, files and commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "how_to" / "config.md").read_text()
+PAGES = ("config.md", "several_evaluations.md")
+TEXT = "\n".join((ROOT / "docs" / "how_to" / page).read_text() for page in PAGES)
 
 ANSWER_ALL = """
 import contextlib, io, json, sys

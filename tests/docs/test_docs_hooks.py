@@ -12,7 +12,9 @@ import pytest
 from runner import Hook
 from tests.support.jobs import results, run
 
-TEXT = (Path(__file__).parents[2] / "docs" / "how_to" / "hooks.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "how_to" / "hooks.md").read_text()
+REFERENCE = (DOCS / "reference" / "hooks.md").read_text()
 
 
 def test_the_hook_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,6 +33,6 @@ def test_the_hook_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_table_of_methods_is_that_of_the_class() -> None:
-    named = re.findall(r"^\| `(\w+)\((.*?)\)` \|", TEXT, re.MULTILINE)
+    named = re.findall(r"^\| `(\w+)\((.*?)\)` \|", REFERENCE, re.MULTILINE)
     methods = {name for name, member in vars(Hook).items() if callable(member)}
     assert {name for name, _ in named} == methods

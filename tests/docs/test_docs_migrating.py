@@ -1,4 +1,4 @@
-"""docs/how_to/migrating.md tells the truth: its snippets run, its commands print what is shown."""
+"""docs/how_to/migrating.md and tutorial/from_tf_estimator.md tell the truth: commands and snippets run as shown."""
 
 from __future__ import annotations
 
@@ -21,8 +21,12 @@ from runner.classic.compat.differences import RUN_CONFIG
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "how_to" / "migrating.md").read_text()
-SCRIPT, OLD_SCRIPT, *SNIPPETS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-SHOWN = re.findall(r"^```\n(python -m runner\.classic[^`]*)```\n\n```text\n(.*?)```$", TEXT, re.DOTALL | re.MULTILINE)
+TUTORIAL = (ROOT / "docs" / "tutorial" / "from_tf_estimator.md").read_text()
+SCRIPT, _ = re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL)
+OLD_SCRIPT, *SNIPPETS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+SHOWN = re.findall(
+    r"^```\n(python -m runner\.classic[^`]*)```\n\n```text\n(.*?)```$", TUTORIAL + TEXT, re.DOTALL | re.MULTILINE
+)
 
 
 def rows(chapter: str) -> list[list[str]]:
@@ -79,7 +83,7 @@ def test_a_script_of_tensorflow_1_runs_as_it_stands(folder: Path) -> None:
 
 def way_out(language: str) -> list[str]:
     """The blocks of the chapter."""
-    chapter = TEXT.partition("## The way out\n")[2].partition("\n## ")[0]
+    chapter = TUTORIAL.partition("## The way out\n")[2].partition("\n## ")[0]
     return [
         text
         for kind, text in re.findall(r"^```(\w*)\n(.*?)^```$", chapter, re.DOTALL | re.MULTILINE)

@@ -46,7 +46,7 @@ from tests.support.evaluator import BEST, PLACE, evaluator, specs, untuned
 from tests.support.line import points, steps_of
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = ROOT / "docs" / "how_to" / "clusters.md"
+DOCUMENT = ROOT / "docs" / "how_to" / "evaluator.md"
 TIMEOUT_SECS = 120.0
 REASON = "eval/distance has not improved by 0 for 2 evaluations; best 0 at step 6"
 

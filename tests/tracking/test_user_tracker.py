@@ -257,7 +257,7 @@ def test_the_process_of_a_class_ends_with_a_supervisor_that_is_killed(folder: Pa
 
 def test_the_tracker_of_the_documentation_works(folder: Path) -> None:
     (code,) = re.findall(
-        r"```python\n(# my_trackers.py\n.*?)```", (ROOT / "docs" / "how_to" / "tracking.md").read_text(), re.S
+        r"```python\n(# my_trackers.py\n.*?)```", (ROOT / "docs" / "how_to" / "track_elsewhere.md").read_text(), re.S
     )
     (folder / "my_trackers.py").write_text(code)
     noted(folder, range(1, 3))

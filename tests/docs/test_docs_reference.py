@@ -1,0 +1,80 @@
+"""The reference is whole: a heading for each key of the schema, each public name, each page in the navigation."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+import yaml
+
+import runner
+from runner.config.schema import Config, TrainConfig
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def made() -> Any:
+    """Return docs/make_config_reference.py as a module."""
+    spec = importlib.util.spec_from_file_location("make_config_reference", DOCS / "make_config_reference.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PAGES: dict[str, str] = made().pages()
+
+
+def keys_of(cls: Any, at: str = "") -> Iterator[str]:
+    """Yield the keys that a class of the schema declares, those below it included."""
+    for name, hint in get_type_hints(cls).items():
+        key = f"{at}.{name}".lstrip(".")
+        if key == "eval_strategy":
+            continue  # its files take the keys of strategy
+        if dataclasses.is_dataclass(hint):
+            yield from keys_of(hint, key)
+        else:
+            yield key
+
+
+def headings(text: str) -> list[str]:
+    return re.findall(r"^### `([\w.]+)`", text, re.MULTILINE)
+
+
+def test_each_key_of_the_schema_has_a_heading() -> None:
+    told = {key for text in PAGES.values() for key in headings(text)}
+    declared = {key for key in keys_of(Config) if not key.startswith("input.")}
+    missing = {key for key in declared if key not in told and not any(one.startswith(f"{key}.") for one in told)}
+    assert not missing
+
+
+@pytest.mark.parametrize("key", [f"train.{field.name}" for field in dataclasses.fields(TrainConfig)])
+def test_a_key_says_its_default_and_what_it_takes(key: str) -> None:
+    _, _, after = PAGES["train.md"].partition(f"### `{key}`")
+    body = after.partition("\n### ")[0]
+    assert re.search(r"^(Default: `|Keys of its own)", body, re.MULTILINE), body
+    assert len(body.splitlines()[2]) > 20, "no comment"
+
+
+def test_limits_are_those_of_the_schema() -> None:
+    assert "Default: `1000`. A whole number or null, at least 1." in PAGES["train.md"]
+    assert "Allowed: stop, rollback, ignore." in PAGES["train.md"]
+
+
+def test_each_group_is_in_the_navigation_and_each_page_of_the_navigation_exists() -> None:
+    nav = re.findall(r"[\w/]+\.md", str(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    generated = {f"reference/config/{name}" for name in PAGES}
+    assert generated <= {*nav}
+    written = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")} - generated
+    assert written == {*nav} - generated
+
+
+def test_each_public_name_is_in_the_reference() -> None:
+    text = (DOCS / "reference" / "api.md").read_text() + (DOCS / "reference" / "hooks.md").read_text()
+    assert {*re.findall(r"^::: runner\.(\w+)$", text, re.MULTILINE)} == {*runner.__all__}
