@@ -133,10 +133,11 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-# Versions and hashes of all that is installed: pip refuses a file that is not the one that the tests ran with.
+# Versions and hashes of all that is installed: pip refuses a file that is not the one that the tests ran with. The extra
+# dev brings all others but gpu, whose 3 GB nobody needs who has no GPU.
 LOCK := $(UV) pip compile --universal --python-version 3.11 --generate-hashes --quiet --no-emit-package tf-runner --custom-compile-command "make lock"
 lock:
-	$(LOCK) --all-extras pyproject.toml -o requirements.lock
+	$(LOCK) --extra dev pyproject.toml -o requirements.lock
 	$(LOCK) --constraint requirements.lock pyproject.toml -o deploy/requirements.lock
 
 clean:

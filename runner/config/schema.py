@@ -195,6 +195,9 @@ class RunSettings:
 
     seed: int | None = _setting(1, minimum=0)
     deterministic: bool = False
+    memory_growth: bool = False
+    inter_op_threads: int | None = _count(None, minimum=1)
+    intra_op_threads: int | None = _count(None, minimum=1)
     progress: str = _setting("auto", choices=("auto", "rich", "plain", "off"))
     inline: bool = False
     eager: bool = False
