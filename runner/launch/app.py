@@ -324,6 +324,13 @@ def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: 
         if is_sweep:
             raise ConfigError("command=new with --multirun: it writes one project. Leave --multirun out.")
         new_project.show(Path(str(config.new.path)))
+    elif config.command == "doctor":
+        from runner.launch.environment import doctor
+
+        if is_sweep:
+            raise ConfigError("command=doctor with --multirun: it looks at one machine. Leave --multirun out.")
+        sources = [(str(one.provider), str(one.path)) for one in HydraConfig.get().runtime.config_sources]
+        return FINISHED if doctor.show(config, env, sources) else FAILED
     else:
         from runner.launch.environment import cluster_info
 
