@@ -28,11 +28,11 @@ ARGS ?=
 UV ?= uv
 
 .DEFAULT_GOAL := help
-.PHONY: help run check fast check-pythons python test test-slow test-gpu lint format lock bench canary clean setup browser golden
+.PHONY: help run check fast check-pythons python test test-slow test-gpu lint format lock bench canary release clean setup browser golden
 
 help:
 	@sed -n 's/^# //p' Makefile | head -2
-	@echo "targets: run check test lint format lock bench canary clean setup golden"
+	@echo "targets: run check test lint format lock bench canary release clean setup golden"
 	@echo "tests:   check (lint, and the tests of a few minutes that start no process), test (all but the slow ones),"
 	@echo "         test-slow (the wheel, the benchmarks, costly cases of other tests), test-gpu, check-pythons; all but the last take ARGS for pytest"
 
@@ -104,6 +104,10 @@ canary:
 	$(CANARY)/bin/python .ci/canary.py install
 	$(CANARY)/bin/python .ci/canary.py names
 	$(CANARY)/bin/python .ci/canary.py test -m "$(FAST)" $(SIDE_BY_SIDE) $(ARGS)
+
+# dist/: the source distribution and the wheel, checked, and the wheel installed from an empty cache with each Python found.
+release: $(STAMP)
+	$(BIN)/python .ci/release.py $(foreach one,$(PYTHONS),$(call found,$(one)))
 
 setup: $(STAMP)
 
