@@ -28,11 +28,11 @@ ARGS ?=
 UV ?= uv
 
 .DEFAULT_GOAL := help
-.PHONY: help run check fast check-pythons python test test-slow test-gpu lint format lock bench canary clean setup browser golden docs docs-serve
+.PHONY: help run check fast check-pythons python test test-slow test-gpu lint format lock bench canary release clean setup browser golden docs docs-serve
 
 help:
 	@sed -n 's/^# //p' Makefile | head -2
-	@echo "targets: run check test lint format docs docs-serve lock bench canary clean setup golden"
+	@echo "targets: run check test lint format docs docs-serve lock bench canary release clean setup golden"
 	@echo "tests:   check (lint, and the tests of a few minutes that start no process), test (all but the slow ones),"
 	@echo "         test-slow (the wheel, the benchmarks, costly cases of other tests), test-gpu, check-pythons; all but the last take ARGS for pytest"
 
@@ -121,6 +121,10 @@ canary:
 	$(CANARY)/bin/python .ci/canary.py names
 	$(CANARY)/bin/python .ci/canary.py test -m "$(FAST)" $(SIDE_BY_SIDE) $(ARGS)
 
+# dist/: the source distribution and the wheel, checked, and the wheel installed from an empty cache with each Python found.
+release: $(STAMP)
+	$(BIN)/python .ci/release.py $(foreach one,$(PYTHONS),$(call found,$(one)))
+
 setup: $(STAMP)
 
 # For CI: what tests/integration/test_browser.py opens MLflow's pages with, a package of the system.
@@ -149,11 +153,12 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-# Versions and hashes of all that is installed: pip refuses a file that is not the one that the tests ran with.
+# Versions and hashes of all that is installed: pip refuses a file that is not the one that the tests ran with. The extra
+# dev brings all others but gpu, whose 3 GB nobody needs who has no GPU.
 LOCK := $(UV) pip compile --universal --python-version 3.11 --generate-hashes --quiet --no-emit-package tf-runner --custom-compile-command "make lock"
 lock:
 	$(LOCK) --group docs -o requirements-docs.lock
-	$(LOCK) --all-extras pyproject.toml -o requirements.lock
+	$(LOCK) --extra dev pyproject.toml -o requirements.lock
 	$(LOCK) --constraint requirements.lock pyproject.toml -o deploy/requirements.lock
 
 clean:

@@ -109,7 +109,15 @@ def test_the_command_reads_of_checkpoints_and_tasks_only_what_is_free_of_tensorf
 
 
 def test_a_room_has_a_page_about_itself_and_imports_nothing() -> None:
-    for room in (*ROOMS, "classic.compat", "classic.contrib", "classic.heads", "classic.premade", "tracking.backends"):
+    for room in (
+        *ROOMS,
+        "classic.compat",
+        "classic.contrib",
+        "classic.heads",
+        "classic.premade",
+        "tracking.backends",
+        "launch.environment",
+    ):
         if room in ("contract", "classic"):  # `import runner.classic` puts its names on TensorFlow
             continue
         page = FILES[room]
@@ -176,7 +184,7 @@ def test_only_the_tracker_names_mlflow() -> None:
 
 
 def test_examples_use_public_names_only() -> None:
-    for path in (*ROOT.glob("model_fns/*.py"), *ROOT.glob("input_fns/*.py")):
+    for path in (*ROOT.glob("model_fns/*.py"), *ROOT.glob("input_fns/*.py"), *ROOT.glob("project_template/**/*.py")):
         assert imported_modules(path) <= {"classic"}, path
 
 

@@ -45,15 +45,16 @@ RENAMED: Mapping[str, str] = {}
 
 ADDED: Mapping[str, Any] = {
     "checkpoint.input_state": "auto", "eval.checkpoint": None, "eval.name": None, "export.alias": None,
-    "export.register": None, "predict.checkpoint": None, "run.eager": False, "run.freeze_secs": None,
-    "run.log_level": "info", "run.preload": "auto", "run.preemption_notice": None, "run.profile_format": "trace",
+    "export.register": None, "new": {"path": None}, "predict.checkpoint": None, "run.eager": False,
+    "run.freeze_secs": None, "run.inter_op_threads": None, "run.intra_op_threads": None, "run.log_level": "info",
+    "run.memory_growth": False, "run.preload": "auto", "run.preemption_notice": None, "run.profile_format": "trace",
     "run.secrets": None, "train.hooks": [], "train.log_gradient_norm": False, "train.max_secs": None,
     "train.metrics": False, "train.reduce_lr_on_plateau": {
         "metric": None, "mode": None, "factor": 0.1, "patience_evals": 10, "min_delta": 0.0001, "cooldown_evals": 0,
         "min_lr": 0.0,
     },
 }  # fmt: skip
-"""Key that sweeps of 8664505 did not have -> its default, with which a job computes what it did."""
+"""Key or group that sweeps of 8664505 did not have -> its default, with which a job computes what it did."""
 
 
 def rename_overrides(overrides: Iterable[str]) -> list[str]:

@@ -10,8 +10,8 @@ from typing import Any
 _LENGTH = 10
 
 _SHOWN_ONLY = (
-    "run.progress", "run.inline", "run.freeze_secs", "run.log_level", "run.preload", "run.preemption_notice",
-    "run.secrets", "sweep", "tracking",
+    "run.progress", "run.inline", "run.freeze_secs", "run.log_level", "run.memory_growth", "run.preload",
+    "run.preemption_notice", "run.secrets", "sweep", "tracking",
 )  # fmt: skip
 """Keys that change how a run is shown, watched, ranked or recorded, not what it computes."""
 

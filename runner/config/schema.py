@@ -20,15 +20,15 @@ from runner.config import changed_keys
 from runner.system.files import write_atomically
 from runner.system.redaction import secrets_of
 
-COMMANDS = ("train_and_evaluate", "train", "evaluate", "predict", "export", "dry_run", "inspect", "cluster_info")
+ENVIRONMENT_COMMANDS = ("cluster_info", "doctor", "new")
+"""Those that are about no run: they need neither functions nor a model_dir, and start no task."""
+COMMANDS = ("train_and_evaluate", "train", "evaluate", "predict", "export", "dry_run", "inspect", *ENVIRONMENT_COMMANDS)
 TRAINING_COMMANDS = ("train_and_evaluate", "train", "dry_run")
 """Those that need an input to train on; the others read what a run left in its model_dir."""
 TRAINING_RUNS = ("train_and_evaluate", "train")
 """Those that make a model_dir and write its config."""
 UNRECORDED_COMMANDS = ("dry_run", "inspect")
 """Those that only tell something: they leave nothing behind, no journal either."""
-ENVIRONMENT_COMMANDS = ("cluster_info",)
-"""Those that are about no run: they need neither functions nor a model_dir, and start no task."""
 GCE = "gce"
 """The `run.preemption_notice` that is no function of the user's."""
 EVALUATING_COMMANDS = ("train_and_evaluate", "evaluate", "dry_run")
@@ -195,6 +195,9 @@ class RunSettings:
 
     seed: int | None = _setting(1, minimum=0)
     deterministic: bool = False
+    memory_growth: bool = False
+    inter_op_threads: int | None = _count(None, minimum=1)
+    intra_op_threads: int | None = _count(None, minimum=1)
     progress: str = _setting("auto", choices=("auto", "rich", "plain", "off"))
     inline: bool = False
     eager: bool = False
@@ -445,6 +448,13 @@ class SweepConfig:
 
 
 @dataclass(frozen=True)
+class NewConfig:
+    """What command=new writes: a project in the folder `path`."""
+
+    path: str | None = None
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole run, checked."""
 
@@ -462,6 +472,7 @@ class Config:
     export: ExportConfig = field(default_factory=ExportConfig)
     predict: PredictConfig = field(default_factory=PredictConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
+    new: NewConfig = field(default_factory=NewConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     @property

@@ -36,6 +36,7 @@ def check(config: Config) -> None:
     """
     for find_mistakes in (
         _check_folders,
+        _check_new,
         _check_functions,
         _check_model_dir,
         check_strategies,
@@ -147,6 +148,7 @@ def _check_folders(config: Config) -> Iterator[str]:
         "export.dir": config.export.dir,
         "predict.output": config.predict.output,
         "sweep.dir": config.sweep.dir,
+        "new.path": config.new.path,
     }
     for key, path in written.items():
         if is_url(path):
@@ -156,6 +158,15 @@ def _check_folders(config: Config) -> Iterator[str]:
             mount = "Write the path" if scheme == "file" else "Mount it (gcsfuse, s3fs, a volume), and give the path"
             shown = masked_value(key, path)
             yield f"{key}={shown} is a URL, and a run lives in a folder of the file system. {mount}: {key}={local}"
+
+
+def _check_new(config: Config) -> Iterator[str]:
+    """Demand a folder for a new project, and refuse one where none is written."""
+    path = config.new.path
+    if config.command == "new" and not path:
+        yield "command=new writes a project into a folder of its own, and new.path is not set. Give new.path=my_project"
+    if config.command != "new" and path is not None:
+        yield f"new.path={path} is for command=new, and has no effect with command={config.command}. Leave it out."
 
 
 def _check_functions(config: Config) -> Iterator[str]:

@@ -14,6 +14,7 @@ import psutil
 import tensorflow as tf
 
 from runner.distribute.cluster import Cluster
+from runner.distribute.devices import session_config
 
 
 def start_server(cluster: Cluster) -> tf.distribute.Server:
@@ -21,7 +22,9 @@ def start_server(cluster: Cluster) -> tf.distribute.Server:
     interfaces of the host, whatever the address says; see `runner.distribute.grpc_server`.
     """
     spec = tf.train.ClusterSpec({kind: list(addresses) for kind, addresses in cluster.tasks.items()})
-    return tf.distribute.Server(spec, job_name=cluster.task_type, task_index=cluster.task_index, protocol="grpc")
+    return tf.distribute.Server(
+        spec, job_name=cluster.task_type, task_index=cluster.task_index, protocol="grpc", config=session_config()
+    )
 
 
 def serve(server: tf.distribute.Server) -> None:

@@ -5,5 +5,6 @@
 it writes before the first step and takes away where that never comes. `task_group` starts its tasks, a `gang` that
 lives and dies together; `task_starter` forks them from a server that has imported TensorFlow, where that pays.
 `restarts` starts it again, `rendezvous` brings the supervisors of several hosts to one start, `worker_supervisor` is
-the one of a host that is not the chief's. `stop_requests` hands Ctrl-C and SIGTERM on.
+the one of a host that is not the chief's. `stop_requests` hands Ctrl-C and SIGTERM on. `environment/` has the
+commands that are about no run.
 """

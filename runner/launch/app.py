@@ -227,10 +227,8 @@ class CommandLine:
                 self._list_job(hydra_config, overrides, directory)
                 return None
             if config.command in schema.ENVIRONMENT_COMMANDS:
-                from runner.launch import cluster_info
-
                 START_STATUS.stop()
-                cluster_info.show(config, self.env)
+                self.code = max(self.code, _answer_of_environment(config, self.env, is_sweep=is_sweep))
                 return None
             from runner.launch import supervisor
 
@@ -312,6 +310,32 @@ class CommandLine:
                 lists = [word for word in self.argv if re.match(r"[\w/@]+=\[", word)]
                 reason = f"cannot compose {' '.join(lists or self.argv)}: a group takes the names of its files."
             raise ConfigError(reason) from error
+
+
+def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: bool) -> int:
+    """Do a command that is about no run. Return its exit code.
+
+    Raises:
+      ConfigError: it cannot be done.
+    """
+    if config.command == "new":
+        from runner.launch.environment import new_project
+
+        if is_sweep:
+            raise ConfigError("command=new with --multirun: it writes one project. Leave --multirun out.")
+        new_project.show(Path(str(config.new.path)))
+    elif config.command == "doctor":
+        from runner.launch.environment import doctor
+
+        if is_sweep:
+            raise ConfigError("command=doctor with --multirun: it looks at one machine. Leave --multirun out.")
+        sources = [(str(one.provider), str(one.path)) for one in HydraConfig.get().runtime.config_sources]
+        return FINISHED if doctor.show(config, env, sources) else FAILED
+    else:
+        from runner.launch.environment import cluster_info
+
+        cluster_info.show(config, env)
+    return FINISHED
 
 
 def _names_of_secrets(word: str) -> list[str]:

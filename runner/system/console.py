@@ -438,6 +438,7 @@ def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         *((name, summary.get(name) and format_number(summary[name])) for name in ("repeated_steps", "steps_per_sec")),
         ("time", ", ".join(f"{name} {_format_phase(secs)}" for name, secs in phases.items())),
         ("strategy", None if replicas is None else strategy),
+        ("devices", summary.get("devices")),
         *((name, summary.get(name)) for name in ("checkpoint", "predictions", "exports", "mlflow_run_id")),
         *(summary.get("addresses") or {}).items(),
         ("resume", summary.get("resume")),

@@ -4,5 +4,5 @@
 forks tasks; `stop_hook` ends training on SIGTERM, and at a notice of preemption, which `preemption` watches for.
 `build` makes of a `Config` the user's functions, a strategy, an Estimator and its specs; `commands` has one function a
 command, `dry_run`, `inspect_run` and `prediction_files` what the larger of them do. `error_report` says what went
-wrong. `user_mlflow` has MLflow of the user's code find the run.
+wrong. `tensorflow_probe` is asked by command=doctor. `user_mlflow` has MLflow of the user's code find the run.
 """

@@ -29,6 +29,7 @@ from runner.config.schema import (
 from runner.config.step_range import parse_step_range
 from runner.data.inputs import Input
 from runner.distribute.cluster import ALONE, Cluster
+from runner.distribute.devices import configure_devices
 from runner.distribute.grpc_server import kept_local
 from runner.distribute.strategy import build_parameter_server, build_strategy, split_cpu
 from runner.estimator.early_stopping import EarlyStopping
@@ -141,6 +142,7 @@ def _functions_and_run_config(
     def functions() -> Mapping[str, Any]:
         return {key: user_code.load(key, name, default) for key, name, default in config.functions()}
 
+    configure_devices(config.run)
     if not cluster.tasks:  # what a module sets for TensorFlow (memory growth) comes before a device is used
         loaded = functions()
         configure_tensorflow(config.run)

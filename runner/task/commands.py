@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from runner.checkpoint import reader
 from runner.config.metric_names import evaluation_prefix
 from runner.config.schema import Config, ConfigError
 from runner.config.validation import checkpoint_in
 from runner.distribute.cluster import ALONE, Cluster
+from runner.distribute.devices import configure_devices, describe_devices
 from runner.distribute.grpc_server import kept_local, serve, start_server
 from runner.estimator.run_exports import RunExports
 from runner.estimator.train_and_evaluate import follow, train_and_evaluate
@@ -90,8 +89,9 @@ def run(config: Config, context: TaskContext) -> dict[str, Any]:
         dry_run.rehearse(config, job)
         return {}
     replicas = job.estimator.config.num_replicas_in_sync
-    context.journal.event("built", num_replicas=replicas)
-    context.progress.message(_headline(config, replicas, context.cluster))
+    devices = describe_devices(config.strategy, replicas)
+    context.journal.event("built", num_replicas=replicas, devices=devices)
+    context.progress.message(_headline(config, replicas, devices, context.cluster))
     with preemption.watched(config, context.stop):
         if context.cluster.is_evaluator:
             return _follow(job, context)
@@ -100,6 +100,7 @@ def run(config: Config, context: TaskContext) -> dict[str, Any]:
 
 def _serve(config: Config, context: TaskContext) -> dict[str, Any]:
     """The life of a parameter server, and of a worker beside one."""
+    configure_devices(config.run)
     context.journal.event("joining")
     with kept_local(context.cluster):
         server = start_server(context.cluster)
@@ -225,11 +226,11 @@ def flat_metrics(by_eval: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     }
 
 
-def _headline(config: Config, replicas: int, cluster: Cluster) -> str:
+def _headline(config: Config, replicas: int, devices: str, cluster: Cluster) -> str:
     """Return what is about to run, and on what, in one line."""
     if cluster.is_evaluator:
-        return f"waiting for checkpoints of {config.model.fn}, on {_devices(config, replicas)}"
-    facts = [f"{config.command} {config.model.fn} on {_devices(config, replicas)}; strategy {config.strategy.name}"]
+        return f"waiting for checkpoints of {config.model.fn}, on {devices}"
+    facts = [f"{config.command} {config.model.fn} on {devices}; strategy {config.strategy.name}"]
     if cluster.num_ps:
         facts.append(counted(cluster.num_workers - 1, "asynchronous worker"))
         facts.append(counted(cluster.num_ps, "parameter server"))
@@ -240,21 +241,6 @@ def _headline(config: Config, replicas: int, cluster: Cluster) -> str:
         facts.append(f"global batch {size}" if size else f"batches of {config.input.train.fn} per replica")
         facts += [f"run.debug={config.run.debug}"] if config.run.debug else []
     return ", ".join(facts)
-
-
-def _devices(config: Config, replicas: int) -> str:
-    """Return what computes: `CPU, 2 cores`, or `2 x NVIDIA H200`.
-
-    Those of this process are named; other workers are taken to have the same.
-    """
-    chosen = config.strategy
-    is_on_cpu = chosen.virtual_devices or any("cpu" in device.lower() for device in chosen.devices or ())
-    for kind in () if is_on_cpu else ("TPU", "GPU"):
-        devices = tf.config.list_logical_devices(kind) and tf.config.get_visible_devices(kind)
-        if devices:
-            name = tf.config.experimental.get_device_details(devices[0]).get("device_name", kind)
-            return f"{replicas} x {name}"
-    return f"CPU, {counted(len(os.sched_getaffinity(0)), 'core')}"
 
 
 def _checkpoint_of(job: Job, chosen: str | None = None) -> dict[str, Any]:

@@ -22,8 +22,8 @@ _TYPES = {
 _OF_READERS = ("metrics", "predictions", "exports", "mlflow_run_id")
 """What a command that reads a run adds to the run's summary."""
 
-_OF_RESULT = ("global_step", "metrics", "steps_per_sec", "examples", "num_replicas", "checkpoint", "predictions",
-              "stopped_early", "error")  # fmt: skip
+_OF_RESULT = ("global_step", "metrics", "steps_per_sec", "examples", "num_replicas", "devices", "checkpoint",
+              "predictions", "stopped_early", "error")  # fmt: skip
 
 
 def facts_in(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def summary_of(outcome: Outcome, config: Config, run_id: str | None, secrets: se
         "phases": facts.get("phases", {}),
         "unread_params": facts.get("unread_params", []),
         "strategy": config.strategy.name,
-        **{name: facts.get(name) for name in ("num_replicas", "checkpoint", "predictions")},
+        **{name: facts.get(name) for name in ("num_replicas", "devices", "checkpoint", "predictions")},
         "exports": facts.get("exports", []),
         **{name: facts.get(name, 0) for name in ("restarts", "repeated_steps")},
         "mlflow_run_id": run_id,

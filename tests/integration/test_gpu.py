@@ -39,6 +39,25 @@ def test_float16_trains_with_a_loss_scale(tmp_path: Path) -> None:
     assert summary["metrics"]["eval/loss"] < 2.4  # ln 10 = 2.3: of ten classes, none is known
 
 
+def test_memory_growth_of_the_config_holds_and_the_device_is_named(tmp_path: Path) -> None:
+    (tmp_path / "growth.py").write_text(GROWTH)
+    summary = train(tmp_path / "run", "run.memory_growth=true", "train.hooks=[{fn: growth.Growth}]")
+    assert json.loads((tmp_path / "growth.json").read_text()) == [True] * NUM_GPUS
+    name = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])["device_name"]
+    assert summary["devices"] == f"1 x {name}"
+
+
+GROWTH = """
+import json
+import tensorflow as tf
+from runner import Hook
+
+class Growth(Hook):
+    def begin(self, run):
+        gpus = tf.config.list_physical_devices("GPU")
+        with open("growth.json", "w") as file:
+            json.dump([tf.config.experimental.get_memory_growth(gpu) for gpu in gpus], file)
+"""
 GROWS = """
 import tensorflow as tf
 gpus = tf.config.list_physical_devices("GPU")

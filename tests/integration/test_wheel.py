@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.wheel import ROOT, build_wheel, call, install
+from tests.support.wheel import ENV, ROOT, build_wheel, call, install
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
+    """The wheel: that of `make release`, or one built here."""
+    built = os.environ.get("RUNNER_WHEEL")
+    return Path(built) if built else build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +36,8 @@ def test_the_wheel_holds_config_and_examples_and_nothing_else(wheel: Path) -> No
     assert {"runner/py.typed", "runner/conf/__init__.py", "runner/conf/runner.yaml"} <= names
     shipped = {f"runner/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")}
     assert {name for name in shipped if "/local/" not in name} <= names
+    template = [path.relative_to(ROOT) for path in (ROOT / "project_template").rglob("*") if path.is_file()]
+    assert {f"runner/{path}" for path in template if "__pycache__" not in path.parts} <= names
     assert not {"model_fns/__init__.py", "input_fns/__init__.py"} & names
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
@@ -49,6 +54,21 @@ def test_the_console_script_trains_in_an_empty_directory(installed: Path, tmp_pa
     (summary,) = tmp_path.glob("outputs/*/summary.json")
     assert json.loads(summary.read_text())["global_step"] == 2
     assert (tmp_path / "mlflow.db").exists()
+
+
+def test_a_new_project_trains_and_passes_its_test_as_it_stands(installed: Path, tmp_path: Path) -> None:
+    said = call(installed / "python", "-m", "runner", "command=new", "new.path=my_project", cwd=tmp_path)
+    home, commands = tmp_path / "my_project", said.partition("test it:\n")[2].splitlines()
+    assert [line.split() for line in commands[:1]] == [["cd", "my_project"]]
+    environment = {**ENV, "PATH": f"{installed}:{ENV['PATH']}"}
+    shown = [call("bash", "-ec", line.strip(), cwd=home, env=environment) for line in commands[1:]]
+    (summary,) = home.glob("outputs/*/summary.json")
+    found = json.loads(summary.read_text())
+    assert (found["status"], found["global_step"]) == ("finished", 200)
+    assert found["metrics"]["eval/accuracy"] > 0.9
+    assert (home / "mlflow.db").exists() and found["mlflow_run_id"] in shown[0]
+    assert "3 passed" in shown[1]
+    assert not (home / "mlruns").exists()
 
 
 MODEL = """

@@ -1,0 +1,88 @@
+"""command=new: a first project in a folder of its own, which trains and passes its test as it stands."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import runner
+from runner.config.schema import ConfigError
+from runner.system.console import print_table
+from runner.system.files import write_atomically
+
+EXPERIMENT = "wine"
+"""The `experiment=` that the project has."""
+
+RENAMED = {"gitignore": ".gitignore"}
+"""Files that the template holds under another name: a wheel leaves out what begins with a dot."""
+
+PURPOSES = {
+    "README.md": "the commands, and what to change where",
+    "model_fns/classifier.py": "the model",
+    "input_fns/wine.py": "the data",
+    "conf/experiment/wine.yaml": "a complete named run",
+    "tests/test_wine.py": "its test",
+}
+
+
+def template_folder() -> Path:
+    """Return where the template is: inside the package in an installed wheel, beside it in a checkout."""
+    package = Path(runner.__file__).parent
+    installed = package / "project_template"
+    return installed if installed.is_dir() else package.parent / "project_template"
+
+
+def project_files() -> Iterator[tuple[str, str]]:
+    """Yield (path in the project, text) of each file of a new project."""
+    folder = template_folder()
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name != "__init__.py" and "__pycache__" not in path.parts:
+            yield RENAMED.get(name, name), path.read_text()
+
+
+def write_project(folder: Path) -> list[str]:
+    """Write a new project into `folder`, which is made. Return the paths of its files in it.
+
+    Raises:
+      ConfigError: it is a file, holds something, or cannot be written.
+    """
+    shown = f"new.path={folder}"
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{shown} is a file. Give a folder that does not exist yet, or an empty one.")
+    try:
+        if folder.is_dir() and (held := sorted(path.name for path in folder.iterdir())):
+            names = ", ".join(held[:3]) + (", ..." if len(held) > 3 else "")
+            raise ConfigError(
+                f"{shown} is not empty ({names}), and nothing in it is overwritten. "
+                "Give a folder that does not exist yet, or an empty one."
+            )
+        written = []
+        for name, text in project_files():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / name, text.replace("{name}", folder.resolve().name))
+            written.append(name)
+    except OSError as error:
+        raise ConfigError(f"{shown} cannot be written: {error}. Give another folder.") from error
+    return written
+
+
+def show(path: Path, stream: IO[str] | None = None) -> None:
+    """Write a new project and print its files, and what to type next.
+
+    Raises:
+      ConfigError: as `write_project`.
+    """
+    stream = stream or sys.stdout
+    written = write_project(path)
+    rows = [[name, PURPOSES[name]] for name in PURPOSES if name in written]
+    print_table(f"A new project in {path}", ["file", "what it is"], rows, stream)
+    print(
+        f"\nTrain it, then test it:\n  cd {shlex.quote(str(path))}\n  python -m runner experiment={EXPERIMENT}\n"
+        "  python -m pytest",
+        file=stream,
+        flush=True,
+    )

@@ -1,0 +1,69 @@
+"""`python -m runner.task.tensorflow_probe`: imports TensorFlow, computes on each device, prints what it found as JSON.
+
+command=doctor starts it: a TensorFlow that ends its process, as for a flag that it does not know, must not end that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+
+def probe() -> dict[str, Any]:
+    """Return versions, build, and each device with whether it computes."""
+    started = time.monotonic()
+    import keras
+    import tensorflow as tf
+
+    secs = time.monotonic() - started
+    build = tf.sysconfig.get_build_info()
+    return {
+        "import_secs": round(secs, 1),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "keras_backend": keras.backend.backend(),
+        "tf_keras": tf.keras.__version__,  # what `tf.keras` is
+        "cuda": build.get("cuda_version") if build.get("is_cuda_build") else None,
+        "cudnn": build.get("cudnn_version") if build.get("is_cuda_build") else None,
+        "rocm": bool(build.get("is_rocm_build")),
+        "devices": [_describe(device) for device in tf.config.list_physical_devices()],
+    }
+
+
+def _describe(device: Any) -> dict[str, Any]:
+    import tensorflow as tf
+
+    details = tf.config.experimental.get_device_details(device)
+    found = {"name": device.name.removeprefix("/physical_device:"), "kind": device.device_type, "error": None}
+    found["model"] = details.get("device_name")
+    found["compute_capability"] = details.get("compute_capability")
+    if device.device_type == "GPU":
+        tf.config.experimental.set_memory_growth(device, True)  # others may be at work on it
+    return found
+
+
+def compute(devices: list[dict[str, Any]]) -> None:
+    """Multiply two matrices on each of `devices`; note in it the first line of what went wrong."""
+    import tensorflow as tf
+
+    # XLA reads its flags when it compiles, and ends the process for one that it does not know.
+    @tf.function(jit_compile="XLA_FLAGS" in os.environ)
+    def multiply() -> tf.Tensor:
+        return tf.reduce_sum(tf.linalg.matmul(tf.ones([64, 64]), tf.ones([64, 64])))
+
+    for found in devices:
+        try:
+            with tf.device(found["name"]):
+                total = float(multiply())
+            if total != 64.0**3:
+                found["error"] = f"64 x 64 matrices of ones come to {total}, not {64.0**3}"
+        except Exception as error:
+            found["error"] = str(error).partition("\n")[0] or type(error).__name__
+
+
+if __name__ == "__main__":
+    facts = probe()
+    compute(facts["devices"])
+    print("\n" + json.dumps(facts), flush=True)

@@ -1,0 +1,75 @@
+"""A release is described: the changelog has its version, and CI runs what the Makefile has."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+WORKFLOW: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+PYTHONS = ["3.11", "3.12", "3.13"]
+
+
+@pytest.fixture(scope="module")
+def release() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("release", ROOT / ".ci" / "release.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_changelog_has_a_dated_section_of_this_version(release: ModuleType) -> None:
+    released = re.sub(r"(?s)## \[Unreleased\].*?(?=## \[)", "## [Unreleased]\n\n", CHANGELOG)
+    assert release.check_changelog(released, PROJECT["version"]) == []
+    assert re.search(r"## \[Unreleased\]\n\n### Added\n.*?### Changed\n.*?### Fixed\n", CHANGELOG, re.DOTALL)
+
+
+def test_a_release_is_refused_while_lines_wait(release: ModuleType) -> None:
+    text = "## [Unreleased]\n\n### Added\n\n- One\n- Two\n\n## [1.2.3]\n\n- Old\n"
+    assert release.check_changelog(text, "1.2.3") == [
+        "CHANGELOG.md: the section [1.2.3] has no date: `## [1.2.3] - 2026-01-31`.",
+        "CHANGELOG.md: 2 lines wait under [Unreleased]. Move them to [1.2.3].",
+    ]
+    (missing,) = release.check_changelog("## [1.2.3] - 2026-01-31\n", "1.2.4")
+    assert missing == "CHANGELOG.md has no section `## [1.2.4] - <date>`."
+
+
+def commands() -> dict[str, list[str]]:
+    """The commands of each job of the workflow."""
+    return {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in WORKFLOW["jobs"].items()}
+
+
+def test_the_workflow_runs_lint_tiers_docs_and_canary_with_each_python() -> None:
+    ran = {name: {line.split()[1] for line in lines} for name, lines in commands().items()}
+    assert ran["check"] == {"lint", "fast"}
+    assert ran["test"] >= {"test"} and ran["slow"] >= {"test-slow"}
+    assert (ran["docs"], ran["canary"]) == ({"docs"}, {"canary"})
+    for name in ("check", "test", "canary"):
+        assert WORKFLOW["jobs"][name]["strategy"]["matrix"]["python"] == PYTHONS
+    assert [f"Programming Language :: Python :: {one}" in PROJECT["classifiers"] for one in PYTHONS] == [True] * 3
+
+
+def test_the_workflow_calls_targets_of_the_makefile() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = {name for line in re.findall(r"^([\w -]+):(?!=)", makefile, re.MULTILINE) for name in line.split()}
+    called = {line.split()[1] for lines in commands().values() for line in lines if line.startswith("make ")}
+    assert called - {"docs"} <= targets
+    assert all(line.startswith("make ") for lines in commands().values() for line in lines)
+
+
+def test_nvidias_libraries_are_an_extra_and_in_no_lock() -> None:
+    (tensorflow,) = (one for one in PROJECT["dependencies"] if one.startswith("tensorflow>="))
+    assert PROJECT["optional-dependencies"]["gpu"] == [tensorflow.replace("tensorflow", "tensorflow[and-cuda]")]
+    for lock in ("requirements.lock", "deploy/requirements.lock"):
+        assert "\nnvidia-" not in (ROOT / lock).read_text(), lock
+    assert "--all-extras" not in (ROOT / "Makefile").read_text()
