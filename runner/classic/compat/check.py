@@ -58,6 +58,7 @@ def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
         found[0, "", ""] = Finding(file, use.line, use.column, DIFFERS, use.said, _OF_1)
         as_version_1(tree)
     used = uses(tree)
+    imports = {_place(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)}
     has_datasets_of_1 = any(use.name.startswith(f"{V1}.") for use in used)
     for use in used:
         judged = _judged(use, installed)
@@ -66,10 +67,20 @@ def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
         for verdict, said, name in judged:
             if verdict == CANNOT and use.line in elsewhere:
                 verdict, said = DIFFERS, f"{said}; the lines around it are for several versions"
+            elif verdict == CANNOT and (use.line, use.column) in imports and _is_of_contrib(use):
+                verdict, said = DIFFERS, f"it is refused where it is used, and not by this import: {said}"
             elif verdict == CANNOT and (own := packages.of_the_users_own(use.name, Path(file))):
                 said = f"Python looks for it in the installed TensorFlow, and not in your {own}: rename that folder"
             found.setdefault((use.line, name, said), Finding(file, use.line, use.column, verdict, name, said))
     return list(found.values())
+
+
+def _place(node: ast.stmt) -> tuple[int, int]:
+    return node.lineno, node.col_offset + 1
+
+
+def _is_of_contrib(use: Use) -> bool:
+    return f"{use.api_name}.".startswith("contrib.")
 
 
 def _before_tensorflow(tree: ast.AST, file: Path) -> Iterator[tuple[ast.expr | ast.stmt, str, str, str]]:

@@ -86,18 +86,38 @@ def signs(tree: ast.AST, installed: Installed) -> Signs:
 
 
 def _asks_for_version(tree: ast.AST, used: Sequence[Use]) -> bool:
-    """Whether TensorFlow's `__version__` is more than printed."""
+    """Whether TensorFlow's `__version__` is more than printed, or asserted to be new enough."""
     asking = (use for use in used if _VERSIONS & set(use.name.split(".")))
     places = {(use.line, use.column - 1) for use in asking}
+    names_of_it = set[str]()  # `version = tf.__version__`: what is made of that name counts
     waiting = [tree]
     while waiting:
         node = waiting.pop()
-        if (getattr(node, "lineno", 0), getattr(node, "col_offset", 0)) in places:
-            return True
         function = node.func if isinstance(node, ast.Call) else None
-        if getattr(function, "attr", getattr(function, "id", "")) not in _SAYING:
+        says = getattr(function, "attr", getattr(function, "id", "")) in _SAYING
+        if says or isinstance(node, ast.Assert):
+            continue
+        if isinstance(node, ast.Assign) and _is_at(node.value, places) and isinstance(node.targets[0], ast.Name):
+            names_of_it.add(node.targets[0].id)
+            waiting = [tree]
+            places -= {_at(node.value)}
+        elif _is_at(node, places) or (isinstance(node, ast.Name) and node.id in names_of_it and _is_read(node)):
+            return True
+        else:
             waiting += ast.iter_child_nodes(node)
     return False
+
+
+def _is_read(node: ast.Name) -> bool:
+    return isinstance(node.ctx, ast.Load)
+
+
+def _at(node: ast.AST) -> tuple[int, int]:
+    return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
+
+
+def _is_at(node: ast.AST, places: set[tuple[int, int]]) -> bool:
+    return _at(node) in places
 
 
 def _has_dimensions(tree: ast.AST) -> bool:
@@ -195,7 +215,13 @@ def _is_of_tensorflow(module: str) -> bool:
     return module.partition(".")[0] == "tensorflow"
 
 
+_DATASETS = ("tensorflow.python.data", "tensorflow.python.data.ops.dataset_ops")
+"""Private modules whose `Dataset` was that of TensorFlow 1."""
+
+
 def _of_1(module: str) -> str:
+    if module in _DATASETS:
+        return f"{V1}.data"
     _, _, rest = module.partition(".")
     return module if rest.partition(".")[0] in _AS_THEY_ARE else f"{V1}.{rest}"
 

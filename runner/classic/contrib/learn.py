@@ -1,8 +1,10 @@
-"""What of `tf.contrib.learn` programs of tf.estimator used beside it: modes and RunConfig."""
+"""What of `tf.contrib.learn` programs of tf.estimator used beside it: modes, RunConfig, the ends of sequences."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import tensorflow as tf
 
 from runner.classic import run_config
 from runner.model_fn import ModeKeys as _ModeKeys
@@ -38,3 +40,15 @@ class RunConfig(run_config.RunConfig):
     ) -> None:
         del master, num_cores, log_device_placement, gpu_memory_fraction, evaluation_master
         super().__init__(**kwargs)
+
+
+def select_last_activations(activations: Any, sequence_lengths: Any) -> tf.Tensor:
+    """Return what a network gave at the end of each sequence, `[batch, units]`, of `[batch, time, units]`.
+
+    TensorFlow 1.15, contrib/learn/python/learn/estimators/rnn_common.py. Args: sequence_lengths: None: all are full.
+    """
+    if sequence_lengths is None:
+        return activations[:, -1]
+    batch, time, units = tf.unstack(tf.shape(activations))
+    ends = tf.range(batch) * time + tf.cast(sequence_lengths, tf.int32) - 1
+    return tf.gather(tf.reshape(activations, [-1, units]), ends)

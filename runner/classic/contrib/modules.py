@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import importlib.abc
+import linecache
 import sys
 import types
 from collections.abc import Sequence
@@ -33,13 +35,14 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             # `import tensorflow.contrib.slim` binds `tensorflow`; it has no contrib before, which would tell libraries
             # that this is TensorFlow 1.
             sys.modules["tensorflow"].contrib = root()  # type: ignore[attr-defined]
-        if names.is_module(name):
-            return ModuleSpec(fullname, self, is_package=True)
-        # No ModuleNotFoundError: `from tensorflow.contrib import gan` would drop its message.
-        raise ImportError(_reason(name, fullname), name=fullname)
+        if not names.is_module(name) and _is_tried():
+            # No ModuleNotFoundError: `from tensorflow.contrib import gan` would drop its message.
+            raise ImportError(_reason(name, fullname), name=fullname)
+        return ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType:
-        return _Module(spec.name)
+        name = names.public(spec.name.removeprefix(ROOT).removeprefix("."))
+        return _Module(spec.name) if names.is_module(name) else _Refused(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
         """There is nothing to execute: names are looked up when they are used."""
@@ -67,8 +70,57 @@ class _Module(types.ModuleType):
         setattr(self, name, found)
         return found
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # `from tensorflow.contrib.learn import Experiment` takes it from sys.modules; `learn.Experiment` is a use of it
+        if not isinstance(value, _Refused):
+            super().__setattr__(name, value)
+
     def __dir__(self) -> list[str]:
         return names.within(names.public(self.__name__.removeprefix(ROOT).removeprefix(".")))
+
+
+class _Refused(types.ModuleType):
+    """What `import` gives for a name that is not served: refused when it is used, since many imports are left over."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, "A name of tf.contrib 1.15 that is not served.")
+        self.__path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise self._refusal()
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        raise self._refusal()
+
+    def __mro_entries__(self, bases: Any) -> Any:
+        raise self._refusal()
+
+    def _refusal(self) -> NotServed:
+        name = self.__dict__["__name__"]
+        return NotServed(_reason(names.public(name.removeprefix(f"{ROOT}.")), name))
+
+
+def _is_tried() -> bool:
+    """Report whether the statement that imports stands in a `try` that goes on without: it needs the error now."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(
+        (__file__, importlib.__file__, "<frozen importlib")
+    ):
+        frame = frame.f_back
+    return frame is not None and frame.f_lineno in _tried_lines(frame.f_code.co_filename)
+
+
+@functools.lru_cache(maxsize=64)
+def _tried_lines(file: str) -> frozenset[int]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:  # of another version
+        return frozenset()
+    tried = (node for node in ast.walk(tree) if isinstance(node, ast.Try) and node.handlers)
+    statements = (statement for node in tried for statement in node.body)
+    return frozenset(line for one in statements for line in range(one.lineno, (one.end_lineno or one.lineno) + 1))
 
 
 def _reason(name: str, shown: str) -> str:

@@ -209,7 +209,7 @@ NAMES: Mapping[str, str] = {
         f"{_OURS}.data",
         "assert_element_shape batch_and_drop_remainder padded_batch_and_drop_remainder sloppy_interleave",
     ),
-    **_at("learn", f"{_OURS}.learn", "ModeKeys RunConfig"),
+    **_at("learn", f"{_OURS}.learn", "ModeKeys RunConfig select_last_activations"),
     **_at(
         "distribute",
         f"{_OURS}.distribute",
@@ -355,7 +355,7 @@ _PRIVATE_MODULES = frozenset(
     metric_ops data batching interleave_ops grouping shuffle_ops dataset_ops readers distribute mirrored_strategy
     cluster_resolver tpu_cluster_resolver opt weight_decay_optimizers lazy_adam_optimizer nadam_optimizer
     moving_average_optimizer lars_optimizer slim nets model_fn run_config predictor saved_model_predictor
-    checkpoint_utils
+    checkpoint_utils rnn_common
     """.split()
 )
 """Last part of the modules below `tensorflow.contrib.<part>.python`."""

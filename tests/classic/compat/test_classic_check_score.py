@@ -130,6 +130,35 @@ CASES: dict[str, str] = {
     "a name of contrib for another version": script(
         script="if not tf.__version__.startswith('2'):\n  tf.contrib.foo", before="tf = tf.compat.v1"
     ),
+    "an import of contrib that is left over": script(
+        before="from tensorflow.contrib.learn.python.learn import learn_runner\nimport tensorflow.contrib.gan as gan"
+    ),
+    "an import of contrib that is used": script(
+        before="from tensorflow.contrib.learn.python.learn import learn_runner", script="learn_runner.run(model_fn)"
+    ),
+    "a class of contrib that is imported": script(
+        before="from tensorflow.contrib.learn import Experiment", script="class Mine(Experiment):\n  pass"
+    ),
+    "an import of contrib that is tried": script(
+        before="try:\n  from tensorflow.contrib.framework import nothing\nexcept ImportError:\n  nothing = len",
+        script="nothing([])",
+    ),
+    "the last activations of a network": script(
+        before="from tensorflow.contrib.learn.python.learn.estimators import rnn_common",
+        model="rnn_common.select_last_activations(tf.ones([1, 2, 3]), tf.constant([2]))",
+    ),
+    "a version that is asserted": script(before="assert '1.4' <= tf.__version__ and tf.VERSION >= '1.4'"),
+    "a version with a name, that is asserted": script(
+        before="version = tf.__version__\nprint('TensorFlow {}'.format(version))\nassert version >= '1.4', 'too old'"
+    ),
+    "a version that decides": script(before="version = tf.__version__\nif version < '2':\n  pass"),
+    "a dataset of a private module": script(
+        before="from tensorflow.python.data import Dataset",
+        input="return Dataset.from_tensors(([[1.0]], [[2.0]])).make_one_shot_iterator().get_next()",
+    ),
+    "a variable that is made outside of model_fn": script(
+        before="table = tf.get_variable('t', [1])", model="loss += table[0]"
+    ),
     "a premade model that is gone": script(script="tf.estimator.BoostedTreesClassifier"),
     "an iterator that TensorFlow 2 has not": OF_2,
     "an iterator that TensorFlow 1 had": "import tensorflow as tf\ntf.data.Dataset.range(3).make_one_shot_iterator()",
@@ -237,6 +266,8 @@ UNSEEN: dict[str, str] = {
     "a session for what was made before it": script(
         script="x = tf.placeholder(tf.float32)\nwith tf.Session() as s:\n  s.run(x, {x: 1.0})"
     ),
+    # What a prediction is, an array of one number, is not followed; NumPy 2.4 makes no number of it.
+    "a number in an array of one": script(after="'%.1f' % next(estimator.predict(input_fn))['y']"),
     # The type of what `evaluate` returns is not followed.
     "metrics of NumPy": script(after="estimator.evaluate(input_fn, steps=1)['loss'].item()"),
 }

@@ -46,13 +46,41 @@ def test_a_name_that_is_not_served_says_what_to_use() -> None:
         _ = tf.contrib.layers.fully_conected
     with pytest.raises(AttributeError, match="^tf.contrib.gan is not available: use the package tensorflow_gan.$"):
         _ = tf.contrib.gan
-    with pytest.raises(ImportError, match="^tensorflow.contrib.gan is not available: use the package tensorflow_gan.$"):
-        from tensorflow.contrib import gan  # noqa: F401
-    with pytest.raises(ImportError, match="^tensorflow.contrib.learn.python.learn.learn_runner is not available: use "):
-        importlib.import_module("tensorflow.contrib.learn.python.learn.learn_runner")
-    with pytest.raises(ImportError, match="^tensorflow.contrib.layers.nothing is not available: the runner does not"):
-        from tensorflow.contrib.layers import nothing  # noqa: F401
     assert not hasattr(tf.contrib.rnn, "NASCell")
+
+
+def test_an_import_of_what_is_not_served_is_refused_where_it_is_used() -> None:
+    import tensorflow.contrib.gan.python.losses as losses
+    from tensorflow.contrib import gan
+    from tensorflow.contrib.layers import nothing
+    from tensorflow.contrib.learn import Experiment
+    from tensorflow.contrib.learn.python.learn import learn_runner
+
+    says = "^tensorflow.contrib.learn.python.learn.learn_runner is not available: use tf.estimator.train_and_evaluate.$"
+    with pytest.raises(NotServed, match=says):
+        learn_runner.run(None)
+    with pytest.raises(NotServed, match="^tensorflow.contrib.gan is not available: use the package tensorflow_gan.$"):
+        gan.GANModel()
+    with pytest.raises(NotServed, match="gan.python.losses is not available: use the package tensorflow_gan.$"):
+        losses.wasserstein_generator_loss(None)
+    with pytest.raises(NotServed, match="^tensorflow.contrib.layers.nothing is not available: the runner does not"):
+        nothing()
+    with pytest.raises(NotServed, match=r"^tensorflow.contrib.learn.Experiment is not available: use .* EvalSpec\.$"):
+        Experiment(None)
+    with pytest.raises(NotServed, match="^tensorflow.contrib.learn.Experiment is not available"):
+
+        class _Mine(Experiment):
+            pass
+
+    assert not hasattr(tf.contrib.learn, "Experiment") and not hasattr(tf.contrib, "gan")
+
+
+def test_an_import_that_is_tried_fails_at_once() -> None:
+    try:
+        from tensorflow.contrib.framework import nothing
+    except ImportError as error:
+        nothing = str(error)
+    assert nothing == "tensorflow.contrib.framework.nothing is not available: the runner does not have it."
 
 
 @pytest.mark.parametrize(("name", "is_served"), [

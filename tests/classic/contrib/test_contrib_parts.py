@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from pathlib import Path
 from typing import Any
@@ -446,3 +447,12 @@ def test_a_decoder_trains_on_its_inputs_and_then_on_its_own_outputs() -> None:
     np.testing.assert_allclose(outputs.rnn_output, expected, atol=1e-6)
     np.testing.assert_array_equal(own.sample_id, own.rnn_output.argmax(-1))
     assert tiled[0][:, 0].tolist() == [1, 1, 2, 2] and tiled[1] == 3
+
+
+def test_the_last_activations_are_those_at_the_ends() -> None:
+    rnn_common = importlib.import_module("tensorflow.contrib.learn.python.learn.estimators.rnn_common")
+    given = np.arange(12.0).reshape(2, 3, 2)
+    ends = in_a_graph(lambda: rnn_common.select_last_activations(tf.constant(given), tf.constant([1, 3], tf.int64)))
+    np.testing.assert_array_equal(ends, [given[0, 0], given[1, 2]])
+    whole = in_a_graph(lambda: rnn_common.select_last_activations(tf.constant(given), None))
+    np.testing.assert_array_equal(whole, given[:, -1])
