@@ -15,6 +15,7 @@ from runner.config.error_messages import did_you_mean
 from runner.tf_private.v1 import ActsAsSession
 from runner.tracing.trace import Trace
 from runner.tracing.variable_store import GLOBAL_STEP
+from runner.types import StepRequest
 
 IndexedSlicesValue = collections.namedtuple("IndexedSlicesValue", "values indices dense_shape", defaults=[None])
 """The value that a session gave for `tf.IndexedSlices`."""
@@ -101,7 +102,15 @@ class TraceSession(ActsAsSession):
 
     Args:
       operators: what code that belongs to model_fn is called in; see `ModelFn.operators`.
+
+    Attributes:
+      take_batch: runs what is asked for on the next batch of the input, and returns the values of its tensors; None:
+        nothing that depends on a batch can be run.
+      is_ending: hooks are called for the last time: what the last step fetched has its values of then.
     """
+
+    take_batch: Callable[[StepRequest], Sequence[Any]] | None = None
+    is_ending = False
 
     def __init__(self, trace: Trace, operators: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
         self._trace = trace
@@ -136,29 +145,40 @@ class TraceSession(ActsAsSession):
             return packed_fetches(fetches, iter([value_of(fetch, values) for fetch in flat_fetches(fetches)]))
 
     def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
-        """Return the values of `fetches`. What does not depend on the input can be run; assignments take effect.
+        """Return the values of `fetches`; assignments take effect. What depends on a batch takes the next one.
 
         Args:
           feed_dict: placeholder that model_fn or a hook made, or its name -> value.
 
         Raises:
-          ValueError: a fetch depends on a batch, a name is not there, or another tensor than a placeholder is fed.
+          ValueError: a fetch depends on a batch where none can be taken, a name is not there, or another tensor than a
+            placeholder is fed.
+          tf.errors.OutOfRangeError: there is no further batch.
         """
         del options, run_metadata
         elements = self.elements(fetches)
         feeds = self.feeds(feed_dict or {})
-        if self._trace.needs_inputs(elements):
-            if all(id(element) in self._last for element in elements):
-                return self.packed(fetches, (self._last[id(element)] for element in elements))
-            raise ValueError(
-                f"session.run({fetches!r}) in a hook depends on a batch, and between steps there is none. "
-                "Ask for it in before_run: SessionRunArgs(fetches)."
-            )
         with tf.init_scope():  # hooks are called with the traced graph as default, which must not call itself
-            function = self._function(elements, [placeholder for placeholder, _ in feeds])
-            values = iter(function(*(value for _, value in feeds)))
-        flat = (None if isinstance(element, tf.Operation) else next(values).numpy() for element in elements)
-        return self.packed(fetches, flat)
+            if not self._trace.needs_inputs(elements):
+                function = self._function(elements, [placeholder for placeholder, _ in feeds])
+                values = iter([value.numpy() for value in function(*(value for _, value in feeds))])
+            elif self._is_remembered(elements):
+                return self.packed(fetches, (self._last[id(element)] for element in elements))
+            elif self.take_batch is None:
+                raise ValueError(
+                    f"session.run({fetches!r}) in a hook depends on a batch. Only hooks of training can take one "
+                    "between steps, once training has begun. Ask for it in before_run: SessionRunArgs(fetches)."
+                )
+            else:
+                request = StepRequest(elements, [one for one, _ in feeds], [value for _, value in feeds])
+                values = iter(self.take_batch(request))
+        return self.packed(fetches, (None if isinstance(one, tf.Operation) else next(values) for one in elements))
+
+    def _is_remembered(self, elements: Sequence[Any]) -> bool:
+        """Report whether these have the values that they had in the last step: of hooks that ask once more at the end,
+        when there may be no further batch, and where nobody takes one."""
+        known = all(id(one) in self._last and not isinstance(one, tf.Operation) for one in elements)
+        return known and (self.is_ending or self.take_batch is None)
 
     def _function(self, elements: Sequence[Any], placeholders: Sequence[tf.Tensor]) -> Callable[..., Any]:
         """Return the pruned function, built once: a hook may run the same thing after each step."""

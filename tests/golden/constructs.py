@@ -129,6 +129,12 @@ CONSTRUCTS: dict[str, tuple[str, ...]] = {
         "local_init_op=",
         "ready_op=",
     ),
+    "alternating": (
+        "run_context.session.run([self.train_op], self.feed_dict)",
+        "run_context.session.run(self.error)",
+        "tf.placeholder_with_default(",
+        "train_op = tf.train.get_or_create_global_step().assign_add(1)",
+    ),
     "objects": ("Scaffold(saver=tf.compat.v2.train.Checkpoint(",),
     "mixture": (
         "tf.compat.v1.estimator.EstimatorSpec(",

@@ -34,6 +34,7 @@ MODELS = (
     "optimizers",
     "beginnings",
     "objects",
+    "alternating",
     "old",
 )
 OF_KERAS = "sequences"  # is trained where tf.keras is Keras 2

@@ -469,17 +469,6 @@ def test_what_a_hook_adds_to_the_graph_runs_when_it_is_asked_for(style: str, tmp
     assert trainer.evaluate(points())["mae"] < 50
 
 
-def test_session_run_of_what_needs_a_batch_is_refused(tmp_path: Path) -> None:
-    class Runs(Session):
-        def after_create_session(self, session: Any, coord: Any) -> None:
-            session.run("my_loss:0")
-
-    with pytest.raises(
-        ValueError, match="depends on a batch, and between steps there is none. Ask for it in before_run"
-    ):
-        train(tmp_path, [Runs()], 1)
-
-
 def test_tracing_a_step_is_refused(tmp_path: Path) -> None:
     class Traces(Session):
         def before_run(self, run_context: Any) -> Any:

@@ -1,0 +1,149 @@
+"""`session.run` of what depends on a batch, in hooks: it takes the next one, as in a session of TensorFlow 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from runner import Estimator, EstimatorSpec, RunConfig
+from tests.support.line import line, mirrored, native_line, points
+
+v1 = tf.compat.v1
+
+
+class Calls(tf.compat.v1.train.SessionRunHook):
+    """Calls `do` with the session in one of its methods, and keeps what that returns."""
+
+    def __init__(self, method: str, do: Callable[[Any], Any]) -> None:
+        self.method, self.do = method, do
+        self.found: list[Any] = []
+
+    def _call(self, method: str, session: Any) -> None:
+        if method == self.method:
+            self.found.append(self.do(session))
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        self._call("after_create_session", session)
+
+    def before_run(self, run_context: Any) -> Any:
+        self._call("before_run", run_context.session)
+        return v1.train.SessionRunArgs("features:0")
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self.seen = run_values.results
+        self._call("after_run", run_context.session)
+
+    def end(self, session: Any) -> None:
+        self._call("end", session)
+
+
+def model(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    """A `line` whose features have a name, and twice of them too. params: `hooks`, called with its train_op."""
+    tf.multiply(features, 2, name="doubled")
+    spec = line(tf.identity(features, name="features"), labels, mode, {"learning_rate": 0.001})
+    hooks = [hook(spec.train_op) for hook in params.get("hooks", ())]
+    return spec._replace(training_hooks=hooks, evaluation_hooks=hooks)
+
+
+def trained(model_dir: Path, *hooks: Any, data: Any = None, **config: Any) -> Estimator:
+    """Trains up to `max_steps` on the batches 1 2, 3 4, 5 6, 7 8, 1 2, .."""
+    steps = config.pop("max_steps", 100)
+    estimator = Estimator(model, model_dir, RunConfig(tensorboard=False, **config), {"hooks": hooks})
+    return estimator.train(data or points(repeat=True), max_steps=steps)
+
+
+def weight_after(batches: int, size: int = 2) -> float:
+    weight = 0.0
+    for number in range(batches):
+        x = np.arange(number * size, (number + 1) * size) % 8 + 1
+        weight -= 0.001 * float(np.mean(2 * (weight - 2) * x**2))
+    return weight
+
+
+def features(session: Any) -> list[float]:
+    return session.run("features:0").tolist()
+
+
+def weight_and_step(estimator: Estimator) -> tuple[float, int]:
+    return float(estimator.get_variable_value("weight")), int(estimator.get_variable_value("global_step"))
+
+
+@pytest.mark.parametrize(
+    ("method", "found", "seen"),
+    [
+        ("after_create_session", [[2, 4]], [5, 6]),
+        ("before_run", [[2, 4], [10, 12]], [7, 8]),
+        ("after_run", [[6, 8], [14, 16]], [5, 6]),
+        ("end", [[10, 12]], [3, 4]),
+    ],
+)
+def test_what_a_hook_runs_takes_the_next_batch(method: str, found: Any, seen: Any, tmp_path: Path) -> None:
+    """Two steps."""
+    hook = Calls(method, lambda session: session.run("doubled:0").tolist())
+    trained(tmp_path, lambda _: hook, max_steps=2)
+    assert hook.found == found and hook.seen.tolist() == seen
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_train_op_that_a_hook_runs_is_an_update_with_the_next_batch(replicas: int, tmp_path: Path) -> None:
+    """As TF-GAN's RunTrainOpsHook; two updates and the step count three, so two steps come to six."""
+    strategy = mirrored() if replicas == 2 else None
+
+    def hook(train_op: Any) -> Any:
+        return Calls("before_run", lambda session: [session.run([train_op]) for _ in range(2)])
+
+    estimator = trained(tmp_path, hook, max_steps=4, train_distribute=strategy)
+    assert weight_and_step(estimator) == (pytest.approx(weight_after(6, 2 * replicas), rel=1e-5), 6)
+
+
+def test_a_run_that_resumes_comes_to_the_same(tmp_path: Path) -> None:
+    def hook(train_op: Any) -> Any:
+        return Calls("before_run", lambda session: session.run(train_op))
+
+    data = points(14, 3, repeat=True)
+    whole = trained(tmp_path / "whole", hook, data=data, max_steps=12)
+    for steps in (2, 6, 8, 12):
+        parts = trained(tmp_path / "parts", hook, data=data, max_steps=steps)
+    assert weight_and_step(parts) == weight_and_step(whole)
+
+
+@pytest.mark.parametrize("method", ["before_run", "after_run"])
+@pytest.mark.parametrize("known", [True, False], ids=["counted", "unknown size"])
+def test_training_ends_where_a_hook_finds_no_further_batch(method: str, known: bool, tmp_path: Path) -> None:
+    """Five batches of one example: the hook or the step finds the end."""
+
+    def data() -> Any:
+        dataset = points(5, 1)()
+        return dataset if known else dataset.filter(lambda x, y: x[0] > 0)
+
+    hook = Calls(method, features)
+    estimator = trained(tmp_path, lambda _: hook, data=data)
+    # before_run: 1 | 2, 3 | 4, 5 | end. after_run: 1, 2 | 3, 4 | 5, end: the third step has been taken.
+    before = method == "before_run"
+    assert hook.found == ([[1], [3], [5]] if before else [[2], [4]])
+    assert weight_and_step(estimator)[1] == (2 if before else 3)
+
+
+def test_where_no_batch_can_be_taken_the_message_says_so(tmp_path: Path) -> None:
+    hook = Calls("after_create_session", features)
+    with pytest.raises(
+        ValueError, match=r"depends on a batch, which it would take between steps: .* Put the operations"
+    ):
+        native = {"hooks": [lambda _: hook]}
+        Estimator(native_model, tmp_path / "parts", RunConfig(gradient_accumulation=2), native).train(
+            points(repeat=True), steps=1
+        )
+    estimator = trained(tmp_path, max_steps=1)
+    estimator = Estimator(model, tmp_path, RunConfig(), {"hooks": [lambda _: hook]})
+    with pytest.raises(ValueError, match=r"depends on a batch. Only hooks of training can take one between steps"):
+        estimator.evaluate(points())
+
+
+def native_model(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    spec = native_line(tf.identity(features, name="features"), labels, mode, {})
+    return spec._replace(training_hooks=[hook(None) for hook in params["hooks"]])
