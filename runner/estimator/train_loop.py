@@ -362,7 +362,9 @@ class TrainingRun:
             self._checkpoints.write(self._step, self._extra(), asynchronous=False, is_evaluated=True)
         self.wait_for_checkpoint()
         self._checkpoints.tell_listeners("end", self._step)
-        self._setup.session_hooks.end()
+        if not self._setup.session_hooks.is_empty:
+            self._setup.session_hooks.end()
+            self._setup.model.values_of = None  # what a hook assigns at its end is in no checkpoint
         for hook in self._setup.hooks:
             hook.end(self)
         self._log.end()

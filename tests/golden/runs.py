@@ -35,6 +35,7 @@ MODELS = (
     "beginnings",
     "objects",
     "alternating",
+    "fed",
     "old",
 )
 OF_KERAS = "sequences"  # is trained where tf.keras is Keras 2

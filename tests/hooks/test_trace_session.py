@@ -147,3 +147,95 @@ def test_where_no_batch_can_be_taken_the_message_says_so(tmp_path: Path) -> None
 def native_model(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
     spec = native_line(tf.identity(features, name="features"), labels, mode, {})
     return spec._replace(training_hooks=[hook(None) for hook in params["hooks"]])
+
+
+# --- iterators whose initializer a hook runs -------------------------------------------------------------------------
+
+
+class Feeds(tf.compat.v1.train.SessionRunHook):
+    """Runs the initializer of the iterator that `data` makes, with the arrays that it is fed."""
+
+    def __init__(self, *, is_fed: bool = True, again: bool = False) -> None:
+        self.is_fed, self.again = is_fed, again
+
+    def data(self) -> Any:
+        x = np.arange(1, 9, dtype=np.float32)
+        if self.is_fed:
+            placeholders = [v1.placeholder(tf.float32, [8]) for _ in range(2)]
+            self.feed = dict(zip([one.name for one in placeholders], (x, 2 * x), strict=True))
+        else:
+            placeholders, self.feed = [x, 2 * x], {}
+        dataset = tf.data.Dataset.from_tensor_slices(tuple(placeholders)).repeat()
+        iterator = v1.data.make_initializable_iterator(dataset.batch(2))
+        v1.add_to_collection(v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
+        self.initializer = iterator.initializer
+        return iterator.get_next()
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        session.run(self.initializer, feed_dict=self.feed)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        if self.again:
+            run_context.session.run([self.initializer], self.feed)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("is_fed", [True, False], ids=["fed", "not fed"])
+def test_data_whose_iterator_a_hook_initializes_is_trained_on_and_resumes(
+    is_fed: bool, replicas: int, tmp_path: Path
+) -> None:
+    strategy = mirrored() if replicas == 2 else None
+    for steps in (1, 3, 5):
+        hook = Feeds(is_fed=is_fed)
+        estimator = trained(
+            tmp_path, lambda _, hook=hook: hook, data=hook.data, max_steps=steps, train_distribute=strategy
+        )
+    assert weight_and_step(estimator) == (pytest.approx(weight_after(5, 2 * replicas), rel=1e-5), 5)
+
+
+def test_what_a_hook_does_not_feed_or_runs_again_is_named(tmp_path: Path) -> None:
+    hook = Feeds(again=True)
+    with pytest.raises(ValueError, match=r"session.run\(iterator.initializer\) in a hook, after the first step"):
+        trained(tmp_path / "again", lambda _: hook, data=hook.data, max_steps=2)
+    lacking = Feeds()
+    with pytest.raises(ValueError, match="You must feed a value for placeholder tensor 'Placeholder"):
+        lacking_data = lambda: (lacking.data(), lacking.feed.popitem())[0]  # noqa: E731
+        trained(tmp_path / "lacking", lambda _: lacking, data=lacking_data, max_steps=2)
+    with pytest.raises(ValueError, match="makes placeholders, and nobody can feed them"):
+        trained(tmp_path / "nobody", data=lambda: v1.placeholder(tf.float32, [2]), max_steps=2)
+
+
+# --- variables that begin with what is fed ---------------------------------------------------------------------------
+
+
+def fed_model(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    """A `line` with a table that begins with a placeholder. params: `feed`, of the Scaffold, or None."""
+    spec = line(features, labels, mode, {"learning_rate": 0.0})
+    given = v1.placeholder(tf.float32, [3, 2], name="given")
+    table = v1.get_variable("table", initializer=given, trainable=False)
+    v1.get_variable("loaded", [2], initializer=v1.zeros_initializer(), trainable=False)
+    if mode == "train" and params["feed"] is not None:
+
+        def load(scaffold: Any, session: Any) -> None:
+            (loaded,) = [one for one in v1.global_variables() if one.name.startswith("loaded")]
+            with session.as_default():
+                loaded.load(loaded.eval() + table[0].eval() + table.eval(session=session)[1], session)
+
+        return spec._replace(scaffold=v1.train.Scaffold(init_feed_dict={given.name: params["feed"]}, init_fn=load))
+    return spec._replace(eval_metric_ops={"table": v1.metrics.mean(table)})
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_variable_begins_with_what_a_scaffold_feeds(replicas: int, tmp_path: Path) -> None:
+    """And another with what is loaded of it, on all replicas. A run that resumes needs no feed, nor does evaluation."""
+    feed = np.arange(6.0).reshape(3, 2)
+    config = RunConfig(tensorboard=False, train_distribute=mirrored() if replicas == 2 else None)
+    estimator = Estimator(fed_model, tmp_path, config, {"feed": feed})
+    estimator.train(points(repeat=True), max_steps=1)
+    again = Estimator(fed_model, tmp_path, config, {"feed": None}).train(points(repeat=True), max_steps=2)
+    assert again.get_variable_value("table").tolist() == feed.tolist()
+    assert again.get_variable_value("loaded").tolist() == [2, 4]
+    assert again.evaluate(points())["table"] == 2.5
+    with pytest.raises(ValueError, match=r"placeholder tensor 'given' .*") as caught:
+        Estimator(fed_model, tmp_path / "new", config, {"feed": None}).train(points(repeat=True), max_steps=1)
+    assert "variable 'table' begins with it" in caught.value.__notes__[0]
