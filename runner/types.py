@@ -217,6 +217,17 @@ class StepResult:
         return len(self.losses)
 
 
+class IteratorInitializer:
+    """Stands for the `initializer` of an iterator of TensorFlow 1, which hooks run before the first step.
+
+    Attributes:
+      placeholders: of an input function, of which it makes its dataset: each with the variable that holds what is fed.
+    """
+
+    def __init__(self) -> None:
+        self.placeholders: Sequence[tuple[type_of_tensor, Any]] = ()
+
+
 @dataclasses.dataclass(frozen=True)
 class StepRequest:
     """What is asked of one step beside the step itself. False: nothing.

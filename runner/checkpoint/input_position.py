@@ -251,6 +251,8 @@ def state_is_exact(pipeline: InputPipeline) -> bool:
     """
     if not isinstance(pipeline.dataset, tf.data.Dataset):
         return False  # workers read it, each on its own
+    if not datasets.has_state(pipeline.given):
+        return False
     debug_string = getattr(pipeline.given, "__debug_string__", lambda: "")()
     stages = [line.lstrip("-<") for line in debug_string.splitlines()]
     repeated = itertools.dropwhile(lambda stage: not stage.startswith("_RepeatDataset"), stages)
@@ -284,7 +286,8 @@ class InputState:
             _log.warning(
                 "checkpoint.input_state=saved has no effect: %s. Checkpoints hold a count of the batches read.",
                 "a state would lead to other examples, of shuffle() before batch() and repeat(), with a smaller last "
-                "batch" if isinstance(pipeline.dataset, tf.data.Dataset) else "workers read the data, each on its own",
+                "batch, or a hook feeds the data"
+                if isinstance(pipeline.dataset, tf.data.Dataset) else "workers read the data, each on its own",
             )  # fmt: skip
         if choice == "counted" and (reason := self._why_not_repeatable()) and pipeline.is_chief:
             _log.warning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +11,13 @@ from typing import Any
 import tensorflow as tf
 
 from runner.tf_private import v1
+from runner.tf_private.datasets import without_state
 from runner.tf_private.graphs import GraphFromHere, Part, function_of_part
 from runner.tf_private.random_ops import KERNEL_RANDOM
+from runner.tf_private.tf_estimator import operators_of_tf1
+from runner.tf_private.variables import uninitialized_variable
 from runner.tracing.graph_operations import has_effect, needed, operations
+from runner.types import IteratorInitializer
 
 _log = logging.getLogger(__name__)
 
@@ -167,11 +172,18 @@ def call_input_fn(fn: Callable[[], Any], name: str, *, training: bool) -> Any:
             raise _LateIterator
         return _Iterator(dataset, take)
 
+    token = _under_way.set(True)
     try:
         with GraphFromHere() as rest, v1.iterators_made_by(build):
             result = fn()
     except _LateIterator:
         return _called_twice(fn, name)
+    except RuntimeError as error:
+        if _NO_PLACEHOLDER not in str(error):
+            raise
+        return _fed_by_hooks(fn, name)
+    finally:
+        _under_way.reset(token)
     if isinstance(result, tf.data.Dataset):
         return result
     if not taken:
@@ -179,6 +191,65 @@ def call_input_fn(fn: Callable[[], Any], name: str, *, training: bool) -> Any:
     _check_taken_once(taken, name)
     datasets = tuple(iterator.dataset for iterator in taken)
     return tf.data.Dataset.zip(datasets).map(_function_of_rest(rest, result))
+
+
+def calls_input_fn() -> bool:
+    """Report whether an input function is being called."""
+    return _under_way.get()
+
+
+_under_way: contextvars.ContextVar[bool] = contextvars.ContextVar("input_fn", default=False)
+_NO_PLACEHOLDER = "placeholder() is not compatible with eager execution"
+
+
+def _fed_by_hooks(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
+    """Return the dataset of a function that makes it of placeholders, which hooks feed when they run the initializer of
+    its iterator, once for a run.
+
+    All of the function is called in a graph. What it makes of the placeholders becomes a dataset when the first element
+    is asked for, of variables that have what was fed. An iterator over it has no state that could be restored before.
+
+    Raises: ValueError: it makes no iterator of what depends on them.
+    """
+    taken: list[_Iterator] = []
+
+    def take(iterator: _Iterator) -> Any:
+        taken.append(iterator)
+        return rest.placeholders(iterator.element_spec)
+
+    # Placeholders are keys of what is fed.
+    with GraphFromHere() as rest, operators_of_tf1(dimensions=False):
+        rest.begin()
+        with v1.iterators_made_by(lambda dataset: _Iterator(dataset, take)):
+            result = fn()
+        variants = [tf.data.experimental.to_variant(iterator.dataset) for iterator in taken]
+    if not taken or isinstance(result, tf.data.Dataset):
+        raise ValueError(
+            f"{name} makes placeholders, and nobody can feed them. Return dataset.make_initializable_iterator()"
+            ".get_next(), whose initializer a hook runs: session.run(iterator.initializer, feed_dict=...); or make the "
+            "dataset of the arrays."
+        )
+    _check_taken_once(taken, name)
+    datasets = tuple(
+        _made_of_what_is_fed(rest, iterator, variant) for iterator, variant in zip(taken, variants, strict=True)
+    )
+    return tf.data.Dataset.zip(datasets).map(_function_of_rest(rest, result))
+
+
+def _made_of_what_is_fed(rest: GraphFromHere, iterator: _Iterator, variant: tf.Tensor) -> tf.data.Dataset:
+    running = needed(rest.graph, [variant.op])
+    given = {id(internal) for _, internal in rest.graph.captures}
+    fed = [one.outputs[0] for one in running if one.type == "Placeholder" and id(one.outputs[0]) not in given]
+    variables = [uninitialized_variable(one.op.name, one.shape, one.dtype, False) for one in fed]
+    iterator.initializer.placeholders = list(zip(fed, variables, strict=True))
+    compute = function_of_part(Part(rest.graph, running, fed, [variant]))
+
+    @tf.autograph.experimental.do_not_convert
+    def make(_: Any) -> tf.data.Dataset:
+        (made,) = compute(*(variable.read_value() for variable in variables))
+        return tf.data.experimental.from_variant(made, iterator.element_spec)
+
+    return without_state(tf.data.Dataset.from_tensors(0).flat_map(make))
 
 
 class _LateIterator(Exception):
@@ -265,12 +336,12 @@ class _Iterator:
     """Stands for a v1 iterator; `take` gives its element.
 
     Attributes:
-      initializer: what a graph had to run; here there is nothing to do.
+      initializer: what a graph had to run; here it only takes what is fed.
     """
 
     def __init__(self, dataset: tf.data.Dataset, take: Callable[[_Iterator], Any]) -> None:
         self.dataset, self._take = dataset, take
-        self.initializer = tf.group()
+        self.initializer = IteratorInitializer()
         self.element_spec = dataset.element_spec
 
     def get_next(self, name: str | None = None) -> Any:

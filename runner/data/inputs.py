@@ -299,8 +299,6 @@ def _call(source: Input, plan: Plan, mode: str, params: Any, config: Any, num_ep
     except Exception as error:
         with_what = ", ".join(arguments) or "nothing"
         error.add_note(f"in {_describe(source.fn)}, called for {_BLOCKS[mode]} with {with_what}")
-        if "placeholder" in str(error).lower():
-            error.add_note("nobody feeds an input function: make the dataset of the arrays, not of placeholders")
         raise
 
 

@@ -7,10 +7,11 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from runner.estimator.checkpointing import RunCheckpoints
 from runner.estimator.context import EstimatorContext
@@ -64,6 +65,7 @@ class TrainingRun:
         self._length = LoopLength(1 if self._nan.needs_single_steps else setup.config.steps_per_loop)
         self._always_splits = False
         self._saves_here = False  # by the cadence, whether or not somebody asks the run to stop
+        setup.session_hooks.session.take_batch = self._take_batch
 
     @property
     def global_step(self) -> int:
@@ -223,7 +225,11 @@ class TrainingRun:
         self._setup.model.values_of = None
         last_step = self._step + num_steps * self._advance
         summaries = self._log.are_summaries_due(self._step, last_step)
-        request = self._setup.session_hooks.request(last_step)
+        request = StepRequest()
+        with self._data_may_end():
+            request = self._setup.session_hooks.request(last_step)
+        if self._setup.input.position.ended and not request:
+            num_steps, summaries = 0, False  # a hook has asked for a batch after the last one
         # Only the step that is looked at pays for what is fetched with it.
         splits = (summaries and not self._records_in_loops) or request or self._always_splits
         num_plain = num_steps - 1 if splits else num_steps
@@ -241,7 +247,7 @@ class TrainingRun:
         result = StepResult(
             first_step=first,
             last_step=self._step,
-            losses=np.concatenate([part.losses for part in parts]),
+            losses=np.concatenate([part.losses for part in parts] or [np.zeros(0)]),
             examples=sum(part.examples for part in parts),
             secs=time.perf_counter() - started,
         )
@@ -255,7 +261,8 @@ class TrainingRun:
             if summaries:
                 self._log.summaries(values[:num_summaries], self._step)
             if request:
-                self._setup.session_hooks.after_run(values[num_summaries:])
+                with self._data_may_end():
+                    self._setup.session_hooks.after_run(values[num_summaries:])
         for place, record in parts[0].records if parts else ():
             self._log.summaries(record, before + (place + 1) * self._advance)
         if result.num_steps:
@@ -269,6 +276,32 @@ class TrainingRun:
         program, train_input = self._setup.program, self._setup.input
         loop, may_end = program.loop(request, summaries=summaries), train_input.may_end_within(num_steps)
         return self._taken(loop(train_input.iterator, num_steps, may_end=may_end, values=request.values))
+
+    def _take_batch(self, request: StepRequest) -> Sequence[Any]:
+        """Return the values of what a hook runs by itself, of the next batch: this is no step.
+
+        Raises: tf.errors.OutOfRangeError: there is none, as in a session.
+        """
+        loop, train_input = self._setup.program.part(request), self._setup.input
+        self._setup.model.values_of = None
+        while True:
+            result = loop(train_input.iterator, 1, may_end=train_input.may_end_within(1), values=request.values)
+            if train_input.advance(result):
+                self.request_stop("the training input ended")
+            if result.num_steps:
+                self.examples += result.examples
+                return [value[-1] for value in result.values]
+            if train_input.position.ended:
+                raise tf.errors.OutOfRangeError(None, None, "the training input ended, and a hook asks for a batch")
+
+    @contextlib.contextmanager
+    def _data_may_end(self) -> Iterator[None]:
+        """Have training end where a hook asks for a batch after the last one, as tf.estimator's did."""
+        try:
+            yield
+        except tf.errors.OutOfRangeError:
+            if not self._setup.input.position.ended:
+                raise
 
     def _loop_with_records(self, num_steps: int) -> LoopResult:
         loop, train_input = self._setup.program.recording_loop, self._setup.input
@@ -329,7 +362,9 @@ class TrainingRun:
             self._checkpoints.write(self._step, self._extra(), asynchronous=False, is_evaluated=True)
         self.wait_for_checkpoint()
         self._checkpoints.tell_listeners("end", self._step)
-        self._setup.session_hooks.end()
+        if not self._setup.session_hooks.is_empty:
+            self._setup.session_hooks.end()
+            self._setup.model.values_of = None  # what a hook assigns at its end is in no checkpoint
         for hook in self._setup.hooks:
             hook.end(self)
         self._log.end()

@@ -158,6 +158,8 @@ class TrainSetupBuilder:
             model.keys = scaffold.keys
             # After the values of a warm start: init_fn has the last word on a new model.
             scaffold.begin(trace_session)
+            if getattr(spec.scaffold, "init_op", None) is None:  # else that gives what it gives
+                model.store.check_fed()
         scaffold.begin_local(trace_session)
         with context.journal.phase("restore" if latest else "build"):
             train_input = self._resume_input(pipeline, input_fn, latest)

@@ -122,6 +122,7 @@ class SessionHooks:
         return [element for *_, elements in self._asked for element in elements]
 
     def end(self) -> None:
+        self.session.is_ending = True
         with self.session.entered():
             for caller in self._callers:
                 caller.hook.end(self.session)

@@ -12,9 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from runner.config.error_messages import did_you_mean
-from runner.tf_private.v1 import ActsAsSession
+from runner.tf_private import v1 as v1_bridge
 from runner.tracing.trace import Trace
 from runner.tracing.variable_store import GLOBAL_STEP
+from runner.types import IteratorInitializer, StepRequest
 
 IndexedSlicesValue = collections.namedtuple("IndexedSlicesValue", "values indices dense_shape", defaults=[None])
 """The value that a session gave for `tf.IndexedSlices`."""
@@ -77,6 +78,23 @@ def flat_feeds(key: Any, value: Any) -> list[tuple[Any, Any]]:
     return list(zip((key.indices, key.values, key.dense_shape), given, strict=True))
 
 
+def _is_key_of(key: Any, placeholder: tf.Tensor) -> bool:
+    """Report whether `key` of a feed_dict is the placeholder, or its name."""
+    return key is placeholder or (isinstance(key, str) and key == placeholder.name)
+
+
+def fed_value(placeholder: tf.Tensor, value: Any) -> tf.Tensor:
+    """Return what is fed for a placeholder as an eager tensor. Raises: ValueError: it has another shape."""
+    array = np.asarray(value, placeholder.dtype.as_numpy_dtype)
+    if not placeholder.shape.is_compatible_with(array.shape):
+        raise ValueError(
+            f"Cannot feed value of shape {array.shape} for Tensor {placeholder.name!r}, which has shape "
+            f"{placeholder.shape}."
+        )
+    with tf.init_scope():
+        return tf.constant(array, placeholder.dtype)
+
+
 def _made_of(fetch: Any) -> tuple[Callable[..., Any], list[Any]] | None:
     """Return (the type of its value, the tensors that the value is made of); None for a plain tensor."""
     if isinstance(fetch, tf.SparseTensor):
@@ -96,12 +114,20 @@ _VALUES = re.compile(r"(/read|/Read/ReadVariableOp)?(:0)?$")
 _OF_REPLICA = re.compile(r"(^|/)replica_\d+/")
 
 
-class TraceSession(ActsAsSession):
+class TraceSession(v1_bridge.ActsAsSession):
     """Runs what hooks ask for between steps, and finds what they ask for in a step.
 
     Args:
       operators: what code that belongs to model_fn is called in; see `ModelFn.operators`.
+
+    Attributes:
+      take_batch: runs what is asked for on the next batch of the input, and returns the values of its tensors; None:
+        nothing that depends on a batch can be run.
+      is_ending: hooks are called for the last time: what the last step fetched has its values of then.
     """
+
+    take_batch: Callable[[StepRequest], Sequence[Any]] | None = None
+    is_ending = False
 
     def __init__(self, trace: Trace, operators: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
         self._trace = trace
@@ -109,11 +135,16 @@ class TraceSession(ActsAsSession):
         self._reads: dict[int, tuple[Any, tf.Tensor]] = {}  # with what has that id
         self._functions: dict[Any, tuple[Any, Callable[..., Any]]] = {}
         self._last: dict[int, Any] = {}
+        self._has_stepped = False
         self._fed: dict[int, list[tf.Tensor]] = {}
 
     @property
     def graph(self) -> Any:
         return self._trace.graph
+
+    def as_default(self) -> contextlib.AbstractContextManager[Any]:
+        """Enter what `Tensor.eval()` and `Operation.run()` look for."""
+        return v1_bridge.default_session(self)
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -125,6 +156,7 @@ class TraceSession(ActsAsSession):
 
     def remember(self, elements: Sequence[Any], values: Sequence[Any]) -> None:
         """Keep the values of the last recorded step, for hooks that ask once more at the end."""
+        self._has_stepped = True
         self._last = {id(element): value for element, value in zip(elements, values, strict=True)}
 
     def elements(self, fetches: Any) -> list[Any]:
@@ -137,29 +169,41 @@ class TraceSession(ActsAsSession):
             return packed_fetches(fetches, iter([value_of(fetch, values) for fetch in flat_fetches(fetches)]))
 
     def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
-        """Return the values of `fetches`. What does not depend on the input can be run; assignments take effect.
+        """Return the values of `fetches`; assignments take effect. What depends on a batch takes the next one.
 
         Args:
           feed_dict: placeholder that model_fn or a hook made, or its name -> value.
 
         Raises:
-          ValueError: a fetch depends on a batch, a name is not there, or another tensor than a placeholder is fed.
+          ValueError: a fetch depends on a batch where none can be taken, a name is not there, or another tensor than a
+            placeholder is fed.
+          tf.errors.OutOfRangeError: there is no further batch.
         """
         del options, run_metadata
+        fed = self._initialized(fetches, list((feed_dict or {}).items()))
         elements = self.elements(fetches)
-        feeds = self.feeds(feed_dict or {})
-        if self._trace.needs_inputs(elements):
-            if all(id(element) in self._last for element in elements):
-                return self.packed(fetches, (self._last[id(element)] for element in elements))
-            raise ValueError(
-                f"session.run({fetches!r}) in a hook depends on a batch, and between steps there is none. "
-                "Ask for it in before_run: SessionRunArgs(fetches)."
-            )
+        feeds = self._feeds(fed)
         with tf.init_scope():  # hooks are called with the traced graph as default, which must not call itself
-            function = self._function(elements, [placeholder for placeholder, _ in feeds])
-            values = iter(function(*(value for _, value in feeds)))
-        flat = (None if isinstance(element, tf.Operation) else next(values).numpy() for element in elements)
-        return self.packed(fetches, flat)
+            if not self._trace.needs_inputs(elements):
+                function = self._function(elements, [placeholder for placeholder, _ in feeds])
+                values = iter([value.numpy() for value in function(*(value for _, value in feeds))])
+            elif self._is_remembered(elements):
+                return self.packed(fetches, (self._last[id(element)] for element in elements))
+            elif self.take_batch is None:
+                raise ValueError(
+                    f"session.run({fetches!r}) in a hook depends on a batch. Only hooks of training can take one "
+                    "between steps, once training has begun. Ask for it in before_run: SessionRunArgs(fetches)."
+                )
+            else:
+                request = StepRequest(elements, [one for one, _ in feeds], [value for _, value in feeds])
+                values = iter(self.take_batch(request))
+        return self.packed(fetches, (None if isinstance(one, tf.Operation) else next(values) for one in elements))
+
+    def _is_remembered(self, elements: Sequence[Any]) -> bool:
+        """Report whether these have the values that they had in the last step: of hooks that ask once more at the end,
+        when there may be no further batch, and where nobody takes one."""
+        known = all(id(one) in self._last and not isinstance(one, tf.Operation) for one in elements)
+        return known and (self.is_ending or self.take_batch is None)
 
     def _function(self, elements: Sequence[Any], placeholders: Sequence[tf.Tensor]) -> Callable[..., Any]:
         """Return the pruned function, built once: a hook may run the same thing after each step."""
@@ -175,24 +219,49 @@ class TraceSession(ActsAsSession):
 
         Raises: ValueError: what is fed is no placeholder, or the value has another shape.
         """
+        return self._feeds(list(feed_dict.items()))
+
+    def _feeds(self, fed: Sequence[tuple[Any, Any]]) -> list[tuple[tf.Tensor, tf.Tensor]]:
         found = []
-        for key, value in (one for fed in feed_dict.items() for one in flat_feeds(*fed)):
+        for key, value in (one for pair in fed for one in flat_feeds(*pair)):
             tensor = self._placeholder(key)
-            array = np.asarray(value, tensor.dtype.as_numpy_dtype)
-            if not tensor.shape.is_compatible_with(array.shape):
-                raise ValueError(
-                    f"Cannot feed value of shape {array.shape} for Tensor {tensor.name!r}, which has shape "
-                    f"{tensor.shape}."
-                )
-            with tf.init_scope():
-                constant = tf.constant(array, tensor.dtype)
+            constant = fed_value(tensor, value)
             found += [(one, constant) for one in self._of_all_replicas(tensor)]
         return found
+
+    def _initialized(self, fetches: Any, fed: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """Give the iterators among `fetches` what is fed to the placeholders of their input function.
+
+        Returns: what else is fed.
+        """
+        initializers = [one for one in flat_fetches(fetches) if isinstance(one, IteratorInitializer)]
+        if initializers and self._has_stepped:
+            raise ValueError(
+                "session.run(iterator.initializer) in a hook, after the first step: it would begin the data anew, and "
+                "the place in it is the checkpoint's. Use dataset.repeat()."
+            )
+        for placeholder, variable in (pair for one in initializers for pair in one.placeholders):
+            mine = [pair for pair in fed if _is_key_of(pair[0], placeholder)]
+            if not mine:
+                raise ValueError(
+                    f"You must feed a value for placeholder tensor {placeholder.op.name!r} with dtype "
+                    f"{placeholder.dtype.name} and shape {placeholder.shape}, of which input_fn makes its dataset: "
+                    f"session.run(iterator.initializer, feed_dict={{placeholder: value}})."
+                )
+            with tf.init_scope():
+                variable.assign(fed_value(placeholder, mine[0][1]))
+        known = [one for initializer in initializers for one, _ in initializer.placeholders]
+        return [pair for pair in fed if not any(_is_key_of(pair[0], one) for one in known)]
 
     def element(self, fetch: Any) -> Any:
         """Return the tensor or operation that `fetch` is or names. Raises: ValueError: there is none of that name."""
         if isinstance(fetch, str | bytes):
             return self._named(fetch.decode() if isinstance(fetch, bytes) else fetch)
+        if fetch is None:
+            raise TypeError("session.run(None) in a hook: None is no tensor, operation or variable.")
+        if isinstance(fetch, IteratorInitializer):
+            with self.graph.as_default():
+                return tf.no_op()
         # A `keras.Variable` stands for the variable that it asked for.
         fetch = next((asked for asked, owner in self._trace.requested.requests.values() if owner is fetch), fetch)
         if hasattr(fetch, "read_value"):

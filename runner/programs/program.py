@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -40,6 +40,11 @@ class TracedReplica:
     """What one replica's trace of model_fn returns. Its tensors are those of the traced graph."""
 
     spec: EstimatorSpec
+
+    @property
+    def initial_feeds(self) -> Mapping[Any, Any]:
+        """What the placeholders are fed that variables begin with: the `init_feed_dict` of a Scaffold."""
+        return getattr(self.spec.scaffold, "init_feed_dict", None) or {}
 
 
 class Program:

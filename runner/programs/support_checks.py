@@ -60,6 +60,23 @@ def check_feeds(feeds: Sequence[tf.Tensor]) -> None:
         )
 
 
+def check_part(fetches: Sequence[object], config: RunConfig, meets_others: bool) -> None:
+    """Check that a hook can run a part of a step by itself. Raises: ValueError: it cannot."""
+    if config.gradient_accumulation > 1 or config.jit or config.precision == "mixed_float16":
+        reason = "train.gradient_accumulation, train.jit and train.precision=mixed_float16 a step is several programs"
+    elif is_parameter_server(config.train_distribute):
+        reason = "strategy=parameter_server the workers have the batches"
+    elif meets_others:
+        reason = "several workers all of them would have to do so at once"
+    else:
+        return
+    raise ValueError(
+        f"session.run({list(fetches)!r}) in a hook depends on a batch, which it would take between steps: with "
+        f"{reason}. Put the operations into train_op, with tf.control_dependencies for their order, or ask for tensors "
+        "in before_run: SessionRunArgs(fetches)."
+    )
+
+
 def _check_asynchronous(config: RunConfig) -> None:
     """Check what workers that update one model at their own pace cannot do."""
     if config.nan == "rollback":

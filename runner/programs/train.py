@@ -188,6 +188,31 @@ class TrainProgram(Program):
             self._loops[key] = self._loop_type(step, self._pipeline, stop_at_nan=self._stop_at_nan)
         return self._loops[key]
 
+    def part(self, request: StepRequest) -> Loop:
+        """Return the loop over what a hook runs of batches by itself: what it fetches, and not the step.
+
+        Raises: ValueError: no part of a step can be run by itself here; a placeholder is fed by nobody.
+        """
+        key = "part", request.key
+        if key not in self._loops:
+            tensors, effects = split_fetches(request.fetches)
+            support_checks.check_part(
+                request.fetches, self._config, self._store.num_replicas > self._pipeline.num_replicas
+            )
+            train_ops = [output.spec.train_op for output in self.outputs]
+            if any(one is train_op for one in request.fetches for train_op in train_ops):
+                effects += [*train_ops, *self.trace.writes_of_keras()]
+            function = self.trace.function(tensors, effects, feeds=request.feeds)
+
+            def take(
+                batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]
+            ) -> list[tf.Tensor]:
+                return [tf.constant(0.0), *function(*step_inputs(batches, global_count), *values)]
+
+            specs = [tf.TensorSpec([], tf.float32), *(tf.TensorSpec(one.shape, one.dtype) for one in tensors)]
+            self._loops[key] = Loop(Step(take, specs), self._pipeline, stop_at_nan=False, meets_others=False)
+        return self._loops[key]
+
     @functools.cached_property
     def recording_loop(self) -> RecordingLoop:
         """The loop over steps of which some write summaries, where `records_in_loops`."""

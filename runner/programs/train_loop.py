@@ -110,7 +110,8 @@ class Loop:
             (*_start(), *arrays),
             parallel_iterations=self._parallel_iterations,
         )
-        return {"taken": taken, "examples": examples, "ended": ended, "stacked": [array.stack() for array in arrays]}
+        stacked = [_stacked(array, spec, taken) for array, spec in zip(arrays, self._step.specs, strict=True)]
+        return {"taken": taken, "examples": examples, "ended": ended, "stacked": stacked}
 
     def _body(
         self,
@@ -215,6 +216,14 @@ class RecordingLoop(Loop):
 
 def _arrays(specs: Sequence[tf.TensorSpec], size: tf.Tensor) -> tuple[tf.TensorArray, ...]:
     return tuple(tf.TensorArray(spec.dtype, size, element_shape=spec.shape) for spec in specs)
+
+
+def _stacked(array: tf.TensorArray, spec: tf.TensorSpec, taken: tf.Tensor) -> tf.Tensor:
+    """Return the values of the steps; where none was taken, and nobody knows the shape of a value, none."""
+    if spec.shape.is_fully_defined():
+        return array.stack()
+    nothing = tf.zeros([0, *(size or 0 for size in spec.shape.as_list())] if spec.shape.rank else [0], spec.dtype)
+    return tf.cond(taken > 0, array.stack, lambda: nothing)
 
 
 def _running(

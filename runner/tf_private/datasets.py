@@ -31,6 +31,17 @@ def stages(dataset: Any) -> list[Any]:
     return found
 
 
+def without_state(dataset: Any) -> Any:
+    """Return the dataset, whose iterators have no state that a new one could be given before its first element."""
+    dataset.has_no_state = True
+    return dataset
+
+
+def has_state(dataset: Any) -> bool:
+    """Report whether an iterator over `dataset` can be given the state of another: not of what is `without_state`."""
+    return not any(getattr(one, "has_no_state", False) for one in stages(dataset))
+
+
 def shuffle_buffers(dataset: tf.data.Dataset) -> list[int]:
     """Return the sizes of its shuffles' buffers, in elements. Private: `_ShuffleDataset._buffer_size`."""
     try:

@@ -215,11 +215,15 @@ class GraphFromHere:
     def __exit__(self, *_: object) -> None:
         self._until_end.close()
 
-    def placeholders(self, spec: Any) -> Any:
-        """Return a placeholder for each tensor of a nest of specs."""
+    def begin(self) -> None:
+        """Go on in the graph, if that is not done yet."""
         if self.graph is None:
             self.graph = func_graph.FuncGraph("input_fn")
             self._until_end.enter_context(self.graph.as_default())
+
+    def placeholders(self, spec: Any) -> Any:
+        """Return a placeholder for each tensor of a nest of specs."""
+        self.begin()
         flat = [v1.placeholder(one.dtype, one.shape) for one in tf.nest.flatten(spec, expand_composites=True)]
         self.inputs += flat
         return tf.nest.pack_sequence_as(spec, flat, expand_composites=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.client.session import SessionInterface
+from tensorflow.python.framework import stack
 from tensorflow.python.ops import gradients_util
 from tensorflow.python.ops.losses import losses_impl
 from tensorflow.python.summary import summary
@@ -25,6 +26,15 @@ ActsAsSession: Any = SessionInterface
 
 Private: `session.SessionInterface`, since TF 1.0. When it moves: use `object`; hooks then restore, and cannot save.
 """
+
+
+def default_session(session: Any) -> contextlib.AbstractContextManager[Any]:
+    """Meanwhile `Tensor.eval()` and `Operation.run()` are of that session.
+
+    Private: `stack.default_session`, which `tf.compat.v1.Session.as_default` returns; in `ops` until 2.13.
+    """
+    context: contextlib.AbstractContextManager[Any] = stack.default_session(session)
+    return context
 
 
 def scale_rate_of_v1(optimizer: Any, factor: tf.Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -77,9 +78,7 @@ class _Named:
 
     def load(self, value: Any, session: Any = None) -> None:
         """Give it a value, in the session of a hook."""
-        del session
-        with tf.init_scope():
-            self.assign(value)  # type: ignore[attr-defined]
+        _load(self, value, session)
 
     @property
     def op(self) -> _VariableOp:
@@ -92,6 +91,18 @@ class _Named:
 
     def initialized_value(self) -> Any:
         return tf.convert_to_tensor(self.initial())
+
+
+def _load(variable: Any, value: Any, session: Any = None) -> None:
+    del session
+    with tf.init_scope():
+        variable.assign(value)
+
+
+def loadable(variable: tf.Variable) -> tf.Variable:
+    """Return a variable of a strategy, which has `load` from now on, as in TF 1. Its copies are `named`."""
+    variable.load = functools.partial(_load, variable)
+    return variable
 
 
 class _DiscoveryVariable(_Named, UninitializedVariable):

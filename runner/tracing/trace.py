@@ -32,7 +32,8 @@ class ReplicaCall:
     It is opaque to tf.nest, so that strategy.run hands back Python objects unflattened.
 
     Attributes:
-      output: what it returned.
+      output: what it returned. Its `initial_feeds`, if it has any, are what placeholders are fed that variables begin
+        with.
       collections: the graph collections as it left them.
       batch_count: what counts its batches for random operations of EVAL and PREDICT, if any.
       micro_batch_number: the int64 placeholder for the number of the micro-batch that is being computed, for random

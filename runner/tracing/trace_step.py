@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -24,7 +24,7 @@ from runner.tracing.graph_operations import needed
 from runner.tracing.random_state import Stream, drawing_from, moment, seeded, stateless_random_ops
 from runner.tracing.trace import ReplicaCall, Trace
 from runner.tracing.variable_request import VariableSpec
-from runner.tracing.variable_store import GLOBAL_STEP, RequestedVariables, VariableStore
+from runner.tracing.variable_store import GLOBAL_STEP, NotFed, RequestedVariables, VariableStore
 
 v1 = tf.compat.v1
 
@@ -151,15 +151,34 @@ def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[Vari
     with replicas_in_sync(num_replicas), strategy_seen(has_strategy):
         wrapped = step.wrap(run)
 
+    feeds = getattr(calls[0].output, "initial_feeds", None) or {}
+
     def evaluate(initial: Any) -> Any:
         if callable(initial):
             with wrapped.graph.as_default(), replicas_in_sync(num_replicas), strategy_seen(has_strategy):
                 initial = tf.convert_to_tensor(initial())
         running = needed(wrapped.graph, [initial.op])
-        return graphs.function_of_part(graphs.Part(wrapped.graph, running, [], [initial]))()[0]
+        fed = _placeholders(wrapped, running)
+        values = [_fed_value(wrapped.graph, one, feeds) for one in fed]
+        return graphs.function_of_part(graphs.Part(wrapped.graph, running, fed, [initial]))(*values)[0]
 
     store.materialise(found["new"], evaluate, on_one_device=on_one_device)
     return Trace(wrapped, calls, found["requested"]), found["new"]
+
+
+def _placeholders(wrapped: Any, running: Sequence[tf.Operation]) -> list[tf.Tensor]:
+    """Return the placeholders among `running` that model_fn made."""
+    given = {id(one) for one in wrapped.inputs}
+    return [one.outputs[0] for one in running if one.type == "Placeholder" and id(one.outputs[0]) not in given]
+
+
+def _fed_value(graph: Any, placeholder: tf.Tensor, feeds: Mapping[Any, Any]) -> tf.Tensor:
+    """Return what `placeholder` is fed. Raises: NotFed: nothing."""
+    for key, value in feeds.items():
+        found = graph.as_graph_element(key) if isinstance(key, str) else key
+        if found is placeholder or found is placeholder.op:
+            return tf.constant(value, placeholder.dtype)
+    raise NotFed(placeholder)
 
 
 def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy) -> Trace:

@@ -28,6 +28,7 @@ from runner.tf_private.variables import (
     belongs_to,
     constrain,
     initial_of,
+    loadable,
     named,
     same_slice,
     slices_of,
@@ -48,6 +49,16 @@ v1 = tf.compat.v1
 _KEYS = v1.GraphKeys
 
 GLOBAL_STEP = "global_step"
+
+
+class NotFed(ValueError):
+    """A variable begins with a placeholder that nobody feeds."""
+
+    def __init__(self, placeholder: tf.Tensor) -> None:
+        super().__init__(
+            f"You must feed a value for placeholder tensor {placeholder.op.name!r} with dtype {placeholder.dtype.name} "
+            f"and shape {placeholder.shape}"
+        )
 
 
 @dataclasses.dataclass
@@ -96,6 +107,7 @@ class VariableStore:
 
     Attributes:
       num_replicas: that take part in one update, over all workers.
+      not_fed: name of a variable that begins with a placeholder which nobody feeds -> what to say of it.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy | None, seed: int) -> None:
@@ -105,6 +117,7 @@ class VariableStore:
         self._variables: dict[str, tf.Variable] = {}
         self._discovered: dict[str, tf.Variable] = {}
         self.placement = ParameterServers(strategy) if is_parameter_server(strategy) else Unpartitioned()
+        self.not_fed: dict[str, NotFed] = {}
         self._wholes: set[str] = set()  # names of the variables that are partitioned over parameter servers
         self._parts: dict[str, VariablePart] = {}  # of those
         # CentralStorage and parameter servers keep one copy, which a trace without a strategy can use as it is.
@@ -262,15 +275,32 @@ class VariableStore:
             for spec in new:
                 initial = initial_of(self._discovered[spec.name]) or spec.initial
                 if isinstance(initial, tf.Tensor) and not hasattr(initial, "numpy") and spec.name not in self._wholes:
-                    initial = evaluate(initial)
+                    initial = self._fed(spec, evaluate, initial)
                 try:
                     self._materialise(spec, initial, on_one_device=on_one_device)
                 except (TypeError, ValueError, tf.errors.InaccessibleTensorError):
                     if not callable(initial):
                         raise
                     # The initializer closes over tensors of the trace: run it there.
-                    self._materialise(spec, evaluate(initial), on_one_device=on_one_device)
+                    self._materialise(spec, self._fed(spec, evaluate, initial), on_one_device=on_one_device)
         random_ops.set_seed(self.seed)
+
+    def _fed(self, spec: VariableSpec, evaluate: Callable[[Any], Any], initial: Any) -> Any:
+        """Return the initial value of a variable; zeros, and a note in `not_fed`, where a placeholder is not fed."""
+        try:
+            return evaluate(initial)
+        except NotFed as error:
+            self.not_fed[spec.name] = error
+            return tf.zeros([size or 0 for size in spec.shape] if spec.shape.rank else [], spec.dtype)
+
+    def check_fed(self) -> None:
+        """Check that a new model has all its values. Raises: NotFed: a variable begins with what nobody feeds."""
+        for name, error in self.not_fed.items():
+            error.add_note(
+                f"variable {name!r} begins with it: EstimatorSpec(scaffold=tf.train.Scaffold(init_feed_dict="
+                "{placeholder: value})). A model that resumes has its value in the checkpoint."
+            )
+            raise error
 
     def _materialise(self, spec: VariableSpec, initial: Any, *, on_one_device: bool = False) -> None:
         spec = self.specs[spec.name] = dataclasses.replace(spec, initial=initial)
@@ -299,7 +329,7 @@ class VariableStore:
 
         # Entered before the scope, so that the strategy calls it for each copy that it makes.
         with tf.init_scope(), v1.name_scope(None), tf.variable_creator_scope(record), self.strategy.scope():
-            self._variables[spec.name] = tf.Variable(
+            made = tf.Variable(
                 lambda: self._initial_value(spec),
                 dtype=spec.dtype,
                 shape=spec.shape,
@@ -308,6 +338,7 @@ class VariableStore:
                 synchronization=spec.synchronization,
                 aggregation=spec.aggregation,
             )
+        self._variables[spec.name] = loadable(made)
         if self.has_one_copy:
             same_slice(copies[0], self._discovered[spec.name])
             self._discovered[spec.name] = copies[0]

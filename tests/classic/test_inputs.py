@@ -12,6 +12,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from runner.checkpoint.reader import has_iterator
+from runner.classic.compat import install
 from runner.classic.estimator import Estimator
 from runner.classic.run_config import RunConfig
 from runner.classic.tpu import TPUEstimator, TPUEstimatorSpec
@@ -19,6 +20,7 @@ from runner.data import inputs
 from runner.data.sharding import WorkerPlace
 from tests.classic.test_estimator import mirrored
 from tests.support.classic_models import batches, data, dense
+from tests.support.line import line
 
 numpy_input_fn = tf.estimator.inputs.numpy_input_fn
 pandas_input_fn = tf.estimator.inputs.pandas_input_fn
@@ -263,3 +265,30 @@ def test_tpu_estimators_that_cannot_be_are_refused(arguments: dict[str, Any], me
 def test_a_call_is_a_function_and_its_tensors(name: str) -> None:
     with pytest.raises(ValueError, match="it must be a pair of a function and the tensors"):
         TPUEstimatorSpec("train", **{name: "no"})
+
+
+def test_a_hook_feeds_the_iterator_of_a_file_that_turns_tensorflow_2_off(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """There a placeholder outside of graphs is in one of its own, but not in an input function."""
+    monkeypatch.setattr(install, "called", {"disable_v2_behavior"})
+
+    class Initializer(tf.estimator.SessionRunHook):
+        def after_create_session(self, session: Any, coord: Any) -> None:
+            self.initialize(session)
+
+    hook = Initializer()
+
+    def input_fn() -> Any:
+        x = np.arange(1.0, 9.0, dtype=np.float32)
+        features, labels = tf.placeholder(x.dtype, x.shape), tf.placeholder(x.dtype, x.shape)
+        iterator = tf.data.Dataset.from_tensor_slices((features, labels)).batch(4).make_initializable_iterator()
+        hook.initialize = lambda session: session.run(iterator.initializer, feed_dict={features: x, labels: 2 * x})
+        return iterator.get_next()
+
+    estimator = Estimator(line, tmp_path, params={})
+    estimator.train(input_fn, hooks=[hook])
+    found = estimator.evaluate(input_fn, hooks=[hook])
+    weight = 0.01 * 2 * 2 * 7.5
+    weight -= 0.01 * 2 * (weight - 2) * 43.5
+    assert found["global_step"] == 2 and found["mae"] == pytest.approx(abs(weight - 2) * 4.5, rel=1e-5)

@@ -129,6 +129,21 @@ CONSTRUCTS: dict[str, tuple[str, ...]] = {
         "local_init_op=",
         "ready_op=",
     ),
+    "fed": (
+        "tf.data.make_initializable_iterator(",
+        "session.run(iterator.initializer, feed_dict=feed_dict)",
+        'tf.get_variable("kernel", initializer=given)',
+        "tf.Variable(added * 2.0",
+        "init_feed_dict=",
+        ".load(",
+        ".eval(session=session)",
+    ),
+    "alternating": (
+        "run_context.session.run([self.train_op], self.feed_dict)",
+        "run_context.session.run(self.error)",
+        "tf.placeholder_with_default(",
+        "train_op = tf.train.get_or_create_global_step().assign_add(1)",
+    ),
     "objects": ("Scaffold(saver=tf.compat.v2.train.Checkpoint(",),
     "mixture": (
         "tf.compat.v1.estimator.EstimatorSpec(",

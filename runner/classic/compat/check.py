@@ -147,8 +147,6 @@ def _differences(use: Use) -> Iterable[tuple[str, str, str]]:
         for argument in sorted(set(use.keywords) & set(RUN_CONFIG)):
             if not use.keywords[argument]:
                 yield DIFFERS, RUN_CONFIG[argument], f"{use.said}({argument}=)"
-    if use.api_name == "train.Scaffold" and use.keywords.get("init_feed_dict") is False:
-        yield CANNOT, _FED_VARIABLE, f"{use.said}(init_feed_dict=)"
     if use.api_name.startswith("losses.") and use.keywords.get("weights") is False:
         yield DIFFERS, _WEIGHTED_LOSS, f"{use.said}(weights=)"
 
@@ -164,10 +162,6 @@ _OF_1 = (
 _NO_ITERATOR = (
     "a tf.data.Dataset of TensorFlow 2 has none: tf.compat.v1.data.make_one_shot_iterator(dataset), or return the "
     "dataset from input_fn"
-)
-_FED_VARIABLE = (
-    "a variable cannot begin with a placeholder: give it an initializer, and assign the value in init_fn, "
-    "session.run(variable.assign(placeholder), {placeholder: value})"
 )
 _OWN_SAVER = (
     "TensorFlow refuses a class of your own: there is no Saver in the graph. Give saving_listeners, or a "

@@ -75,10 +75,7 @@ _CANNOT: Mapping[str, Mapping[str, str]] = {
     },
     MODEL_FN: {"Session InteractiveSession sparse_placeholder": _GIVEN},
     INPUT_FN: {
-        "placeholder sparse_placeholder": (
-            "there is no session in which a hook could feed it: make the dataset of the arrays themselves, "
-            "tf.data.Dataset.from_tensor_slices(arrays)"
-        ),
+        "sparse_placeholder": "make the dataset of the sparse tensor, tf.data.Dataset.from_tensor_slices(sparse)",
     },
     SCRIPT: {
         _NEED_A_GRAPH: _EAGER,
@@ -91,6 +88,12 @@ _CANNOT: Mapping[str, Mapping[str, str]] = {
     },
 }
 _DIFFERS: Mapping[str, Mapping[str, str]] = {
+    INPUT_FN: {
+        "placeholder": (
+            "a hook feeds it when it runs the initializer of the iterator, once, before the first step; a run that "
+            "resumes reads again what was read"
+        ),
+    },
     MODEL_FN: {
         "placeholder": (
             "hooks alone can feed it, at each step: SessionRunArgs(feed_dict=), FeedFnHook; data comes through input_fn"
@@ -118,8 +121,8 @@ _DIFFERS: Mapping[str, Mapping[str, str]] = {
     },
     HOOK: {
         ".run": (
-            "in a hook it sees what does not depend on a batch, and only a placeholder that model_fn or a hook made "
-            "can be fed"
+            "in a hook of training it takes the next batch for what depends on one; only a placeholder that model_fn "
+            "or a hook made can be fed, and with iterator.initializer those of input_fn"
         ),
     },
     "": {

@@ -192,13 +192,18 @@ def _where_sessions_are(initializer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_in_a_graph(placeholder: Callable[..., Any]) -> Callable[..., Any]:
-    """`placeholder`, which after a switch of TF 1 can be called outside of graphs: it is then in one of its own."""
+    """`placeholder`, which after a switch of TF 1 can be called outside of graphs: it is then in one of its own.
+
+    An input function is called in a graph once it has asked for one.
+    """
 
     @functools.wraps(placeholder)
     def made(*args: Any, **kwargs: Any) -> Any:
         import tensorflow as tf
 
-        outside = tf.executing_eagerly() and not called.isdisjoint(_OUT_OF_EAGER)
+        from runner.data.dataset_adapter import calls_input_fn
+
+        outside = tf.executing_eagerly() and not called.isdisjoint(_OUT_OF_EAGER) and not calls_input_fn()
         with tf.Graph().as_default() if outside else contextlib.nullcontext():
             return placeholder(*args, **kwargs)
 
