@@ -131,7 +131,7 @@ class PredictProgram(Program):
 
         empty = [(_empty_list(dtype), _empty_list(tf.int32)) for dtype in dtypes]
         taken, ended, lists = tf.while_loop(running, body, (tf.constant(0), tf.constant(False), empty))
-        return taken, ended, [_concat(*pair, dtype) for pair, dtype in zip(lists, dtypes, strict=True)]
+        return taken, ended, [_concat(pair, dtype) for pair, dtype in zip(lists, dtypes, strict=True)]
 
 
 # --- tensors of several steps: each flat, with its shape beside it, as batches may differ in size -----------------
@@ -152,12 +152,12 @@ def _pushed(lists: tuple[tf.Tensor, tf.Tensor], tensor: tf.Tensor) -> tuple[tf.T
         )
 
 
-def _concat(values: tf.Tensor, shapes: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def _concat(lists: tuple[tf.Tensor, tf.Tensor], dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Return (all values, all shapes, the rank of each), flat."""
     none, concat = tf.zeros([0], tf.int64), tf.raw_ops.TensorListConcatV2
     with tf.device("CPU:0"):
-        flat, _ = concat(input_handle=values, element_shape=[-1], leading_dims=none, element_dtype=dtype)
-        return flat, *concat(input_handle=shapes, element_shape=[-1], leading_dims=none, element_dtype=tf.int32)
+        flat, _ = concat(input_handle=lists[0], element_shape=[-1], leading_dims=none, element_dtype=dtype)
+        return flat, *concat(input_handle=lists[1], element_shape=[-1], leading_dims=none, element_dtype=tf.int32)
 
 
 def _per_step(values: np.ndarray, shapes: np.ndarray, ranks: np.ndarray) -> list[Any]:

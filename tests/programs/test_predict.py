@@ -18,10 +18,8 @@ from runner.programs.predict import PredictProgram
 from runner.tf_private.datasets import may_change_meanwhile
 from tests.support.line import line, mirrored, points
 
-v1 = tf.compat.v1
 
-
-class EachStep(v1.train.SessionRunHook):
+class EachStep(tf.compat.v1.train.SessionRunHook):
     """A session hook: steps then come one at a time."""
 
     def before_run(self, run_context: Any) -> None: ...
