@@ -426,6 +426,10 @@ class TrackingConfig:
         return [("tracking.backend", backend.name, "Tracker") for backend in self.backends if backend.is_users]
 
 
+PREDICTION_FORMATS = {".jsonl": "JSON Lines", ".npz": "NumPy", ".parquet": "Parquet", ".tfrecord": "tf.train.Example"}
+"""Suffix of predict.output -> the format that it means."""
+
+
 @dataclass(frozen=True)
 class PredictConfig:
     """What command=predict writes. `output` None: predictions.jsonl in model_dir; `keys` None: all of them;

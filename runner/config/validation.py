@@ -17,7 +17,7 @@ from runner.config import schema
 from runner.config.error_messages import did_you_mean
 from runner.config.metric_names import CHECKPOINT_METRICS, evaluation_prefix, is_of_evaluation, rank_by
 from runner.config.saved_config import FILE
-from runner.config.schema import Config, ConfigError
+from runner.config.schema import PREDICTION_FORMATS, Config, ConfigError
 from runner.config.step_range import parse_step_range
 from runner.config.strategy_validation import check_strategies
 from runner.system.files import read_json
@@ -368,8 +368,9 @@ def _check_evaluator(config: Config) -> Iterator[str]:
 
 def _check_prediction(config: Config) -> Iterator[str]:
     output, keys = config.predict.output, config.predict.keys
-    if output is not None and not output.endswith((".jsonl", ".npz")):
-        yield f"predict.output={output}: its suffix says what is written. Use a name in .jsonl (JSON Lines) or .npz."
+    if output is not None and not output.endswith(tuple(PREDICTION_FORMATS)):
+        known = ", ".join(f"{suffix} ({name})" for suffix, name in PREDICTION_FORMATS.items())
+        yield f"predict.output={output}: its suffix says what is written. Use a name in {known}."
     if keys is not None and not keys:
         yield "predict.keys=[] leaves nothing to write. null means all that model_fn predicts."
 

@@ -21,7 +21,6 @@ import tensorflow as tf
 from runner.checkpoint import layout, reader
 from runner.checkpoint.integrity import VerifiedCheckpoints
 from runner.config.metric_names import evaluation_prefix
-from runner.data.iterators import iterate
 from runner.distribute.collectives import Collectives, check_evaluation, collectives_of
 from runner.estimator import evaluation
 from runner.estimator.checkpointing import RunCheckpoints
@@ -358,7 +357,7 @@ class Estimator:
         with self._restored(model, program, path):
             step = model.store.global_step
             predict_hooks = self._hooks_of([*hooks, *program.spec.prediction_hooks], program, step, "predict")
-            for batch in evaluation.batches(model, program, iterate(pipeline.dataset), path, predict_hooks):
+            for batch in evaluation.batches(model, program, pipeline.dataset, path, predict_hooks):
                 batch = prediction.chosen(batch, keys)
                 yield from prediction.single_examples(batch) if single else [batch]
                 if model.values_of == path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -15,6 +16,7 @@ import tensorflow as tf
 from runner.checkpoint import retention
 from runner.config.metric_names import evaluation_prefix
 from runner.data.inputs import InputPipeline
+from runner.data.iterators import iterate
 from runner.distribute.collectives import Collectives
 from runner.estimator.context import EstimatorContext
 from runner.estimator.loop_boundary import LoopLength
@@ -24,6 +26,11 @@ from runner.programs.evaluate import EvalProgram, EvalResult, Sums
 from runner.programs.model import Model
 from runner.programs.predict import PredictProgram
 from runner.tracking import tensorboard
+
+# Predictions of one call of TensorFlow: so many that its overhead is small, so few that nobody waits long for the first
+# of them, and that they fit into memory.
+_PREDICT_SECS = 0.1
+_PREDICT_BYTES = 1 << 24
 
 
 @dataclasses.dataclass
@@ -203,7 +210,7 @@ def _loops(setup: EvalSetup, steps: float, hooks: EvaluationHooks, counted: Runn
             break
 
 
-def batches(model: Model, program: PredictProgram, iterator: Any, path: str, hooks: EvaluationHooks) -> Iterator[Any]:
+def batches(model: Model, program: PredictProgram, dataset: Any, path: str, hooks: EvaluationHooks) -> Iterator[Any]:
     """Yield the predictions of one replica's batch at a time. NumPy values.
 
     Args:
@@ -217,10 +224,30 @@ def batches(model: Model, program: PredictProgram, iterator: Any, path: str, hoo
     if program.trace.may_write_in_branches:
         model.values_of = None  # what runs next reads the checkpoint again
     seen = 0
-    for count, batch in program.batches(iterator, hooks.session):
+    for count, batch in _predicted(program, dataset, hooks):
         if model.values_of != path and not program.trace.may_write_in_branches:
             raise RuntimeError("the model was trained or restored while predict was under way: call predict again.")
         seen += count
         hooks.after_batches(seen)
         yield batch
     hooks.end()
+
+
+def _predicted(program: PredictProgram, dataset: Any, hooks: EvaluationHooks) -> Iterator[tuple[int, Any]]:
+    """Yield (examples, predictions) of each replica's batch: in loops, or step by step for session hooks to see."""
+    session, iterator = hooks.session, iterate(dataset)
+    in_loops = session.is_empty and program.runs_in_loops(dataset)
+    length, limit = LoopLength(None if in_loops else 1, _PREDICT_SECS), math.inf
+    for step in itertools.count(1):
+        num_steps, started = length.next(limit), time.perf_counter()
+        if in_loops:
+            found = program.run(iterator, num_steps)
+            limit = max(1, _PREDICT_BYTES * found.num_steps // max(1, found.num_bytes))
+        else:
+            found, values = program.run_one(iterator, session.request(step))
+            if not found.data_ended:
+                session.after_run(values)
+        length.took(found.num_steps, time.perf_counter() - started)
+        yield from found.batches
+        if found.data_ended:
+            return

@@ -12,14 +12,15 @@ _GROWTH = 10
 
 
 class LoopLength:
-    """Steps per loop: a fixed number, or growing until a loop takes about a second.
+    """Steps per loop: a fixed number, or growing until a loop takes about `secs`.
 
     Args:
       fixed: None for automatic.
+      secs: what a loop grows to.
     """
 
-    def __init__(self, fixed: int | None) -> None:
-        self._fixed = fixed
+    def __init__(self, fixed: int | None, secs: float = _LOOP_SECS) -> None:
+        self._fixed, self._secs = fixed, secs
         self._steps = fixed or 1
 
     def next(self, limit: float) -> int:
@@ -28,7 +29,7 @@ class LoopLength:
 
     def took(self, num_steps: int, secs: float) -> None:
         if self._fixed is None and num_steps:
-            fitting = max(1, int(_LOOP_SECS * num_steps / max(secs, 1e-9)))
+            fitting = max(1, int(self._secs * num_steps / max(secs, 1e-9)))
             self._steps = min(fitting, self._steps * _GROWTH)
 
 

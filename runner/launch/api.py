@@ -135,7 +135,8 @@ class Run:
         Args:
           overrides: of its config, such as `predict.checkpoint=best`.
 
-        Returns: what is in the file of predictions: values as JSON has them, arrays of an .npz.
+        Returns: what is in the file of predictions: values as JSON has them, arrays of an .npz or .tfrecord, lists of a
+          .parquet.
 
         Raises:
           RunError: it failed.
@@ -219,6 +220,24 @@ def _read_predictions(path: Path) -> Iterator[Any]:
             columns = {name: arrays[name] for name in arrays.files}
         for row in zip(*columns.values(), strict=True):
             yield dict(zip(columns, row, strict=True))
-        return
-    with open(path, encoding="utf-8") as file:
-        yield from map(json.loads, file)
+    elif path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                yield from batch.to_pylist()
+    elif path.suffix == ".tfrecord":
+        yield from _read_examples(path)
+    else:
+        with open(path, encoding="utf-8") as file:
+            yield from map(json.loads, file)
+
+
+def _read_examples(path: Path) -> Iterator[dict[str, Any]]:
+    import numpy as np
+    import tensorflow as tf
+
+    for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+        features = tf.train.Example.FromString(record).features.feature
+        lists = {name: getattr(feature, feature.WhichOneof("kind")) for name, feature in features.items()}
+        yield {name: np.array(values.value) for name, values in lists.items()}

@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from runner.data.inputs import InputPipeline
-from runner.hooks.session_hooks import SessionHooks
 from runner.model_fn import ModeKeys
 from runner.programs.program import ModelToTrace, Program, TracedReplica, read_step, replica_inputs, split_fetches
+from runner.tf_private.datasets import may_change_meanwhile
 from runner.tracing.trace_step import Replica
 from runner.types import StepRequest
+
+
+class Predicted(NamedTuple):
+    """The predictions of some steps. NumPy values.
+
+    Attributes:
+      batches: (examples, predictions) of each replica's batch that has examples, in the order of the input.
+      num_steps: steps taken.
+      num_bytes: of all predictions, those of replicas without examples included.
+      data_ended: the input has no further element.
+    """
+
+    batches: Sequence[tuple[int, Any]]
+    num_steps: int
+    num_bytes: int
+    data_ended: bool
 
 
 class PredictProgram(Program):
@@ -29,37 +47,143 @@ class PredictProgram(Program):
 
         super().__init__(model, pipeline, replica_fn)
         self._predictions = [output.spec.predictions for output in self.outputs]
+        # A partial, as in EvalProgram.
+        self._loop = tf.function(functools.partial(self._run_loop), autograph=False)
         self._fetching: dict[Any, Callable[..., Any]] = {}
 
-    def batches(self, iterator: Any, session_hooks: SessionHooks) -> Iterator[tuple[int, Any]]:
-        """Yield (examples, predictions) of one replica's batch at a time, in the order of the input. NumPy values.
+    def runs_in_loops(self, dataset: Any) -> bool:
+        """Report whether several steps on `dataset` may be one call of TensorFlow.
 
-        Args:
-          session_hooks: are asked before each batch what to fetch with it, and given the values.
+        Not where its next element may depend on what the caller does with the prediction before: a service keeps one
+        prediction open, and a generator gives it the request that has come. Sparse and ragged predictions come one by
+        one, too.
         """
-        for step in itertools.count(1):
-            try:
-                request = session_hooks.request(step)
-                with self._pipeline.reading():
-                    counts, predictions, values = self._next(request)(iterator, tuple(request.values))
-            except tf.errors.OutOfRangeError:
-                return
-            session_hooks.after_run([value.numpy() for value in values])
-            for count, replica_predictions in zip(counts.numpy(), predictions, strict=True):
-                if count:
-                    yield int(count), tf.nest.map_structure(lambda tensor: tensor.numpy(), replica_predictions)
+        dense = all(isinstance(one, tf.Tensor) for one in tf.nest.flatten(self._predictions))
+        return dense and not may_change_meanwhile(dataset)
+
+    def run(self, iterator: Any, max_steps: int) -> Predicted:
+        """Predict up to `max_steps` further steps, in one call of TensorFlow."""
+        with self._pipeline.reading():
+            num_steps, ended, packed = self._loop(iterator, tf.constant(max_steps))
+        counts, *columns = (_per_step(*(part.numpy() for part in parts)) for parts in packed)
+        size = len(columns) // len(self._predictions)  # tensors of a replica
+        packers = [_packer(predictions) for predictions in self._predictions]
+        batches = [
+            (int(count), pack(values[replica * size : (replica + 1) * size]))
+            for of_replicas, *values in zip(counts, *columns, strict=True)
+            for replica, (count, pack) in enumerate(zip(of_replicas, packers, strict=True))
+            if count
+        ]
+        num_bytes = sum(_bytes_of(values) for values, *_ in packed[1:])
+        return Predicted(batches, int(num_steps), num_bytes, bool(ended))
+
+    def run_one(self, iterator: Any, request: StepRequest) -> tuple[Predicted, list[Any]]:
+        """Like `run` for one step; also return the values of the tensors among the fetches of `request`."""
+        try:
+            with self._pipeline.reading():
+                counts, predictions, values = self._next(request)(iterator, tuple(request.values))
+        except tf.errors.OutOfRangeError:
+            return Predicted([], 0, 0, data_ended=True), []
+        batches = [
+            (int(count), tf.nest.map_structure(lambda tensor: tensor.numpy(), of_replica))
+            for count, of_replica in zip(counts.numpy(), predictions, strict=True)
+            if count
+        ]
+        return Predicted(batches, 1, 0, data_ended=False), [value.numpy() for value in values]
 
     def _next(self, request: StepRequest) -> Callable[..., Any]:
         if request.key not in self._fetching:
-            tensors, effects = split_fetches(request.fetches)
-            effects += self.trace.writes_of_keras(metrics_only=True)
-            function = self.trace.function([self._predictions, tensors], effects, feeds=request.feeds)
+            function = self._function(request)
             self._fetching[request.key] = tf.function(functools.partial(self._run, function), autograph=False)
         return self._fetching[request.key]
+
+    def _function(self, request: StepRequest) -> Callable[..., Any]:
+        """Return the function of a step: flat inputs, then what is fed -> (predictions of the replicas, fetches)."""
+        tensors, effects = split_fetches(request.fetches)
+        effects += self.trace.writes_of_keras(metrics_only=True)
+        return self.trace.function([self._predictions, tensors], effects, feeds=request.feeds)
 
     def _run(self, function: Callable[..., Any], iterator: Any, fed: Sequence[tf.Tensor]) -> Any:
         _, inputs = read_step(self._pipeline, next(iterator), iterator)
         return inputs[-2], *function(*inputs, *fed)
+
+    def _run_loop(self, iterator: Any, max_steps: tf.Tensor) -> Any:
+        """Return (steps taken, whether the data ended, counts and predictions of all steps as `_concat` has them)."""
+        function = self._function(StepRequest())
+        dtypes = [tf.int64, *(tensor.dtype for tensor in tf.nest.flatten(self._predictions))]
+
+        def running(taken: tf.Tensor, ended: tf.Tensor, *_: Any) -> tf.Tensor:
+            return (taken < max_steps) & ~ended
+
+        def predict(element: Any, taken: tf.Tensor, lists: Sequence[Any]) -> Any:
+            _, inputs = read_step(self._pipeline, element, iterator)
+            predictions, _ = function(*inputs)
+            outputs = [inputs[-2], *tf.nest.flatten(predictions)]
+            return taken + 1, tf.constant(False), [_pushed(*pair) for pair in zip(lists, outputs, strict=True)]
+
+        def body(taken: tf.Tensor, ended: tf.Tensor, lists: Sequence[Any]) -> Any:
+            element = iterator.get_next_as_optional()
+            return tf.cond(
+                element.has_value(),
+                lambda: predict(element.get_value(), taken, lists),
+                lambda: (taken, tf.constant(True), lists),
+            )
+
+        empty = [(_empty_list(dtype), _empty_list(tf.int32)) for dtype in dtypes]
+        taken, ended, lists = tf.while_loop(running, body, (tf.constant(0), tf.constant(False), empty))
+        return taken, ended, [_concat(pair, dtype) for pair, dtype in zip(lists, dtypes, strict=True)]
+
+
+# --- tensors of several steps: each flat, with its shape beside it, as batches may differ in size -----------------
+
+
+def _empty_list(dtype: tf.DType) -> tf.Tensor:
+    with tf.device("CPU:0"):
+        return tf.raw_ops.EmptyTensorList(element_shape=[-1], max_num_elements=-1, element_dtype=dtype)
+
+
+def _pushed(lists: tuple[tf.Tensor, tf.Tensor], tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the list of values and that of shapes with those of `tensor` at their ends."""
+    with tf.device("CPU:0"):  # where its value is wanted
+        values, shapes = tf.reshape(tensor, [-1]), tf.shape(tensor)
+        return (
+            tf.raw_ops.TensorListPushBack(input_handle=lists[0], tensor=values),
+            tf.raw_ops.TensorListPushBack(input_handle=lists[1], tensor=shapes),
+        )
+
+
+def _concat(lists: tuple[tf.Tensor, tf.Tensor], dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Return (all values, all shapes, the rank of each), flat."""
+    none, concat = tf.zeros([0], tf.int64), tf.raw_ops.TensorListConcatV2
+    with tf.device("CPU:0"):
+        flat, _ = concat(input_handle=lists[0], element_shape=[-1], leading_dims=none, element_dtype=dtype)
+        return flat, *concat(input_handle=lists[1], element_shape=[-1], leading_dims=none, element_dtype=tf.int32)
+
+
+def _per_step(values: np.ndarray, shapes: np.ndarray, ranks: np.ndarray) -> list[Any]:
+    """Return the value of each step: views of `values`; scalars as `tf.Tensor.numpy` has them."""
+    found, first, dims = [], 0, iter(shapes.tolist())
+    for rank in ranks.tolist():
+        shape = list(itertools.islice(dims, rank))
+        last = first + math.prod(shape)
+        found.append(values[first:last].reshape(shape) if shape else values[first])
+        first = last
+    return found
+
+
+def _bytes_of(values: tf.Tensor) -> int:
+    if values.dtype == tf.string:
+        return int(tf.reduce_sum(tf.strings.length(values)))
+    return values.dtype.size * int(values.shape[0])
+
+
+def _packer(predictions: Any) -> Callable[[Sequence[Any]], Any]:
+    """Return what makes of flat values a nest like `predictions`."""
+    if type(predictions) is dict and all(isinstance(one, tf.Tensor) for one in predictions.values()):
+        flat = sorted(predictions)  # as tf.nest has them, which takes 10 us a batch
+        order = [(name, flat.index(name)) for name in predictions]
+        return lambda values: {name: values[index] for name, index in order}
+    return lambda values: tf.nest.pack_sequence_as(predictions, values)
 
 
 def chosen(predictions: Any, keys: Sequence[str] | str | None) -> Any:
@@ -91,10 +215,12 @@ def num_examples(predictions: Any) -> int:
 
 def single_examples(batch: Any) -> Iterator[Any]:
     """Yield the predictions of a batch, one example at a time."""
-    examples = range(num_examples(batch))
+    number = num_examples(batch)
     if type(batch) is dict and all(isinstance(values, np.ndarray) for values in batch.values()):
-        for example in examples:  # as below, which takes 5 us more for each
-            yield {name: values[example] for name, values in batch.items()}
-        return
-    for example in examples:
-        yield tf.nest.map_structure(lambda values: values[example], batch)  # noqa: B023
+        if len(batch) == 1:
+            ((name, rows),) = batch.items()
+            return ({name: row} for row in rows)
+        return (dict(zip(batch, rows, strict=True)) for rows in zip(*batch.values(), strict=True))
+    if isinstance(batch, np.ndarray):
+        return iter(batch)
+    return (tf.nest.map_structure(operator.itemgetter(example), batch) for example in range(number))

@@ -21,6 +21,7 @@ from runner.distribute.grpc_server import kept_local, serve, start_server
 from runner.estimator.run_exports import RunExports
 from runner.estimator.train_and_evaluate import follow, train_and_evaluate
 from runner.hooks.hook import Hook, PassContext, Run
+from runner.programs.predict import num_examples
 from runner.system.console import Progress, counted, relative
 from runner.task import dry_run, inspect_run, prediction_files, preemption
 from runner.task.build import Job, build_job, build_keep
@@ -181,12 +182,12 @@ def _predict(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
     output = Path(config.predict.output or Path(str(config.model_dir)) / "predictions.jsonl").absolute()
     examples = 0
     with context.journal.phase("predict"), prediction_files.open_predictions(output) as writer:
-        predicted = job.estimator.predict(
-            job.predict_input, config.predict.keys, job.hooks, checkpoint_path=found["checkpoint"]
+        batches = job.estimator.predict(
+            job.predict_input, config.predict.keys, job.hooks, found["checkpoint"], yield_single_examples=False
         )
-        for prediction in predicted:
-            writer.write(prediction)
-            examples += 1
+        for batch in batches:
+            examples += num_examples(batch)
+            writer.write(batch)
     if not examples:
         _log.warning("input.predict gave no examples: %s is empty.", relative(output))
     context.progress.message(f"{examples:,} predictions of step {found['global_step']} in {relative(output)}")

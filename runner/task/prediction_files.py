@@ -1,4 +1,4 @@
-"""Files of predictions, one example after another: JSON Lines, or the arrays of an .npz. No TensorFlow.
+"""Files of predictions, written batch by batch: JSON Lines, .npz, Parquet, TFRecord. TensorFlow only for the last.
 
 A file is written beside its place and moved there when the last example is in it.
 """
@@ -6,35 +6,57 @@ A file is written beside its place and moved there when the last example is in i
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import math
 import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from runner.config.schema import ConfigError
+from runner.config.schema import PREDICTION_FORMATS, ConfigError
 from runner.system.files import HALF_WRITTEN
 from runner.tracking.plain_values import json_value, leaves
 
 ONLY_KEY = "predictions"
 """The name of predictions that are no dict."""
 
-_ENCODER = json.JSONEncoder(default=str, allow_nan=False)  # json.dumps would make one for each example
+_ENCODER = json.JSONEncoder(default=str, allow_nan=False)  # json.dumps would make one for each call
+_COPY_BYTES = 1 << 20
+_ROW_GROUP_BYTES = 1 << 26  # readers of Parquet take a row group at a time; so much waits in memory
 
 
-class PredictionWriter(Protocol):
-    """A file of predictions, written one example after another."""
+class Target(NamedTuple):
+    """The file that a writer writes.
 
-    def write(self, prediction: Any) -> None:
-        """Add an example: an array, or a nest of dicts, lists and tuples of arrays."""
+    Attributes:
+      file: open, empty, beside its place.
+      temporary: its path there.
+      path: where it comes when it is whole; for messages.
+    """
+
+    file: IO[bytes]
+    temporary: Path
+    path: Path
+
+
+class PredictionWriter:
+    """A file of predictions, written one batch after another."""
+
+    def write(self, batch: Any) -> None:
+        """Add a batch: an array, or a nest of dicts, lists and tuples of arrays, each `[examples, ...]`."""
+        raise NotImplementedError
 
     def finish(self) -> None:
         """Write what can only be written when all examples are known."""
+
+    def close(self) -> None:
+        """Give back what it holds, whether or not the file is whole."""
 
 
 @contextlib.contextmanager
@@ -44,10 +66,9 @@ def open_predictions(path: Path) -> Iterator[PredictionWriter]:
     Raises:
       ConfigError: the suffix is not known, or no file can be made there.
     """
-    if path.suffix not in _WRITERS:
-        raise ConfigError(
-            f"predict.output={path}: its suffix says the format. Use .jsonl (JSON Lines) or .npz (NumPy)."
-        )
+    if path.suffix not in PREDICTION_FORMATS:
+        known = ", ".join(f"{suffix} ({name})" for suffix, name in PREDICTION_FORMATS.items())
+        raise ConfigError(f"predict.output={path}: its suffix says the format. Use one of {known}.")
     if path.is_dir():
         raise ConfigError(f"predict.output={path} is a folder. Name a file in it.")
     try:
@@ -57,9 +78,9 @@ def open_predictions(path: Path) -> Iterator[PredictionWriter]:
         raise ConfigError(f"predict.output={path} cannot be written: {error}.") from error
     try:
         with os.fdopen(descriptor, "wb") as file:
-            writer = _WRITERS[path.suffix](file, path)
-            yield writer
-            writer.finish()
+            with contextlib.closing(_WRITERS[path.suffix](Target(file, Path(temporary), path))) as writer:
+                yield writer
+                writer.finish()
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner may read
@@ -68,40 +89,79 @@ def open_predictions(path: Path) -> Iterator[PredictionWriter]:
         Path(temporary).unlink(missing_ok=True)
 
 
-class JsonLines:
+def _named(batch: Any) -> dict[str, np.ndarray]:
+    """Return the arrays of a batch by name; names of nested ones joined by `/`. bfloat16 and its kin are float32."""
+    named = leaves("", batch if isinstance(batch, Mapping) else {ONLY_KEY: batch})
+    arrays = ((name, np.asarray(value)) for name, value in named)
+    return {name: array.astype(np.float32) if array.dtype.kind == "V" else array for name, array in arrays}
+
+
+# --- JSON Lines -----------------------------------------------------------------------------------------------------
+
+
+class JsonLines(PredictionWriter):
     """One JSON object an example. Arrays are lists; bytes are text where they are UTF-8, else base64; numbers that JSON
     has no word for are the strings "nan", "inf" and "-inf", as in a journal.
     """
 
-    def __init__(self, file: IO[bytes], path: Path) -> None:
-        self._file = file
+    def __init__(self, target: Target) -> None:
+        self._file = target.file
 
-    def write(self, prediction: Any) -> None:
-        named = prediction if isinstance(prediction, Mapping) else {ONLY_KEY: prediction}
-        self._file.write(_ENCODER.encode(json_value(named)).encode() + b"\n")
-
-    def finish(self) -> None: ...
+    def write(self, batch: Any) -> None:
+        lines = _json_texts(batch if isinstance(batch, Mapping) else {ONLY_KEY: batch})
+        self._file.write("".join(f"{line}\n" for line in lines).encode())
 
 
-class Npz:
+def _json_texts(batch: Any) -> Iterable[str]:
+    """Return the JSON of each example of a batch."""
+    if isinstance(batch, Mapping):
+        keys = (f"{_ENCODER.encode(str(key))}: ".replace("%", "%%") for key in batch)
+        return _filled("{" + ", ".join(f"{key}%s" for key in keys) + "}", batch.values())
+    if isinstance(batch, list | tuple):
+        return _filled("[" + ", ".join(["%s"] * len(batch)) + "]", batch)
+    array = np.asarray(batch)
+    if array.size and (array.dtype.kind in "iub" or (array.dtype.kind == "f" and np.isfinite(array).all())):
+        return _texts_of_numbers(array)
+    return [_ENCODER.encode(json_value(value)) for value in array]
+
+
+def _filled(template: str, columns: Collection[Any]) -> Iterable[str]:
+    """Return `template` for each example, with the JSON of its columns."""
+    if not columns:
+        return itertools.repeat(template)  # {} or [] for as many as its neighbours have
+    return [template % row for row in zip(*map(_json_texts, columns), strict=False)]
+
+
+def _texts_of_numbers(array: np.ndarray) -> list[str]:
+    """Return the JSON of each row: one call of the encoder for all of them, cut where a row ends."""
+    depth = array.ndim - 1
+    start, end = "[" * depth, "]" * depth
+    text = _ENCODER.encode(array.tolist())
+    rows = text[1 + depth : len(text) - depth - 1].split(f"{end}, {start}")
+    return [f"{start}{row}{end}" for row in rows] if depth else rows
+
+
+# --- .npz -----------------------------------------------------------------------------------------------------------
+
+
+class Npz(PredictionWriter):
     """The arrays of `numpy.load`: each `[examples, ...]`, names of nested predictions joined by `/`.
 
-    Numbers wait in files beside `path`, not in memory; texts wait in memory until the longest is known.
+    They wait in files beside `path`, not in memory, as the header of an array says how many examples it has.
 
     Raises:
       ValueError: an array cannot be made of the examples; the message names it and says what to do.
     """
 
-    def __init__(self, file: IO[bytes], path: Path) -> None:
-        self._file, self._path = file, path
+    def __init__(self, target: Target) -> None:
+        self._file, self._path = target.file, target.path
         self._columns: dict[str, _Column] = {}
 
-    def write(self, prediction: Any) -> None:
-        named = dict(leaves("", prediction if isinstance(prediction, Mapping) else {ONLY_KEY: prediction}))
-        for name, value in named.items():
+    def write(self, batch: Any) -> None:
+        for name, array in _named(batch).items():
             if name not in self._columns:
                 self._columns[name] = _Column(name, self._path)
-            self._columns[name].add(value)
+            self._columns[name].add(array)
 
     def finish(self) -> None:
         with zipfile.ZipFile(self._file, "w", zipfile.ZIP_STORED) as archive:
@@ -110,55 +170,53 @@ class Npz:
                     column.write_to(member)
 
 
-_WRITERS: dict[str, Callable[[IO[bytes], Path], PredictionWriter]] = {".jsonl": JsonLines, ".npz": Npz}
-
-
 class _Column:
-    """One array of an .npz, example by example."""
+    """One array of an .npz, batch by batch."""
 
     def __init__(self, name: str, path: Path) -> None:
         self._name, self._path = name, path
-        self._first: np.ndarray | None = None
+        self._shape: tuple[int, ...] | None = None
+        self._dtype = np.dtype(np.float32)
         self._count = 0
-        self._texts: list[np.ndarray] = []
+        self._texts: list[tuple[int, int]] = []  # how many, in so many bytes each, as the longest is not known yet
         self._spool = tempfile.TemporaryFile(dir=path.parent)
 
-    def add(self, value: Any) -> None:
-        array = self._array(value)
-        self._first = array if self._first is None else self._first
-        if array.shape != self._first.shape:
-            first, here = list(self._first.shape), list(array.shape)
+    def add(self, array: np.ndarray) -> None:
+        if array.dtype == object and any(isinstance(row, np.ndarray) for row in array.flat) and array.ndim == 1:
+            for row in array:  # ragged: each may have the shape of the others
+                self.add(row[None])
+            return
+        array = self._of_bytes(array) if array.dtype == object else array
+        if self._shape is None:
+            self._shape, self._dtype = array.shape[1:], array.dtype
+        if array.shape[1:] != self._shape:
+            first, here = list(self._shape), list(array.shape[1:])
             raise self._error(f"is {first} in the first example and {here}")
         if array.dtype.kind == "S":
-            self._texts.append(array)
-        else:
-            self._spool.write(array.tobytes())
-        self._count += 1
+            self._texts.append((array.size, array.itemsize))
+        self._spool.write(array.tobytes())
+        self._count += len(array)
 
     def write_to(self, file: IO[bytes]) -> None:
-        assert self._first is not None
-        if self._texts:
-            np.lib.format.write_array(file, np.stack(self._texts))
-            return
-        shape = (self._count, *self._first.shape)
-        descr = np.lib.format.dtype_to_descr(self._first.dtype)
+        assert self._shape is not None
+        dtype = np.dtype(f"S{max(size for _, size in self._texts)}") if self._texts else self._dtype
+        descr, shape = np.lib.format.dtype_to_descr(dtype), (self._count, *self._shape)
         np.lib.format.write_array_header_2_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
         self._spool.seek(0)
-        shutil.copyfileobj(self._spool, file)
+        for number, size in self._texts:
+            file.write(np.frombuffer(self._spool.read(number * size), f"S{size}").astype(dtype).tobytes())
+        shutil.copyfileobj(self._spool, file, _COPY_BYTES)  # of texts nothing is left
 
-    def _array(self, value: Any) -> np.ndarray:
-        array = np.asarray(value, dtype=object if isinstance(value, bytes) else None)
-        if array.dtype.kind == "V":  # bfloat16 and its kin, which numpy.load does not know
-            return array.astype(np.float32)
-        if array.dtype != object:
-            return array
+    def _of_bytes(self, array: np.ndarray) -> np.ndarray:
         texts = array.ravel().tolist()
         if not all(isinstance(text, bytes) for text in texts):
             raise self._error("has rows of different lengths")
-        if any(text.endswith(b"\0") for text in texts):
+        cut = next((index for index, text in enumerate(texts) if text.endswith(b"\0")), None)
+        if cut is not None:
+            example = self._count + 1 + cut // math.prod(array.shape[1:])
             raise ValueError(
                 f"predict.output={self._path}: a text of prediction {self._name!r} ends with a zero byte in example "
-                f"{self._count + 1}, and NumPy drops it. Write .jsonl."
+                f"{example}, and NumPy drops it. Write .jsonl."
             )
         return np.array(texts, dtype=np.bytes_).reshape(array.shape)
 
@@ -166,3 +224,147 @@ class _Column:
         where = f"predict.output={self._path}: prediction {self._name!r}"
         where += f" {mistake} in example {self._count + 1}"
         return ValueError(f"{where}. An .npz holds one shape a name; write .jsonl.")
+
+
+# --- Parquet --------------------------------------------------------------------------------------------------------
+
+
+class Parquet(PredictionWriter):
+    """One column a name, nested names joined by `/`. Arrays are lists, of lists where they have more dimensions; texts
+    are binary, as nobody knows before the last one whether all are UTF-8.
+
+    Raises:
+      ValueError: a prediction has a dtype that Parquet has none for.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._waiting: list[Any] = []
+        self._waiting_bytes = 0
+        self._writer: Any = None
+
+    def write(self, batch: Any) -> None:
+        import pyarrow
+
+        columns = {name: self._column(name, array) for name, array in _named(batch).items()}
+        self._waiting.append(pyarrow.RecordBatch.from_pydict(columns))
+        self._waiting_bytes += self._waiting[-1].nbytes
+        if self._waiting_bytes >= _ROW_GROUP_BYTES:
+            self._write_rows()
+
+    def finish(self) -> None:
+        import pyarrow
+
+        if not self._writer and not self._waiting:
+            self._waiting = [pyarrow.RecordBatch.from_pydict({})]
+        if self._waiting:
+            self._write_rows()
+
+    def close(self) -> None:
+        if self._writer:
+            self._writer.close()
+
+    def _write_rows(self) -> None:
+        import pyarrow
+        from pyarrow import parquet
+
+        if not self._writer:
+            self._writer = parquet.ParquetWriter(self._target.file, self._waiting[0].schema)
+        table = pyarrow.Table.from_batches(self._waiting)
+        self._writer.write_table(table, row_group_size=max(1, len(table)))
+        self._waiting, self._waiting_bytes = [], 0
+
+    def _column(self, name: str, array: np.ndarray) -> Any:
+        import pyarrow
+
+        try:
+            return _arrow_array(array)
+        except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:
+            raise ValueError(
+                f"predict.output={self._target.path}: prediction {name!r} is {array.dtype}, which Parquet cannot hold "
+                f"({error}). Write .npz."
+            ) from error
+
+
+def _arrow_array(array: np.ndarray) -> Any:
+    """Return `[examples, ...]` as an Arrow array of so many values, lists or lists of lists."""
+    import pyarrow
+
+    if array.dtype == object and any(isinstance(row, np.ndarray) for row in array):  # ragged
+        lengths = [0, *map(len, array)]
+        return pyarrow.ListArray.from_arrays(np.cumsum(lengths, dtype=np.int32), _arrow_array(np.concatenate(array)))
+    flat = array.ravel()
+    found = pyarrow.array(flat.tolist(), pyarrow.binary()) if array.dtype == object else pyarrow.array(flat)
+    for axis in range(array.ndim - 1, 0, -1):
+        starts = np.arange(math.prod(array.shape[:axis]) + 1, dtype=np.int32) * array.shape[axis]
+        found = pyarrow.ListArray.from_arrays(starts, found)
+    return found
+
+
+# --- TFRecord -------------------------------------------------------------------------------------------------------
+
+
+class TFRecord(PredictionWriter):
+    """One tf.train.Example an example, nested names joined by `/`, arrays flat: floats are float32, integers and
+    booleans int64, texts bytes. `tf.io.parse_example` knows the shapes.
+
+    Raises:
+      ValueError: a prediction has a dtype that a tf.train.Example has none for.
+    """
+
+    def __init__(self, target: Target) -> None:
+        import tensorflow as tf
+
+        self._path = target.path
+        self._writer = tf.io.TFRecordWriter(str(target.temporary))
+
+    def write(self, batch: Any) -> None:
+        import tensorflow as tf
+
+        columns = {name: self._features(name, array) for name, array in _named(batch).items()}
+        for row in zip(*columns.values(), strict=True):
+            feature = dict(zip(columns, row, strict=True))
+            self._writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+
+    def finish(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _features(self, name: str, array: np.ndarray) -> list[Any]:
+        """Return the feature of each example."""
+        import tensorflow as tf
+
+        rows = [list(_flat(row)) for row in array.tolist()]
+        if array.dtype == object:
+            kind = next((type(value) for row in rows for value in row), bytes)
+        else:
+            kind = {"f": float, "i": int, "u": int, "b": int}.get(array.dtype.kind, type(None))
+        try:
+            if kind is float:
+                return [tf.train.Feature(float_list=tf.train.FloatList(value=row)) for row in rows]
+            if kind is bytes:
+                return [tf.train.Feature(bytes_list=tf.train.BytesList(value=row)) for row in rows]
+            return [tf.train.Feature(int64_list=tf.train.Int64List(value=map(int, row))) for row in rows]
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"predict.output={self._path}: prediction {name!r} is {array.dtype}, which a tf.train.Example cannot "
+                f"hold ({error}). Write .npz."
+            ) from error
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    """Yield the numbers or texts of an example, in order."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if not isinstance(value, list):
+        yield value
+        return
+    for member in value:
+        yield from _flat(member)
+
+
+_WRITERS: dict[str, Callable[[Target], PredictionWriter]] = {
+    ".jsonl": JsonLines, ".npz": Npz, ".parquet": Parquet, ".tfrecord": TFRecord,
+}  # fmt: skip

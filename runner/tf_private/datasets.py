@@ -13,6 +13,9 @@ _SMALL_BYTES = 1 << 24
 _UNKNOWN_ORDER = ("Parallel", "Service", "Snapshot")
 """In the names of datasets that may give their elements in another order each time."""
 
+_FROM_OUTSIDE = ("PyFunc", "ReadVariable", "Dequeue")
+"""In the types of operations whose values the rest of the process may change while a dataset is read."""
+
 
 def stages(dataset: Any) -> list[Any]:
     """Return the datasets that `dataset` is made of, itself first; not those that its functions make.
@@ -49,6 +52,18 @@ def shuffle_buffers(dataset: tf.data.Dataset) -> list[int]:
         return [int(one._buffer_size) for one in shuffles if hasattr(one, "_buffer_size")]
     except (AttributeError, TypeError):
         return []
+
+
+def may_change_meanwhile(dataset: Any) -> bool:
+    """Report whether what is read next may depend on what this process does now: by a Python function or a variable.
+
+    What it cannot know counts as that. Private: see `why_not_repeatable`.
+    """
+    try:
+        types = {node.op for one in stages(dataset) for node in _nodes_of_functions(one)}
+    except (AttributeError, TypeError, tf.errors.OpError):
+        return True
+    return any(part in name for name in types for part in _FROM_OUTSIDE)
 
 
 def why_not_repeatable(dataset: tf.data.Dataset) -> str | None:

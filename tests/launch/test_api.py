@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import runner
@@ -69,8 +70,10 @@ def test_a_loaded_run_evaluates_and_predicts(finished: runner.Run) -> None:
     predicted = list(loaded.predict())
     assert len(predicted) == 8
     assert [set(one) for one in predicted] == [{"x", "y"}] * 8
-    arrays = list(loaded.predict(f"predict.output={finished.model_dir}/all.npz"))
-    assert [float(one["y"]) for one in arrays] == pytest.approx([one["y"] for one in predicted])
+    for name in ("all.npz", "all.parquet", "all.tfrecord"):
+        found = list(loaded.predict(f"predict.output={finished.model_dir}/{name}"))
+        assert [set(one) for one in found] == [{"x", "y"}] * 8
+        assert [float(np.squeeze(one["y"])) for one in found] == pytest.approx([one["y"] for one in predicted])
 
 
 @pytest.mark.usefixtures("forked")

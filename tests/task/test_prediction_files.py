@@ -1,25 +1,45 @@
-"""Files of predictions: what JSON Lines and .npz hold, and what is there when writing fails."""
+"""Files of predictions: what each format holds, and what is there when writing fails."""
 
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import math
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+import tensorflow as tf
+from pyarrow import parquet
 
-from runner.config.schema import ConfigError
+from runner.config.schema import PREDICTION_FORMATS, ConfigError
+from runner.task import prediction_files
 from runner.task.prediction_files import open_predictions
 
 
 def write(path: Path, *examples: Any) -> None:
+    """Write each example as a batch of its own."""
     with open_predictions(path) as writer:
         for example in examples:
-            writer.write(example)
+            writer.write(batch_of_one(example))
+
+
+def batch_of_one(example: Any) -> Any:
+    if isinstance(example, dict):
+        return {name: batch_of_one(value) for name, value in example.items()}
+    if isinstance(example, list | tuple):
+        return [batch_of_one(value) for value in example]
+    return np.array([example], dtype=object) if isinstance(example, bytes) else np.asarray(example)[None]
+
+
+def write_batches(path: Path, *batches: Any) -> None:
+    with open_predictions(path) as writer:
+        for batch in batches:
+            writer.write(batch)
 
 
 def lines(path: Path) -> list[Any]:
@@ -71,6 +91,26 @@ def test_every_dtype_has_its_value(dtype: Any, tmp_path: Path) -> None:
     assert lines(tmp_path / "p.jsonl") == [{"array": [0, 1], "one": 1}]
 
 
+@pytest.mark.parametrize("shape", [(3,), (3, 2), (3, 2, 2), (1, 1, 1, 1), (3, 0), (3, 0, 2), (3, 2, 0)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.uint8, np.bool_])
+def test_the_lines_of_a_batch_are_those_of_json_dumps(shape: tuple[int, ...], dtype: Any, tmp_path: Path) -> None:
+    values = np.random.default_rng(1).normal(size=shape).astype(dtype)
+    texts = np.array([b"], [%s", 'é"'.encode(), b"\n"][: shape[0]], object)
+    batch = {"a %s": values, "t": texts, "deep": {"none": {}, "pair": (values, {"x": values})}}
+    write_batches(tmp_path / "p.jsonl", batch, batch)
+    rows = values.tolist()
+    expected = [
+        {"a %s": row, "t": text.decode(), "deep": {"none": {}, "pair": [row, {"x": row}]}}
+        for row, text in zip(rows, texts.tolist(), strict=True)
+    ]
+    assert (tmp_path / "p.jsonl").read_text() == "".join(json.dumps(one) + "\n" for one in expected * 2)
+
+
+def test_one_number_that_json_lacks_leaves_the_others_of_its_batch(tmp_path: Path) -> None:
+    write_batches(tmp_path / "p.jsonl", np.array([[1.5, 2.5], [math.nan, 0.5]], np.float32))
+    assert [line["predictions"] for line in lines(tmp_path / "p.jsonl")] == [[1.5, 2.5], ["nan", 0.5]]
+
+
 def test_no_example_is_an_empty_file(tmp_path: Path) -> None:
     write(tmp_path / "p.jsonl")
     assert (tmp_path / "p.jsonl").read_bytes() == b""
@@ -106,6 +146,26 @@ def test_texts_are_as_long_as_the_longest(tmp_path: Path) -> None:
         assert found["t"].tolist() == [b"a", b"abc"] and found["l"].tolist() == [[b"x", b"yy"], [b"", b"z"]]
 
 
+def test_batches_of_any_size_are_one_array(tmp_path: Path) -> None:
+    numbers = np.random.default_rng(1).normal(size=[50_000, 3])
+    texts = np.array([[b"x" * (number % 7)] for number in range(50_000)], object)
+    cuts = [0, 1, 100, 100, 49_999, 50_000]
+    batches = [{"n": numbers[a:b], "t": texts[a:b]} for a, b in itertools.pairwise(cuts) if a < b]
+    write_batches(tmp_path / "p.npz", *batches)
+    with np.load(tmp_path / "p.npz") as found:
+        np.testing.assert_array_equal(found["n"], numbers, strict=True)
+        assert found["t"].dtype == np.dtype("S6") and found["t"].tolist() == texts.tolist()
+
+
+def test_an_npz_waits_on_disk_not_in_memory(tmp_path: Path) -> None:
+    batch = {"n": np.zeros([1000, 128]), "t": np.array([b"x" * 1000] * 1000, object)}  # 2 MB
+    tracemalloc.start()
+    write_batches(tmp_path / "p.npz", *[batch] * 30)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (tmp_path / "p.npz").stat().st_size > 60e6 > 5 * peak
+
+
 def test_bfloat16_is_read_back_as_float32(tmp_path: Path) -> None:
     write(tmp_path / "p.npz", {"a": np.array([1.5], ml_dtypes.bfloat16)})
     with np.load(tmp_path / "p.npz") as found:
@@ -133,33 +193,115 @@ def test_what_an_npz_cannot_hold_says_what_to_do(examples: list[Any], message: s
     write(tmp_path / "p.jsonl", *examples)
 
 
+# --- Parquet and TFRecord -------------------------------------------------------------------------------------------
+
+RAGGED = np.array([np.array(row, np.float32) for row in ([1], [2, 3], [])], object)
+KINDS: dict[str, Any] = {
+    "f": np.array([0.5, math.nan, -math.inf], np.float32),
+    "double": np.array([0.1, 0.2, 0.3]),
+    "half": np.array([1, 2, 3], np.float16),
+    "brain": np.array([1.5, 2, 3], ml_dtypes.bfloat16),
+    "i": np.array([-1, 2, 3], np.int8),
+    "b": np.array([True, False, True]),
+    "t": np.array([b"a", b"\xff\x00", b""], object),
+    "matrix": np.arange(12).reshape(3, 2, 2),
+    "texts": np.array([[b"a", b"b"]] * 3, object),
+    "empty": np.zeros([3, 0], np.float32),
+    "nested": {"pair": (np.array([1, 2, 3], np.int64), np.array([4, 5, 6], np.int64))},
+    "ragged": RAGGED,
+}
+
+
+def test_parquet_has_a_column_a_name_with_its_dtype(tmp_path: Path) -> None:
+    first = {**KINDS, "ragged": np.array([[7, 8]] * 3, np.float32)}  # that it is ragged shows in the second batch
+    write_batches(tmp_path / "p.parquet", first, KINDS)
+    table = parquet.read_table(tmp_path / "p.parquet")
+    found = {name: column.to_pylist() for name, column in zip(table.column_names, table.columns, strict=True)}
+    assert {name: str(table.schema.field(name).type) for name in ("f", "double", "half", "brain", "i", "b", "t")} == {
+        "f": "float", "double": "double", "half": "halffloat", "brain": "float", "i": "int8", "b": "bool",
+        "t": "binary",
+    }  # fmt: skip
+    assert str(table.schema.field("matrix").type) == "list<element: list<element: int64>>"
+    assert found["matrix"] == np.arange(12).reshape(3, 2, 2).tolist() * 2
+    assert found["t"] == [b"a", b"\xff\x00", b""] * 2 and found["texts"] == [[b"a", b"b"]] * 6
+    assert found["empty"] == [[]] * 6 and found["nested/pair/1"] == [4, 5, 6] * 2
+    assert found["ragged"] == [[7, 8]] * 3 + [[1], [2, 3], []]
+    np.testing.assert_array_equal(found["f"], [0.5, math.nan, -math.inf] * 2)
+
+
+def test_parquet_is_written_in_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction_files, "_ROW_GROUP_BYTES", 1000)
+    write_batches(tmp_path / "p.parquet", *(np.arange(number, number + 50.0) for number in range(0, 450, 50)))
+    file = parquet.ParquetFile(tmp_path / "p.parquet")
+    assert [file.metadata.row_group(index).num_rows for index in range(3)] == [150, 150, 150]
+    assert file.read().column("predictions").to_pylist() == list(range(450))
+
+
+def test_tfrecord_has_a_tf_train_example_an_example(tmp_path: Path) -> None:
+    write_batches(tmp_path / "p.tfrecord", KINDS)
+    features = {
+        "f": tf.io.FixedLenFeature([], tf.float32), "double": tf.io.FixedLenFeature([], tf.float32),
+        "half": tf.io.FixedLenFeature([], tf.float32), "brain": tf.io.FixedLenFeature([], tf.float32),
+        "i": tf.io.FixedLenFeature([], tf.int64), "b": tf.io.FixedLenFeature([], tf.int64),
+        "t": tf.io.FixedLenFeature([], tf.string), "matrix": tf.io.FixedLenFeature([2, 2], tf.int64),
+        "texts": tf.io.FixedLenFeature([2], tf.string), "empty": tf.io.FixedLenFeature([0], tf.float32),
+        "nested/pair/1": tf.io.FixedLenFeature([], tf.int64), "ragged": tf.io.RaggedFeature(tf.float32),
+    }  # fmt: skip
+    records = list(tf.data.TFRecordDataset(str(tmp_path / "p.tfrecord")))
+    assert len(records) == 3
+    found = tf.io.parse_example(records, features)
+    np.testing.assert_array_equal(found["f"], KINDS["f"])
+    np.testing.assert_array_equal(found["double"], np.array([0.1, 0.2, 0.3], np.float32))
+    np.testing.assert_array_equal(found["matrix"], KINDS["matrix"])
+    assert found["t"].numpy().tolist() == KINDS["t"].tolist() and found["b"].numpy().tolist() == [1, 0, 1]
+    assert found["nested/pair/1"].numpy().tolist() == [4, 5, 6]
+    assert found["ragged"].to_list() == [[1], [2, 3], []]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".tfrecord"])
+def test_what_a_format_cannot_hold_says_what_to_do(suffix: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"predict.output=.*: prediction 'c' is complex64, which .* Write .npz."):
+        write(tmp_path / f"p{suffix}", {"c": np.complex64(1j)})
+    assert list(tmp_path.iterdir()) == []
+    write(tmp_path / "p.npz", {"c": np.complex64(1j)})
+
+
+def test_files_without_examples_can_be_read(tmp_path: Path) -> None:
+    write(tmp_path / "p.parquet")
+    write(tmp_path / "p.tfrecord")
+    assert len(parquet.read_table(tmp_path / "p.parquet")) == 0
+    assert list(tf.data.TFRecordDataset(str(tmp_path / "p.tfrecord"))) == []
+
+
 # --- the file -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".npz"])
+@pytest.mark.parametrize("suffix", PREDICTION_FORMATS)
 def test_the_file_is_there_when_all_is_written(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / f"p{suffix}"
     with open_predictions(path) as writer:
-        writer.write({"a": np.int64(1)})
+        writer.write({"a": np.array([1])})
         assert not path.exists()
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".npz"])
+@pytest.mark.parametrize("suffix", PREDICTION_FORMATS)
 def test_an_error_leaves_the_older_file_and_nothing_else(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"p{suffix}"
     write(path, {"a": np.int64(1)})
     before = path.read_bytes()
     with pytest.raises(KeyboardInterrupt), open_predictions(path) as writer:
-        writer.write({"a": np.int64(2)})
+        writer.write({"a": np.array([2])})
         raise KeyboardInterrupt
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("name", ["p", "p.csv", "p.json", "p.jsonl.gz"])
 def test_an_unknown_suffix_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=rf"predict.output=.*{name}: its suffix says the format. Use .jsonl"):
+    with pytest.raises(
+        ConfigError, match=rf"predict.output=.*{name}: its suffix says the format. Use one of .jsonl \(JSON"
+    ):
         write(tmp_path / name)
 
 
