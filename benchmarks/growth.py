@@ -198,10 +198,10 @@ def mlflow_steps(number: int) -> Point:
 
 
 def shipping(number: int) -> Times:
-    from runner.tracking.journal import Journal, journal_path
+    from runner.tracking.journal import Journal, Journals, journal_path
     from runner.tracking.mlflow_tracker import MlflowTracker
     from runner.tracking.run_record import RunRecord
-    from runner.tracking.shipper import Journals, Shipper
+    from runner.tracking.shipper import Shipper
     from runner.tracking.tracker import RunDescription
 
     with tempfile.TemporaryDirectory() as folder:
