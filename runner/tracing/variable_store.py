@@ -401,8 +401,8 @@ def _collect(variable: tf.Variable, spec: VariableSpec, requested: Any) -> None:
         names.append(_KEYS.TRAINABLE_VARIABLES)
     graph = v1.get_default_graph()
     for name, (_, one, _) in itertools.product(names, _parts_of(spec.name, variable)):
-        # wrap_function's own holder may have added it already.
-        if not any(member is one for member in graph.get_collection_ref(name)):
+        # wrap_function's own holder may have added it already. `map` looks through thousands without a line of Python.
+        if id(one) not in map(id, graph.get_collection_ref(name)):
             graph.add_to_collection(name, one)
 
 

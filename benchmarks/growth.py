@@ -1,0 +1,426 @@
+"""How cost grows with size: curves of time and memory, as tables, a JSON file and a picture.
+
+    python benchmarks/growth.py [--rounds 3] [--curves layers variables ...] [--out FOLDER]
+
+Each point is measured in a process of its own, so that its peak of memory is its own; with several rounds a value is
+the smallest of them, which other work on the machine disturbs least. Beside each value stands its exponent: the slope
+of the curve from the point before it on two logarithmic axes, so 1 is linear, 0 flat, and what stays above 1 deserves
+a question. Time is CPU time of all threads and processes of a point unless its name says wall; memory is the peak of
+the resident set (of several processes: the sum of their proportional shares).
+
+The curves: layers and variables of a model, replicas of one process, processes of a cluster, metrics, examples of an
+evaluation, bytes of a checkpoint, values in MLflow, and jobs of a sweep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import psutil
+from _processes import environment
+from _rounds import Times
+
+MEGABYTE = 1 << 20
+SWEEP_SETTINGS = ("tracking=none", "model.params.network=mlp", "run.progress=off", "train.max_steps=1")
+
+Point = dict[str, float]
+"""Name of a value, with its unit -> value."""
+
+
+# --- one process ----------------------------------------------------------------------------------------------------
+
+
+def layers(number: int) -> Point:
+    """Dense layers of 16 units."""
+    import keras
+    import tensorflow as tf
+
+    import runner
+
+    def model_fn(features: Any, labels: Any, mode: str) -> runner.EstimatorSpec:
+        hidden = features
+        for _ in range(number):
+            hidden = keras.layers.Dense(16)(hidden)
+        loss = tf.reduce_mean(tf.math.squared_difference(keras.layers.Dense(1)(hidden), labels))
+        return runner.EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(1e-6))
+
+    return training(model_fn, steps=max(200, 20_000 // number))
+
+
+def variables(number: int) -> Point:
+    """Variables of 16 numbers, each trained by itself."""
+    import tensorflow as tf
+
+    import runner
+
+    v1 = tf.compat.v1
+
+    def model_fn(features: Any, labels: Any, mode: str) -> runner.EstimatorSpec:
+        values = [v1.get_variable(f"part_{index}", [16]) for index in range(number)]
+        loss = tf.add_n([tf.reduce_sum(tf.square(value)) for value in values]) + 0.0 * tf.reduce_mean(features)
+        optimizer = v1.train.GradientDescentOptimizer(1e-6)
+        train_op = optimizer.minimize(loss, v1.train.get_or_create_global_step())
+        return runner.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    return training(model_fn, steps=max(100, 20_000 // number))
+
+
+def replicas(number: int) -> Point:
+    """Virtual replicas of one process, for the tiny MLP."""
+    import runner
+    from runner.distribute.strategy import split_cpu
+
+    split_cpu(number)
+    strategy = runner.build_strategy("mirrored", virtual_devices=number) if number > 1 else None
+    from tiny_step import native_model_fn
+
+    return training(native_model_fn, steps=2000, config=runner.RunConfig(train_distribute=strategy))
+
+
+def metrics(number: int) -> Point:
+    """Keras metrics of evaluation, which training updates as well."""
+    import keras
+    import tensorflow as tf
+
+    import runner
+
+    def model_fn(features: Any, labels: Any, mode: str) -> runner.EstimatorSpec:
+        predictions = keras.layers.Dense(1)(features)
+        loss = tf.reduce_mean(tf.math.squared_difference(predictions, labels))
+        found = {f"mean_{index}": keras.metrics.Mean() for index in range(number)}
+        for index, metric in enumerate(found.values()):
+            metric.update_state(predictions + float(index))
+        return runner.EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(1e-6), eval_metric_ops=found)
+
+    return training(model_fn, steps=1000, eval_batches=1000)
+
+
+def training(model_fn: Callable[..., Any], *, steps: int, config: Any = None, eval_batches: int = 0) -> Point:
+    """To the first step, and a step in the steady state."""
+    from _estimators import Stopwatch
+    from tiny_step import input_fn
+
+    import runner
+
+    with tempfile.TemporaryDirectory() as folder:
+        estimator = runner.Estimator(model_fn, folder, config)
+        before = Times.now()
+        estimator.train(input_fn, max_steps=1)
+        built, watch = Times.now() - before, Stopwatch(min(100, steps // 10))
+        estimator.train(input_fn, hooks=[watch], max_steps=1 + steps)
+        point = {"to the first step, s": built.cpu, "a step, us": 1e6 * watch.spent.cpu / max(1, watch.steps)}
+        if eval_batches:
+            before = Times.now()
+            estimator.evaluate(lambda: input_fn().take(eval_batches))
+            point["evaluation of a batch, us"] = 1e6 * (Times.now() - before).cpu / eval_batches
+    return point | {"peak, MB": peak()}
+
+
+def examples(number: int) -> Point:
+    """Examples of an evaluation, in batches of 1,000."""
+    import tensorflow as tf
+    from tiny_step import native_model_fn
+
+    import runner
+
+    def input_fn() -> tf.data.Dataset:
+        numbers = tf.data.Dataset.range(0, number, 1000)
+        return numbers.map(lambda _: (tf.ones([1000, 16]), tf.ones([1000, 1])))
+
+    with tempfile.TemporaryDirectory() as folder:
+        estimator = runner.Estimator(native_model_fn, folder)
+        estimator.train(lambda: input_fn().repeat(), max_steps=1)
+        before = Times.now()
+        estimator.evaluate(input_fn)
+        return {"evaluation, s": (Times.now() - before).cpu, "peak, MB": peak()}
+
+
+def checkpoint(megabytes: int) -> Point:
+    """Variables of at most 64 MB each: saves that training waits for, and a restore into a new model."""
+    import tensorflow as tf
+    from tiny_step import input_fn as small_input_fn
+    from tiny_step import native_model_fn
+
+    import runner
+
+    v1 = tf.compat.v1
+    sizes = [min(64, megabytes - start) for start in range(0, megabytes, 64)]
+
+    def model_fn(features: Any, labels: Any, mode: str) -> runner.EstimatorSpec:
+        for index, size in enumerate(sizes):
+            zeros = v1.zeros_initializer()
+            v1.get_variable(f"part_{index}", [size * MEGABYTE // 4], initializer=zeros, trainable=False)
+        step = v1.train.get_or_create_global_step()
+        return runner.EstimatorSpec(mode, loss=tf.reduce_mean(features), train_op=step.assign_add(1))
+
+    def input_fn() -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensors((tf.ones([1, 1]), tf.ones([1, 1]))).repeat()
+
+    with tempfile.TemporaryDirectory() as folder:
+        config = runner.RunConfig(save_checkpoints_asynchronously=False)
+        runner.Estimator(native_model_fn, config=config).train(small_input_fn, max_steps=1)
+        empty = peak()  # with all that a first training makes
+        before = Times.now()
+        runner.Estimator(model_fn, folder, config).train(input_fn, max_steps=1)
+        saved = Times.now() - before
+        before = Times.now()
+        runner.Estimator(model_fn, folder, config).train(input_fn, max_steps=2)  # reads it, and saves once more
+        again = Times.now() - before
+        return {
+            "build and two saves, wall s": saved.wall,
+            "restore and a save, wall s": again.wall,
+            "peak of both, times the variables": (peak() - empty) / megabytes,
+        }
+
+
+def mlflow_steps(number: int) -> Point:
+    """Steps of five values each, from the journal into MLflow's sqlite."""
+    shipping(10)  # imports MLflow and makes its tables
+    empty = peak()
+    spent = shipping(number)
+    above = {"peak above that of 10, MB": peak() - empty}
+    return {"shipping, s": spent.cpu, "values a second, wall": 5 * number / spent.wall} | above
+
+
+def shipping(number: int) -> Times:
+    from runner.tracking.journal import Journal, Journals, journal_path
+    from runner.tracking.mlflow_tracker import MlflowTracker
+    from runner.tracking.run_record import RunRecord
+    from runner.tracking.shipper import Shipper
+    from runner.tracking.tracker import RunDescription
+
+    with tempfile.TemporaryDirectory() as folder:
+        journals, journal = Journals(Path(folder)).mark(), Journal(journal_path(Path(folder)))
+        for first in range(0, number, 1000):
+            steps = range(first, min(number, first + 1000))
+            journal.metrics_of_steps((step, {f"metric_{index}": float(step) for index in range(5)}) for step in steps)
+        journal.close()
+        tracker = MlflowTracker(f"sqlite:///{folder}/mlflow.db", "benchmark")
+        described = RunDescription("benchmark", {}, {})
+        shipper = Shipper(Path(folder), tracker, RunRecord(), described, print, journals=journals)
+        before = Times.now()
+        shipper.start()
+        shipper.drain()
+        spent = Times.now() - before
+        shipper.close("FINISHED", {}, [])
+    return spent
+
+
+def peak() -> float:
+    """Of the resident set of this process until now, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+
+def processes(number: int) -> Point:
+    """Workers of `strategy=multi_worker` on this host: the gang's start, a step, and a loop's end."""
+    sizes = ["strategy=multi_worker", f"cluster.num_workers={number}", "input.train.batch_size=64", "command=train"]
+    few, many = (command(*SWEEP_SETTINGS[:3], *sizes, f"train.max_steps={steps}") for steps in (20, 520))
+    loops = command(*SWEEP_SETTINGS[:3], *sizes, "train.max_steps=520", "train.steps_per_loop=1")
+    return {
+        "start to the end of 20 steps, s": few["cpu"],
+        "the same, wall s": few["wall"],
+        "a step, us": 1e6 * (many["cpu"] - few["cpu"]) / 500,
+        "a loop of one step, us": 1e6 * (loops["cpu"] - few["cpu"]) / 500,
+        "peak of all, MB": many["peak"],
+    }
+
+
+def jobs(number: int) -> Point:
+    """Jobs of a sweep, one after the other, of one step each."""
+    rates = ",".join(f"{0.001 * (1 + index):g}" for index in range(number))
+    spent = command("-m", *SWEEP_SETTINGS, f"model.params.learning_rate={rates}")
+    return {
+        "a job, s": spent["cpu"] / number,
+        "a job, wall s": spent["wall"] / number,
+        "peak of all, MB": spent["peak"],
+    }
+
+
+def command(*overrides: str) -> Point:
+    """`python -m runner`: its seconds by the clock, of CPU, and the peak of what all its processes hold."""
+    with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "said", "w+") as said:
+        argv = [sys.executable, "-m", "runner", *overrides]
+        begun, before = time.perf_counter(), cpu_of_children()
+        process = psutil.Popen(argv, env=environment(), stdout=said, stderr=said, cwd=folder)
+        with memory_of_tree(process) as held:
+            code = process.wait()
+        if code:
+            said.seek(0)
+            sys.exit(f"{' '.join(argv)}: exit code {code}\n{said.read()[-3000:]}")
+        spent = time.perf_counter() - begun
+        return {"wall": spent, "cpu": cpu_of_children() - before, "peak": max(held, default=0.0)}
+
+
+@contextmanager
+def memory_of_tree(process: psutil.Popen) -> Iterator[list[float]]:
+    """What a process and all that it started hold, in MB, looked at twice a second. Shared pages count once."""
+    held: list[float] = []
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.5):
+            total = 0
+            try:
+                for one in (process, *process.children(recursive=True)):
+                    total += one.memory_full_info().pss
+            except psutil.Error:
+                continue  # one has just ended
+            held.append(total / MEGABYTE)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield held
+    finally:
+        ended.set()
+        thread.join()
+
+
+def cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+# --- the curves -----------------------------------------------------------------------------------------------------
+
+
+class Curve(NamedTuple):
+    """A size, the points at which it is measured, and those of --tiny."""
+
+    measure: Callable[[int], Point]
+    sizes: Sequence[int]
+    tiny: Sequence[int]
+
+    @property
+    def name(self) -> str:
+        return self.measure.__name__
+
+
+CURVES = {
+    curve.name: curve
+    for curve in (
+        Curve(layers, (2, 10, 30, 100, 300, 600), (2, 4)),
+        Curve(variables, (10, 30, 100, 300, 1000, 3000), (2, 4)),
+        Curve(replicas, (1, 2, 4, 8), (1, 2)),
+        Curve(metrics, (1, 10, 50, 100, 200), (1, 2)),
+        Curve(examples, (1000, 10_000, 100_000, 1_000_000, 10_000_000), (1000, 2000)),
+        Curve(checkpoint, (1, 16, 64, 256, 1024, 4096), (1, 2)),
+        Curve(mlflow_steps, (1000, 10_000, 100_000, 1_000_000), (10, 20)),
+        Curve(processes, (1, 2, 4, 8), ()),
+        Curve(jobs, (10, 30, 100, 500), ()),
+    )
+}
+
+
+def measured(name: str, size: int) -> Point:
+    """A point, by this script in a process of its own."""
+    argv = [sys.executable, __file__, "--point", name, str(size)]
+    done = subprocess.run(argv, env=environment(), stdout=subprocess.PIPE, text=True, check=True)
+    point: Point = json.loads(done.stdout.splitlines()[-1])
+    return point
+
+
+def exponent(before: tuple[int, float], here: tuple[int, float]) -> float:
+    """The slope between two points on logarithmic axes."""
+    if min(before[1], here[1]) <= 0:
+        return math.nan
+    return math.log(here[1] / before[1]) / math.log(here[0] / before[0])
+
+
+def show(name: str, points: Mapping[int, Point]) -> None:
+    """A table: sizes down, values across, the exponent beside each."""
+    columns = list(next(iter(points.values())))
+    widths = [max(18, len(column)) for column in columns]
+    print(f"\n{name:12}" + "".join(f"{column:>{width + 2}}" for column, width in zip(columns, widths, strict=True)))
+    before: tuple[int, Point] | None = None
+    for size, point in points.items():
+        cells = []
+        for column in columns:
+            slope = exponent((before[0], before[1][column]), (size, point[column])) if before else math.nan
+            cells.append(f"{point[column]:.3g}" + ("       " if math.isnan(slope) else f" ({slope:+.1f})"))
+        print(f"{size:<12}" + "".join(f"{cell:>{width + 2}}" for cell, width in zip(cells, widths, strict=True)))
+        before = size, point
+    sys.stdout.flush()
+
+
+def draw(curves: Mapping[str, Mapping[int, Point]], path: Path) -> None:
+    """A picture of each curve, all values of it on logarithmic axes, relative to their first point."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot
+
+    rows = math.ceil(len(curves) / 3)
+    figure, axes = pyplot.subplots(rows, 3, figsize=(13, 3.6 * rows), squeeze=False)
+    for axis in axes.flat[len(curves) :]:
+        axis.axis("off")
+    for axis, (name, points) in zip(axes.flat, curves.items(), strict=False):
+        sizes = list(points)
+        for column in next(iter(points.values())):
+            values = [point[column] for point in points.values()]
+            if min(values) > 0:
+                axis.plot(sizes, [value / values[0] for value in values], marker="o", markersize=3, label=column)
+        axis.plot(sizes, [size / sizes[0] for size in sizes], linestyle=":", color="gray", label="linear")
+        axis.set(xscale="log", yscale="log", title=name, ylabel="times the first point")
+        axis.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--tiny", action="store_true", help="two small points a curve: shows that the script works")
+    parser.add_argument("--curves", nargs="+", choices=CURVES, default=list(CURVES))
+    parser.add_argument("--largest", type=int, help="leave out larger sizes")
+    parser.add_argument("--out", type=Path, help="folder for growth.json and growth.svg")
+    parser.add_argument("--point", nargs=2, metavar=("CURVE", "SIZE"), help=argparse.SUPPRESS)
+    parsed = parser.parse_args()
+    if parsed.point:
+        name, size = parsed.point
+        print(json.dumps(CURVES[name].measure(int(size))))
+        return
+    print(f"the smallest of {parsed.rounds} rounds; (exponent): 1 is linear, the ratio of two points' logarithms")
+    found: dict[str, dict[int, Point]] = {}
+    for name in parsed.curves:
+        sizes = CURVES[name].tiny if parsed.tiny else CURVES[name].sizes
+        points = {}
+        for size in sizes:
+            if parsed.largest is None or size <= parsed.largest:
+                rounds = [measured(name, size) for _ in range(parsed.rounds)]
+                points[size] = {column: smallest(column, rounds) for column in rounds[0]}
+        if points:
+            found[name] = points
+            show(name, points)
+    if parsed.out:
+        parsed.out.mkdir(parents=True, exist_ok=True)
+        (parsed.out / "growth.json").write_text(json.dumps(found, indent=1) + "\n")
+        draw(found, parsed.out / "growth.svg")
+
+
+def smallest(column: str, rounds: Sequence[Point]) -> float:
+    """The round least disturbed; of what is counted a second, the largest."""
+    values = [one[column] for one in rounds]
+    return max(values) if "a second" in column else min(values)
+
+
+if __name__ == "__main__":
+    main()
