@@ -201,7 +201,8 @@ class TraceSession(v1_bridge.ActsAsSession):
 
     def _is_remembered(self, elements: Sequence[Any]) -> bool:
         """Report whether these have the values that they had in the last step: of hooks that ask once more at the end,
-        when there may be no further batch, and where nobody takes one."""
+        when there may be no further batch, and where nobody takes one.
+        """
         known = all(id(one) in self._last and not isinstance(one, tf.Operation) for one in elements)
         return known and (self.is_ending or self.take_batch is None)
 
