@@ -558,13 +558,14 @@ class Refusal(NamedTuple):
 
 
 REFUSE_ALL = """
-import contextlib, io, json, os, pathlib, sys
+import contextlib, gc, io, json, os, pathlib, sys
 import yaml
 yaml.SafeLoader = yaml.CSafeLoader  # the same of our own files, and ten times as fast
 from hydra._internal.hydra import Hydra
 Hydra.get_mode = lambda *arguments, **settings: None  # composes all once more, to find that nothing sets hydra.mode
 from runner.launch import app
 
+gc.disable()  # a tenth of the time, for 50 MB
 results = []
 for number, arguments in enumerate(json.load(sys.stdin)):
     pathlib.Path(str(number)).mkdir()

@@ -1,8 +1,7 @@
 """Trains and evaluates the golden models, the same on tf.estimator 2.15 and on the runner.
 
 With TensorFlow 2.15 it is a program: `python -m tests.golden.runs write FOLDER MODEL ...` leaves model_dirs and what
-came out, `... read FOLDER MODEL ...` takes up the model_dirs of another. On the runner, `import runner.classic` comes
-first.
+came out, `... read FOLDER MODEL ...` takes up those of another. On the runner, `import runner.classic` comes first.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ MODELS = (
     "optimizers",
     "beginnings",
     "objects",
-    "alternating",
-    "fed",
     "old",
 )
 OF_KERAS = "sequences"  # is trained where tf.keras is Keras 2
