@@ -72,8 +72,9 @@ def group_page(group: str) -> str:
 
 
 def summary(group: str) -> str:
-    """Return what a group decides, in a sentence: the first one about its class in the schema."""
-    return (class_at(group).__doc__ or "").partition("\n")[0].replace("`", "")
+    """Return what a group decides: the first sentence about its class in the schema."""
+    first = (class_at(group).__doc__ or "").partition("\n")[0].replace("`", "")
+    return re.split(r"[.;] |[.;:]$", first)[0] + "."
 
 
 def described(entry: Entry, anchors: set[str]) -> str:

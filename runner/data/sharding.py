@@ -187,6 +187,7 @@ def _marked(own: tf.data.Dataset, whole: tf.data.Dataset) -> tf.data.Dataset:
 
     That is its own first one, or where it has none the first one of all: something that the model is made for.
     """
+    # The iterator never ends, so its state is saved and restored like that of any other input.
     placeholder = own.take(1).concatenate(whole.take(1)).take(1).cache().repeat()
     return own.map(_saying(True)).concatenate(placeholder.map(_saying(False)))
 

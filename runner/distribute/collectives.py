@@ -125,6 +125,8 @@ class WorkerCollectives(Collectives):
 
     def _sum(self, value: tf.Tensor, options: Any) -> tf.Tensor:
         def of_replica() -> tf.Tensor:
+            # Without the identity the value, an argument of a tf.function, has no device, and all_reduce fails with
+            # "destinations can not be empty".
             mine = tf.identity(value) if local_replica() == 0 else tf.zeros_like(value)  # on the replica's device
             return tf.distribute.get_replica_context().all_reduce(_SUM, mine, options)
 

@@ -88,6 +88,8 @@ def spec_of(name: str, kwargs: Mapping[str, Any], owner: Any, *, local_random: b
         v1.GraphKeys.LOCAL_VARIABLES in (kwargs.get("collections") or ())
         or is_metric(owner)
         or is_metric(owner_by_request(kwargs))
+        # A state of its own for EVAL and PREDICT: evaluating never moves that of training, and each call begins at
+        # the seed.
         or (local_random and is_seed_state(owner))
     )
     asked = VariableSpec(

@@ -121,6 +121,8 @@ class VariableStore:
         self._wholes: set[str] = set()  # names of the variables that are partitioned over parameter servers
         self._parts: dict[str, VariablePart] = {}  # of those
         # CentralStorage and parameter servers keep one copy, which a trace without a strategy can use as it is.
+        # Evaluation and prediction do: in a replica of CentralStorage a Keras metric, which assigns `self + value`,
+        # would be summed wrongly.
         self.has_one_copy = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy) or isinstance(
             self.placement, ParameterServers
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,3 +79,17 @@ def test_each_group_is_in_the_navigation_and_each_page_of_the_navigation_exists(
 def test_each_public_name_is_in_the_reference() -> None:
     text = (DOCS / "reference" / "api.md").read_text() + (DOCS / "reference" / "hooks.md").read_text()
     assert {*re.findall(r"^::: runner\.(\w+)$", text, re.MULTILINE)} == {*runner.__all__}
+
+
+def links_of(page: str) -> set[str]:
+    """Return the pages that a page links to."""
+    text = PAGES[page.rpartition("/")[2]] if page.startswith("reference/config/") else (DOCS / page).read_text()
+    targets = re.findall(r"\]\(([\w/.-]+\.md)(?:#[^)]*)?\)", text)
+    return {os.path.normpath(os.path.join(os.path.dirname(page), target)) for target in targets}
+
+
+def test_every_page_is_two_clicks_from_the_first() -> None:
+    first = links_of("index.md")
+    second = set().union(*map(links_of, first))
+    pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")} - {"index.md"}
+    assert pages <= first | second
