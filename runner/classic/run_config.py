@@ -22,7 +22,11 @@ _log = logging.getLogger(__name__)
 _NOT_GIVEN: Any = object()
 
 _WITHOUT_EFFECT: Mapping[str, tuple[Any, str]] = {
-    "session_config": (None, "there is no session; tf.config sets threads, memory growth and soft placement"),
+    "session_config": (
+        None,
+        "there is no session; tf.config sets threads, memory growth and soft placement, and so do run.memory_growth, "
+        "run.inter_op_threads and run.intra_op_threads with python -m runner",
+    ),
     "device_fn": (None, "the strategy places variables and operations"),
     "protocol": (None, "the servers of a cluster speak grpc"),
     "experimental_max_worker_delay_secs": (None, "workers start together"),

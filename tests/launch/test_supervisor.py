@@ -33,7 +33,7 @@ from pathlib import Path
 from runner.tracking.journal import Journal, journal_path
 model_dir = Path(sys.argv[1]).parent
 journal = Journal(journal_path(model_dir))
-journal.event("built", num_replicas=2)
+journal.event("built", num_replicas=2, devices="2 x NVIDIA H200")
 journal.event("first_step", step=1)
 """
 UNTAKEN = TASK.replace('journal.event("first_step", step=1)', "")
@@ -91,6 +91,7 @@ def test_a_task_that_finishes_is_summarised(
         "unread_params": [],
         "strategy": "default",
         "num_replicas": 2,
+        "devices": "2 x NVIDIA H200",
         "checkpoint": "c",
         "predictions": None,
         "exports": [],

@@ -198,7 +198,8 @@ RULES: tuple[Rule, ...] = (
 
 _IGNORED = "has no effect here, and the log says so"
 RUN_CONFIG: Mapping[str, str] = {
-    "session_config": f"{_IGNORED}: there is no session; tf.config sets threads, memory and devices",
+    "session_config": f"{_IGNORED}: there is no session; tf.config (or run.memory_growth, run.inter_op_threads, "
+    "run.intra_op_threads) sets threads, memory and devices",
     "device_fn": f"{_IGNORED}: the strategy places variables",
     "protocol": f"{_IGNORED}: servers speak gRPC",
     "session_creation_timeout_secs": f"{_IGNORED}: strategy.timeout_secs is how long workers wait for each other",
