@@ -1,4 +1,4 @@
-"""Five optimizers of Keras 2, as tf.estimator 2 trained with them: the same updates, and the same names of their state.
+"""Optimizers of Keras 2, as tf.estimator 2 trained with them: the same updates, and the same names of their state.
 
 The updates are those of `tf.keras.optimizers.legacy` in TensorFlow 2.15 (tests/classic/test_keras_named.py compares
 them).
@@ -16,7 +16,7 @@ ops = tf.raw_ops
 
 
 class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
-    """What the five share: their settings are variables, `training/<name>/learning_rate` and the like.
+    """What they share: their settings are variables, `training/<name>/learning_rate` and the like.
 
     As in Keras 2, a checkpoint brings back the settings that it was written with. Besides `defaults`, the arguments are
     `name` and `decay`, of the learning rate; that is a number, or a function of the step.
@@ -101,7 +101,7 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
         slots = {argument: self.get_slot(variable, slot).handle for slot, argument in self.slots.items()}
         return {"var": variable.handle, "lr": self.rate(variable), **slots}
 
-    # --- what the five make their updates of -------------------------------------------------------------------
+    # --- what they make their updates of -----------------------------------------------------------------------
 
     def setting(self, name: str, like: Any) -> tf.Tensor:
         """The value of a setting, in the dtype of `like`."""
@@ -188,6 +188,58 @@ class Adam(KerasNamed):
         return beta1, beta2, tf.pow(beta1, now), tf.pow(beta2, now)
 
 
+class AmsgradAdam(Adam):
+    """Adam(amsgrad=True)."""
+
+    operation = "AdamWithAmsgrad"
+    slots: ClassVar = {"m": "m", "v": "v", "vhat": "vhat"}
+
+    def _resource_apply_sparse(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
+        beta1, beta2, power1, power2 = self._betas(handle)
+        m = _decayed(self.get_slot(handle, "m"), beta1, indices, grad * (1 - beta1))
+        v = _decayed(self.get_slot(handle, "v"), beta2, indices, tf.square(grad) * (1 - beta2))
+        slot = self.get_slot(handle, "vhat")
+        largest = tf.maximum(slot.read_value(), v)
+        written = slot.assign(largest, read_value=False)
+        rate = self.rate(handle) * tf.sqrt(1 - power2) / (1 - power1)
+        step = rate * m / (tf.sqrt(largest) + self._values["epsilon"])
+        return tf.group(written, handle.assign_sub(step, read_value=False))
+
+
+class Adamax(Adam):
+    """Adam by the largest gradient; sparse gradients move their own rows alone."""
+
+    operation = "AdaMax"
+
+    def _arguments(self, variable: Any) -> dict[str, Any]:
+        arguments = super()._arguments(variable)
+        return {name: value for name, value in arguments.items() if name != "beta2_power"}
+
+    def _resource_apply_sparse(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
+        beta1, beta2, power1, _ = self._betas(handle)
+        m, v = self.get_slot(handle, "m"), self.get_slot(handle, "v")
+        m_now = tf.gather(m, indices) * beta1 + grad * (1 - beta1)
+        v_now = tf.maximum(tf.gather(v, indices) * beta2, tf.abs(grad))
+        step = -self.rate(handle) / (1 - power1) * m_now / (v_now + self._values["epsilon"])
+        return tf.group(
+            ops.ResourceScatterUpdate(resource=m.handle, indices=indices, updates=m_now),
+            ops.ResourceScatterUpdate(resource=v.handle, indices=indices, updates=v_now),
+            ops.ResourceScatterAdd(resource=handle.handle, indices=indices, updates=step),
+        )
+
+
+class Adadelta(KerasNamed):
+    """Adadelta."""
+
+    operation = "Adadelta"
+    defaults: ClassVar = {"learning_rate": 0.001, "rho": 0.95, "epsilon": 1e-7}
+    settings = ("rho",)
+    slots: ClassVar = {"accum_grad": "accum", "accum_var": "accum_update"}
+
+    def _arguments(self, variable: Any) -> dict[str, Any]:
+        return super()._arguments(variable) | {"rho": self.setting("rho", variable), "epsilon": self.epsilon(variable)}
+
+
 class RMSprop(KerasNamed):
     """RMSprop, with momentum where that is not 0."""
 
@@ -216,6 +268,32 @@ class RMSprop(KerasNamed):
     def _arguments(self, variable: Any) -> dict[str, Any]:
         own = {name: self.setting(name, variable) for name in self.settings}
         return super()._arguments(variable) | own | {"epsilon": self.epsilon(variable)}
+
+
+class CenteredRMSprop(RMSprop):
+    """RMSprop(centered=True)."""
+
+    operation = "CenteredRMSProp"
+    slots: ClassVar = {"rms": "ms", "momentum": "mom", "mg": "mg"}
+
+    def _resource_apply_dense(self, grad: tf.Tensor, handle: Any) -> Any:
+        if "momentum" in self._initial_slots:
+            return super()._resource_apply_dense(grad, handle)
+        rho, rms, mg = self.setting("rho", handle), self.get_slot(handle, "rms"), self.get_slot(handle, "mg")
+        square, mean = rho * rms + (1 - rho) * tf.square(grad), rho * mg + (1 - rho) * grad
+        step = self.rate(handle) * grad / (tf.sqrt(square - tf.square(mean)) + self._values["epsilon"])
+        written = rms.assign(square, read_value=False), mg.assign(mean, read_value=False)
+        return tf.group(*written, handle.assign_sub(step, read_value=False))
+
+    def _resource_apply_sparse(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
+        if "momentum" in self._initial_slots:
+            return super()._resource_apply_sparse(grad, handle, indices)
+        rho = self.setting("rho", handle)
+        square = _decayed(self.get_slot(handle, "rms"), rho, indices, tf.square(grad) * (1 - rho))
+        mean = _decayed(self.get_slot(handle, "mg"), rho, indices, grad * (1 - rho))
+        spread = tf.gather(square, indices) - tf.square(tf.gather(mean, indices))
+        step = self.rate(handle) * grad / (tf.sqrt(spread) + self._values["epsilon"])
+        return ops.ResourceScatterAdd(resource=handle.handle, indices=indices, updates=-step)
 
 
 class Ftrl(KerasNamed):

@@ -14,6 +14,8 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
+from runner.checkpoint.layout import latest_checkpoint
+from runner.checkpoint.reader import Reader
 from runner.classic import run_config
 from runner.classic.estimator import Estimator
 from runner.classic.optimizers import clipped_as_before
@@ -64,15 +66,27 @@ def model_to_estimator(
     if keras_model_path is not None:
         keras_model = tf.keras.models.load_model(os.fspath(keras_model_path), custom_objects=dict(custom_objects or {}))
     family = _family_of(keras_model)
-    template = _Template(family, keras_model, metric_names_map or {}, export_outputs or {})
-    return _KerasEstimator(template, model_dir, config)
+    if not family.is_compiled(keras_model):
+        raise ValueError(
+            f"model_to_estimator: {keras_model.name!r} is not compiled. Call model.compile(optimizer=, loss=) first."
+        )
+    config = with_model_dir(model_dir, run_config.RunConfig() if config is None else config)
+    optimizer = family.optimizer_of_before(keras_model, among_all=not _has_state_of_keras(str(config.model_dir)))
+    template = _Template(family, keras_model, optimizer, metric_names_map or {}, export_outputs or {})
+    return _KerasEstimator(template, config)
+
+
+def _has_state_of_keras(model_dir: str) -> bool:
+    """Report whether the checkpoints have no state of an optimizer under tf.estimator's names: runs of before the
+    runner knew all of these optimizers go on with that of Keras."""
+    latest = latest_checkpoint(model_dir)
+    return latest is not None and not any(name.startswith("training/") for name in Reader(latest).names())
 
 
 class _KerasEstimator(Estimator):
     """An Estimator whose model begins with the weights of a Keras model."""
 
-    def __init__(self, template: _Template, model_dir: Any, config: RunConfig | None) -> None:
-        config = with_model_dir(model_dir, run_config.RunConfig() if config is None else config)
+    def __init__(self, template: _Template, config: RunConfig) -> None:
         path = os.path.join(str(config.model_dir), _WEIGHTS)
         super().__init__(template.model_fn, config=config.replace(warm_start=WarmStart(path, include=(".*",))))
         self._template = template
@@ -105,16 +119,17 @@ class _Template:
     """A Keras model that is built anew in each trace."""
 
     def __init__(
-        self, family: _Family, model: Any, metric_names: Mapping[str, str], export_outputs: Mapping[str, Any]
+        self,
+        family: _Family,
+        model: Any,
+        optimizer: Callable[[], Any] | None,
+        metric_names: Mapping[str, str],
+        export_outputs: Mapping[str, Any],
     ) -> None:
-        if not family.is_compiled(model):
-            raise ValueError(
-                f"model_to_estimator: {model.name!r} is not compiled. Call model.compile(optimizer=, loss=) first."
-            )
         self._family, self._model = family, model
         self._metric_names, self._export_outputs = metric_names, export_outputs
         self._compile_with = _compiled_with(model)
-        self._optimizer = family.optimizer_of_before(model)
+        self._optimizer = optimizer
         if self._optimizer is not None:  # `compile` wants one all the same; this makes no variables
             self._compile_with["optimizer"] = family.keras.optimizers.legacy.SGD
         self.weights: dict[str, np.ndarray] = {}
@@ -197,8 +212,12 @@ class _Family:
         """In the checkpoint."""
         return str(weight.value.name).partition(":")[0]
 
-    def optimizer_of_before(self, model: Any) -> Callable[[], Any] | None:
-        """Makes what tf.estimator trained such a model with, in place of its optimizer; None: that itself."""
+    def optimizer_of_before(self, model: Any, *, among_all: bool) -> Callable[[], Any] | None:
+        """Makes what tf.estimator trained such a model with, in place of its optimizer; None: that itself.
+
+        Args:
+          among_all: as of `clipped_as_before`.
+        """
         return None
 
     def clone(self, model: Any) -> Any:
@@ -221,8 +240,8 @@ class _Keras2(_Family):
 
     loss_takes_training = False
 
-    def optimizer_of_before(self, model: Any) -> Callable[[], Any] | None:
-        return clipped_as_before(model.optimizer)
+    def optimizer_of_before(self, model: Any, *, among_all: bool) -> Callable[[], Any] | None:
+        return clipped_as_before(model.optimizer, among_all=among_all)
 
     def is_compiled(self, model: Any) -> bool:
         return model.compiled_loss is not None

@@ -13,13 +13,29 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.classic.keras2_optimizers import SGD, Adagrad, Adam, Ftrl, KerasNamed, RMSprop
+from runner.classic.keras2_optimizers import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AmsgradAdam,
+    CenteredRMSprop,
+    Ftrl,
+    KerasNamed,
+    RMSprop,
+)
 from runner.tf_private.optimizers import made_apart, schedule_of
 
 v1 = tf.compat.v1
 
 _BY_NAME: Mapping[str, Any] = {
     "Adagrad": Adagrad, "Adam": Adam, "Ftrl": Ftrl, "RMSProp": RMSprop, "SGD": SGD,
+}  # fmt: skip
+# Further ones, of models of Keras alone: class of Keras -> the setting that must be on, and the optimizer.
+_OF_MODELS: Mapping[str, tuple[str | None, Any]] = {
+    "Adadelta": (None, Adadelta), "Adamax": (None, Adamax),
+    "Adam": ("amsgrad", AmsgradAdam), "RMSprop": ("centered", CenteredRMSprop),
 }  # fmt: skip
 _V1_BY_NAME = {
     "Adagrad": v1.train.AdagradOptimizer,
@@ -121,9 +137,16 @@ class Clipped:
         return self._optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
 
 
-def clipped_as_before(optimizer: Any) -> Callable[[], Any] | None:
-    """Return what makes tf.estimator's optimizer of that of Keras, in each trace; None as for `named_as_before`."""
+def clipped_as_before(optimizer: Any, *, among_all: bool) -> Callable[[], Any] | None:
+    """Return what makes tf.estimator's optimizer of that of Keras, in each trace; None as for `named_as_before`.
+
+    Args:
+      among_all: it may be one that only models of Keras were trained with.
+    """
     named = named_as_before(optimizer, ignored=frozenset(_CLIPS))
+    setting, kind = _OF_MODELS.get(type(optimizer).__name__, (None, None))
+    if named is None and among_all and kind is not None and (setting is None or getattr(optimizer, setting, False)):
+        named = named_as_before(optimizer, {*_CLIPS, setting}, kind)
     if named is None:
         return None
     if all(getattr(optimizer, name, None) is None for name in _CLIPS):
@@ -131,15 +154,16 @@ def clipped_as_before(optimizer: Any) -> Callable[[], Any] | None:
     return lambda: Clipped(optimizer_of(named), optimizer)
 
 
-def named_as_before(optimizer: Any, ignored: Collection[str] = ()) -> Any:
+def named_as_before(optimizer: Any, ignored: Collection[Any] = (), kind: Any = None) -> Any:
     """Return the optimizer that tf.estimator made of one of Keras; None where it cannot do what that is set to.
 
     Its settings are read now.
 
     Args:
       ignored: settings that somebody else sees to.
+      kind: that it becomes; None: the one of its name.
     """
-    kind = {one.__name__: one for one in _BY_NAME.values()}.get(type(optimizer).__name__)
+    kind = kind or {one.__name__: one for one in _BY_NAME.values()}.get(type(optimizer).__name__)
     if kind is None:
         return None
     rate = schedule_of(optimizer)
@@ -151,8 +175,9 @@ def named_as_before(optimizer: Any, ignored: Collection[str] = ()) -> Any:
         return None
     if rate is not None:
         arguments["learning_rate"] = rate
-    if str(settings.get("name")).lower() == kind.__name__.lower():
-        arguments["name"] = kind.__name__  # Keras 3 writes it small
+    name = type(optimizer).__name__
+    if str(settings.get("name")).lower() == name.lower():
+        arguments["name"] = name  # Keras 3 writes it small
     return kind(**arguments)
 
 

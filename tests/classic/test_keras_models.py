@@ -178,9 +178,11 @@ def test_a_model_whose_weights_are_not_made_yet_begins_with_initial_values(famil
     assert model_to_estimator(model, model_dir=tmp_path).train(batches()).evaluate(batches())["global_step"] == 3
 
 
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, dict[str, Any]] = {
     "SGD": {"momentum": 0.5, "clipnorm": 0.01}, "Adagrad": {"clipvalue": 0.01}, "Adam": {"beta_1": 0.8},
     "RMSprop": {"momentum": 0.5, "global_clipnorm": 0.01}, "Ftrl": {},
+    "Adadelta": {"rho": 0.8}, "Adamax": {"beta_1": 0.8}, "Adam amsgrad": {"amsgrad": True},
+    "RMSprop centered": {"centered": True}, "RMSprop centered momentum": {"centered": True, "momentum": 0.5},
 }  # fmt: skip
 
 
@@ -188,9 +190,9 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_state_of_optimizers_of_tf_keras_has_the_names_of_2_15(name: str, tmp_path: Path) -> None:
     model, rate = build(tf_keras), tf_keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.1, 0.05])
-    model.compile(getattr(tf_keras.optimizers, name)(rate, **OPTIMIZERS[name]), "mse")
+    model.compile(getattr(tf_keras.optimizers, name.split()[0])(rate, **OPTIMIZERS[name]), "mse")
     fitted = tf_keras.models.clone_model(model)
-    fitted.compile(getattr(tf_keras.optimizers.legacy, name)(rate, **OPTIMIZERS[name]), "mse")
+    fitted.compile(getattr(tf_keras.optimizers.legacy, name.split()[0])(rate, **OPTIMIZERS[name]), "mse")
     fitted.set_weights(model.get_weights())
     fitted.fit(X, Y, batch_size=8, epochs=1, shuffle=False, verbose=0)
     estimator = model_to_estimator(model, model_dir=tmp_path).train(batches())
@@ -288,3 +290,17 @@ def test_tf_keras_is_as_it_was_when_replicas_leave_in_another_order_than_they_ca
 
 def test_the_arguments_of_compile_are_kept(family: Any) -> None:
     assert build(family)._compile_config.config["loss"] == "mse"
+
+
+def test_a_run_that_began_with_the_state_of_keras_goes_on_with_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As runs of versions did that knew no Adadelta of tf.estimator's."""
+    model = build(tf_keras)
+    model.compile(tf_keras.optimizers.Adadelta(0.1), "mse")
+    with monkeypatch.context() as patched:
+        patched.setattr("runner.classic.model_to_estimator._has_state_of_keras", lambda _: True)
+        model_to_estimator(model, model_dir=tmp_path).train(batches())
+    again = model_to_estimator(model, model_dir=tmp_path).train(batches())
+    assert again.get_variable_value("global_step") == 6
+    assert not [name for name in again.get_variable_names() if name.startswith("training/")]

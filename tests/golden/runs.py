@@ -128,6 +128,25 @@ def write(folder: Path, *names: str) -> None:
         leave(folder / (name + ".json"), {"losses": losses, "metrics": metrics, "served": served(name, folder)})
 
 
+def write_optimizers(folder: Path) -> None:
+    """Of each optimizer of `keras_optimizers`: a model_dir with checkpoints of steps 0, 5 and 10, and the losses."""
+    from tests.golden import keras_optimizers
+
+    for name in keras_optimizers.MAKERS:
+        leave(folder / (name + ".json"), {"losses": trained_by(name, folder, 10)})
+
+
+def trained_by(name: str, folder: Path, max_steps: int) -> list[float]:
+    """The losses of training a model of Keras with the optimizer `name`."""
+    from tests.golden import keras_optimizers
+
+    losses = Losses()
+    keras_optimizers.estimator(name, str(folder / name)).train(
+        keras_optimizers.input_fn, hooks=[losses], max_steps=max_steps
+    )
+    return losses.seen
+
+
 def read(folder: Path, *names: str) -> None:
     """Of model_dirs in `folder`: the metrics, and the losses of training on."""
     for name in names:
@@ -144,4 +163,6 @@ def here(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"write": write, "read": read, "here": here}[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
+    {"write": write, "read": read, "here": here, "optimizers": write_optimizers}[sys.argv[1]](
+        Path(sys.argv[2]), *sys.argv[3:]
+    )

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 import runner.classic  # noqa: F401  (tf.estimator, tf.layers)
 from runner.checkpoint.reader import Reader
-from tests.golden import runs
+from tests.golden import keras_optimizers, runs
 from tests.golden.constructs import CONSTRUCTS, FAMILIES
 from tests.support.line import read_events
 from tests.support.tiers import slow_but
@@ -245,6 +245,24 @@ def test_tf_estimator_goes_on_from_our_checkpoints(
             np.testing.assert_allclose(losses, found["losses"], rtol=1e-5)
     finally:
         theirs.end()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PYTHON.exists(), reason=f"no TensorFlow 2.15 at {PYTHON}: make golden")
+def test_goes_on_from_model_dirs_of_keras_models_whatever_their_optimizer(tmp_path: Path) -> None:
+    """After five of ten steps, with slots and settings of optimizers that only such models were trained with."""
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    theirs.mkdir()
+    process = Golden("optimizers", theirs)
+    try:
+        for name in keras_optimizers.MAKERS:
+            expected = process.found(name)["losses"]
+            shutil.copytree(theirs / name, ours / name)
+            _copy(theirs / name, ours / name, step=5)
+            np.testing.assert_allclose(runs.trained_by(name, ours, 10), expected[5:], rtol=1e-5, err_msg=name)
+            assert_same(values(ours / name / "model.ckpt-10"), values(theirs / name / "model.ckpt-10"), 1e-5)
+    finally:
+        process.end()
 
 
 def test_starts_with_the_initial_values_of_tf_estimator_as_the_guide_says(golden: Golden, tmp_path: Path) -> None:

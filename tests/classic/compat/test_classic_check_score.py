@@ -222,7 +222,8 @@ CASES: dict[str, str] = {
         """,
         input="""
             feed.x = tf.placeholder(tf.float32, [None, 1])
-            feed.iterator = tf.data.Dataset.from_tensor_slices((feed.x, feed.x)).make_initializable_iterator()
+            dataset = tf.data.Dataset.from_tensor_slices((feed.x, feed.x)).batch(2)
+            feed.iterator = dataset.make_initializable_iterator()
             return feed.iterator.get_next()
         """,
         hook="feed",
