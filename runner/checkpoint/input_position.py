@@ -10,14 +10,13 @@ import math
 import re
 import types
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from runner.checkpoint import reader
 from runner.data.inputs import InputPipeline
-from runner.data.iterators import iterate
 from runner.run_config import DrawnSeed
 from runner.system.console import format_bytes
 from runner.tf_private import datasets
@@ -157,7 +156,7 @@ def continued(pipeline: InputPipeline, source: str, latest: str | None) -> tuple
     saved = _saved_position(latest)
     start = InputPosition.at_start(source, pipeline)
     if latest is None or not saved:
-        return iterate(pipeline.dataset), start
+        return pipeline.open(), start
     is_same, is_divided_alike = _is_same_source(saved["source"], source), _is_divided_alike(saved, pipeline)
     is_at_end = saved["ended"] and not _has_more(saved, pipeline)
     if not is_same and not saved["ended"]:
@@ -169,11 +168,13 @@ def continued(pipeline: InputPipeline, source: str, latest: str | None) -> tuple
             latest, _parts(saved.get("num_pipelines", 1)), _parts(pipeline.num_pipelines),
         )  # fmt: skip
     if not is_same or is_at_end or not is_divided_alike:
-        return iterate(pipeline.dataset), start
+        return pipeline.open(), start
     position = dataclasses.replace(start, elements=saved["elements"])
     same_passes = saved.get("num_epochs") == pipeline.num_epochs
-    by_one_process = isinstance(pipeline.dataset, tf.data.Dataset)  # else workers read it, each on its own
-    if by_one_process and same_passes and reader.has_iterator(latest, pipeline.pipeline_index):
+    if pipeline.service is not None and pipeline.service.job_name is not None:
+        # Others read the same job meanwhile: what is left of it follows.
+        return pipeline.open(), position
+    if pipeline.why_no_state is None and same_passes and reader.has_iterator(latest, pipeline.pipeline_index):
         iterator, skipped = _restored(pipeline, latest, saved.get("skipped"))
         return iterator, dataclasses.replace(position, skipped=skipped)
     # One iterator of a dataset and no more: they share the state of its shuffle.
@@ -184,9 +185,7 @@ def continued(pipeline: InputPipeline, source: str, latest: str | None) -> tuple
             "They were shuffled by run.seed=%d, and now by %d: some examples of this epoch may be seen again.",
             saved["seed"], pipeline.seed,
         )  # fmt: skip
-    return iterate(_after(pipeline.dataset, position.elements)), dataclasses.replace(
-        position, skipped=position.elements
-    )
+    return pipeline.open(position.elements), dataclasses.replace(position, skipped=position.elements)
 
 
 def _restored(pipeline: InputPipeline, latest: str, skipped: int | None) -> tuple[Any, int]:
@@ -198,24 +197,31 @@ def _restored(pipeline: InputPipeline, latest: str, skipped: int | None) -> tupl
     Raises:
       ValueError: the dataset is not built like the one that was saved.
     """
-    worker = pipeline.pipeline_index
-    if skipped is None:
+    # One that does not say: what its skip had passed is in the state, so the dataset only has to have a skip.
+    choices = [0, 1] if skipped is None else [skipped]
+    errors = []
+    # A second iterator over the dataset does no harm: the state holds that of the shuffles, which they share.
+    for alike, number in itertools.product(_prefetching_alike(pipeline), choices):
+        iterator = alike.open(number)
         try:
-            iterator = iterate(pipeline.dataset)
-            reader.restore_iterator(latest, worker, iterator)
-            return iterator, 0
-        except ValueError:
-            # What its skip had passed is in the state; this one only has to be a skip. A second iterator over the
-            # dataset does no harm: the state holds that of the shuffles, which they share.
-            skipped = 1
-    iterator = iterate(_after(pipeline.dataset, skipped))
-    reader.restore_iterator(latest, worker, iterator)
-    return iterator, skipped
+            reader.restore_iterator(latest, pipeline.pipeline_index, iterator)
+            return iterator, number
+        except ValueError as error:
+            errors.append(error)
+    raise errors[0]
 
 
-def _after(dataset: Any, num_elements: int) -> Any:
-    """Return `dataset` without its first elements: itself where these are none, as an iterator's state tells them."""
-    return dataset.skip(num_elements) if num_elements else dataset
+def _prefetching_alike(pipeline: InputPipeline) -> Iterator[InputPipeline]:
+    """Yield `pipeline`, then with a last stage that prefetches, and without one.
+
+    TensorFlow 2.21 adds such a stage to a dataset that it may tune (`inject_prefetch`), which a state then has, too: a
+    run whose options differ in `autotune.enabled` finds the place in either.
+    """
+    yield pipeline
+    yield dataclasses.replace(pipeline, dataset=pipeline.dataset.prefetch(1))
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    yield dataclasses.replace(pipeline, dataset=pipeline.dataset.with_options(options))
 
 
 def _is_divided_alike(saved: Mapping[str, Any], pipeline: InputPipeline) -> bool:
@@ -249,9 +255,7 @@ def state_is_exact(pipeline: InputPipeline) -> bool:
     `shuffle().repeat().batch()` and `drop_remainder=True` are exact. The stages are read from `__debug_string__`,
     which is for people; should it change, resuming falls back to what iterators save.
     """
-    if not isinstance(pipeline.dataset, tf.data.Dataset):
-        return False  # workers read it, each on its own
-    if not datasets.has_state(pipeline.given):
+    if pipeline.why_no_state is not None:
         return False
     debug_string = getattr(pipeline.given, "__debug_string__", lambda: "")()
     stages = [line.lstrip("-<") for line in debug_string.splitlines()]
@@ -285,15 +289,15 @@ class InputState:
         if choice == "saved" and not is_exact and pipeline.is_chief:
             _log.warning(
                 "checkpoint.input_state=saved has no effect: %s. Checkpoints hold a count of the batches read.",
-                "a state would lead to other examples, of shuffle() before batch() and repeat(), with a smaller last "
-                "batch, or a hook feeds the data"
-                if isinstance(pipeline.dataset, tf.data.Dataset) else "workers read the data, each on its own",
+                pipeline.why_no_state or "a state would lead to other examples, of shuffle() before batch() and "
+                "repeat(), with a smaller last batch",
             )  # fmt: skip
-        if choice == "counted" and (reason := self._why_not_repeatable()) and pipeline.is_chief:
+        key = "input.train.prefetch_to_device" if pipeline.prefetch is not None else "checkpoint.input_state=counted"
+        is_counted = choice == "counted" or pipeline.prefetch is not None
+        if is_counted and (reason := self._why_not_repeatable()) and pipeline.is_chief:
             _log.warning(
-                "checkpoint.input_state=counted: a run that resumes reads the input again, and may find other examples "
-                "in it: %s.", reason,
-            )  # fmt: skip
+                "%s: a run that resumes reads the input again, and may find other examples in it: %s.", key, reason
+            )
 
     def is_kept(self, num_bytes: int, variable_bytes: int) -> bool:
         """Report whether a checkpoint keeps a state of `num_bytes` that was written for it.

@@ -43,9 +43,17 @@ RENAMED: Mapping[str, str] = {}
 """Old key -> new key. Remove an entry with the second minor version after the renaming."""
 
 
+_OPTIONS = {
+    "deterministic": None, "private_threadpool_size": None, "max_intra_op_parallelism": None,
+    "autotune": {"enabled": None, "ram_budget": None, "cpu_budget": None},
+}  # fmt: skip
+
 ADDED: Mapping[str, Any] = {
     "checkpoint.input_state": "auto", "eval.checkpoint": None, "eval.name": None, "export.alias": None,
-    "export.register": None, "new": {"path": None}, "predict.checkpoint": None, "run.eager": False,
+    "export.register": None, "input.predict.options": _OPTIONS, "input.train.options": _OPTIONS,
+    "input.train.prefetch_to_device": None,
+    "input.train.service": {"address": None, "processing_mode": "distributed_epoch", "job_name": None},
+    "new": {"path": None}, "predict.checkpoint": None, "run.eager": False,
     "run.freeze_secs": None, "run.inter_op_threads": None, "run.intra_op_threads": None, "run.log_level": "info",
     "run.memory_growth": False, "run.preload": "auto", "run.preemption_notice": None, "run.profile_format": "trace",
     "run.secrets": None, "train.hooks": [], "train.log_gradient_norm": False, "train.max_secs": None,

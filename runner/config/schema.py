@@ -111,6 +111,38 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class AutotuneConfig:
+    """What tf.data may tune by itself. None: as the function's own options say."""
+
+    enabled: bool | None = None
+    ram_budget: int | None = _setting(None, minimum=1)
+    cpu_budget: int | None = _count(None, minimum=1)
+
+
+@dataclass(frozen=True)
+class DataOptionsConfig:
+    """How tf.data runs an input: what a user sets of tf.data.Options. None: as the function's own options say."""
+
+    deterministic: bool | None = None
+    private_threadpool_size: int | None = _count(None, minimum=1)
+    max_intra_op_parallelism: int | None = _count(None, minimum=1)
+    autotune: AutotuneConfig = field(default_factory=AutotuneConfig)
+
+
+@dataclass(frozen=True)
+class DataServiceConfig:
+    """The tf.data service that computes an input. `address` None: none does.
+
+    Attributes:
+      job_name: what other runs share the elements by; None: they are this start's own.
+    """
+
+    address: str | None = None
+    processing_mode: str = _setting("distributed_epoch", choices=("distributed_epoch", "parallel_epochs"))
+    job_name: str | None = None
+
+
+@dataclass(frozen=True)
 class InputBlock:
     """One input: which input_fn, its params, and how its examples are divided. `batch_size` is global."""
 
@@ -119,6 +151,15 @@ class InputBlock:
     batch_size: int | None = _count(None, minimum=1)
     shard: str = _setting("auto", choices=("auto", "files", "examples", "input_fn", "off"))
     shuffle_seed: int | None = None
+    options: DataOptionsConfig = field(default_factory=DataOptionsConfig)
+
+
+@dataclass(frozen=True)
+class TrainInputBlock(InputBlock):
+    """The input of training, which may be computed elsewhere, and be on the device before its step."""
+
+    prefetch_to_device: int | None = _count(None, minimum=1)
+    service: DataServiceConfig = field(default_factory=DataServiceConfig)
 
 
 @dataclass(frozen=True)
@@ -130,7 +171,7 @@ class InputConfig:
       predict: what command=predict reads.
     """
 
-    train: InputBlock = field(default_factory=InputBlock)
+    train: TrainInputBlock = field(default_factory=TrainInputBlock)
     eval: dict[str, Any] | None = field(default_factory=dict)
     predict: InputBlock = field(default_factory=InputBlock)
 

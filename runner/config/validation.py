@@ -41,6 +41,7 @@ def check(config: Config) -> None:
         _check_model_dir,
         check_strategies,
         _check_inputs,
+        _check_train_input,
         _check_evaluation,
         _check_checkpoint,
         _check_tracking,
@@ -215,6 +216,53 @@ def _check_inputs(config: Config) -> Iterator[str]:
                     f"{key}.params.{name}={block.params[name]} has no effect: {key}.{name}={setting} takes its place. "
                     f"Set {key}.{name}."
                 )
+
+
+def _check_train_input(config: Config) -> Iterator[str]:
+    """Refuse what excludes an exact resume where one is asked for, and what strategies do not do."""
+    block, exact = config.input.train, [("run.deterministic", "true")] if config.run.deterministic else []
+    service = block.service
+    if service.address is None:
+        yield from _check_unused("input.train.service", service, "input.train.service.address")
+    elif not re.fullmatch(r"[\w+]+://(\[[^\]\s]+\]|[^\s:/\[\]]+):\d+", service.address):
+        yield (
+            f"input.train.service.address={service.address} is no address of a dispatcher. Write protocol, host and "
+            "port: grpc://host:5050"
+        )
+    if service.job_name == "":
+        yield "input.train.service.job_name='' is empty. Give a name, or null."
+    if config.command not in schema.TRAINING_COMMANDS:
+        return
+    strategy, saved = config.strategy.name, [("checkpoint.input_state", "saved")]
+    saved = saved if config.checkpoint.input_state == "saved" else []
+    for key, value in [*exact, *saved] if service.address else ():
+        yield (
+            f"input.train.service.address={service.address} with {key}={value}: the order in which a service gives its "
+            f"elements is no fixed one, and it saves no place. Leave one out."
+        )
+    if service.address and strategy in ("parameter_server", "tpu"):
+        yield (
+            f"input.train.service.address={service.address} does not go with strategy={strategy}. Leave it out, or use "
+            "another strategy."
+        )
+    if service.address and block.shard != "auto":
+        yield (
+            f"input.train.shard={block.shard} has no effect with input.train.service.address: the service gives each "
+            "worker elements of its own. Set input.train.shard=auto."
+        )
+    if block.options.deterministic is False:
+        counted = [("checkpoint.input_state", "counted")] if config.checkpoint.input_state == "counted" else []
+        for key, value in [*exact, *counted]:
+            yield (
+                f"input.train.options.deterministic=false with {key}={value}: its examples come in another order each "
+                "time. Leave one out."
+            )
+    if block.prefetch_to_device is not None:
+        given = f"input.train.prefetch_to_device={block.prefetch_to_device}"
+        for key, value in saved:
+            yield f"{given} with {key}={value}: no state of batches on a device can be saved. Leave one out."
+        if strategy not in ("default", "one_device"):
+            yield f"{given} does not go with strategy={strategy}, whose replicas divide a batch. Leave it out."
 
 
 def _check_evaluation(config: Config) -> Iterator[str]:

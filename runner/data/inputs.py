@@ -15,9 +15,12 @@ import tensorflow as tf
 
 from runner.data import sharding
 from runner.data.dataset_adapter import as_dataset, call_input_fn, check_batches, none_spec
+from runner.data.iterators import iterate
 from runner.data.replica_batches import Division, RoundRobin, any_rows, part_spec
-from runner.data.sharding import InputContext, Plan, WorkerPlace
+from runner.data.service import DataService
+from runner.data.sharding import InputContext, Plan, ShardedInput, WorkerPlace
 from runner.run_config import RunConfig
+from runner.tf_private import datasets
 from runner.tracking.exit_codes import comes_from_input, user_code
 from runner.types import copied_params
 
@@ -49,6 +52,9 @@ class Input:
           or `num_input_pipelines`, else files where it reads enough of them, else examples.
       shuffle_seed: given to `fn` as params["shuffle_seed"]; None: not given.
       first_batch_only: the batch of the first step comes again and again, without end.
+      options: a tf.data.Options, whose settings take the place of those of the function's dataset; None: none do.
+      prefetch_to_device: in TRAIN so many batches are copied to the GPU before their steps; None: none.
+      service: in TRAIN a tf.data service computes the batches; workers share them, whatever `shard` says.
 
     Raises:
       ValueError: a batch_size that is not a positive int, or an unknown shard.
@@ -60,6 +66,9 @@ class Input:
     shard: str = "auto"
     shuffle_seed: int | None = None
     first_batch_only: bool = False
+    options: tf.data.Options | None = None
+    prefetch_to_device: int | None = None
+    service: DataService | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
@@ -72,6 +81,14 @@ class Input:
 
 
 @dataclasses.dataclass(frozen=True)
+class DevicePrefetch:
+    """Batches that are copied to a device before their steps: `number` of them."""
+
+    device: str
+    number: int
+
+
+@dataclasses.dataclass(frozen=True)
 class InputPipeline:
     """This process's input: a dataset and how one step's examples are divided over the local replicas.
 
@@ -79,7 +96,7 @@ class InputPipeline:
       dataset: elements are (features,) or (features, labels).
       num_replicas: replicas of this process.
       global_batch_size: examples of one step over all replicas; None: whatever the function's batches hold.
-      shard: examples, files, input_fn or off; never auto.
+      shard: examples, files, input_fn, off or service; never auto.
       reason: why, for the log.
       division: does the dividing.
       num_micro_batches: a replica computes its batch in so many parts, one after the other.
@@ -90,6 +107,8 @@ class InputPipeline:
       seed: what shuffles without a seed of its own follows it; a `DrawnSeed`: another process has another one.
       num_pipelines, pipeline_index: processes that read data of their own, and which of them this is; 1 and 0 where
         there is one, or all read the same.
+      service: computes the dataset; None: this process does.
+      prefetch: None: a step's batch is copied in the step.
     """
 
     dataset: tf.data.Dataset
@@ -107,6 +126,32 @@ class InputPipeline:
     pipeline_index: int = 0
     name: str = "the input function"
     seed: int | None = None
+    service: DataService | None = None
+    prefetch: DevicePrefetch | None = None
+
+    def open(self, skipped: int = 0) -> Any:
+        """Return an iterator over the dataset without its first `skipped` elements."""
+        dataset = self.dataset.skip(skipped) if skipped else self.dataset
+        if self.prefetch is not None:
+            # The last stage, as TensorFlow demands: nothing can be skipped behind it.
+            dataset = dataset.apply(tf.data.experimental.prefetch_to_device(self.prefetch.device, self.prefetch.number))
+        return iterate(dataset)
+
+    @property
+    def why_no_state(self) -> str | None:
+        """Why no checkpoint can hold the state of its iterator, but the count of what was read; None: one can."""
+        if not isinstance(self.dataset, tf.data.Dataset):
+            return "workers read the data, each on its own"
+        if self.service is not None:
+            return "a tf.data service computes the data"
+        if not datasets.has_state(self.given):
+            return "a hook feeds the data"
+        return None if self.prefetch is None else "its batches are copied to the device before their steps"
+
+    @property
+    def is_timeable(self) -> bool:
+        """Report whether a `WaitTimer` can time its iterator: it is one of this process, on the host."""
+        return isinstance(self.dataset, tf.data.Dataset) and self.prefetch is None
 
     @property
     def element_spec(self) -> Any:
@@ -225,6 +270,8 @@ def build_input_pipeline(
     def build(plan: Plan) -> tf.data.Dataset:
         result = _call(source, plan, mode, params, config, num_epochs)
         dataset = _passes(as_dataset(result, name, mode), source.fn, num_epochs)
+        if source.options is not None:
+            dataset = dataset.with_options(source.options)
         if source.batch_size is not None:
             # EVAL may hold any batches: all are counted right. In TRAIN the size is part of what is trained.
             setting, expected = f"{_BLOCKS[mode]}.batch_size={source.batch_size}", plan.batch_size
@@ -234,7 +281,11 @@ def build_input_pipeline(
             )
         return dataset
 
-    sharded = sharding.choose(source.shard, source.batch_size, place, build)
+    service = source.service if mode == "train" else None
+    if service is not None:
+        sharded: ShardedInput | None = sharding.of_service(service, source.batch_size, place, build)
+    else:
+        sharded = sharding.choose(source.shard, source.batch_size, place, build)
     if sharded is None:
         raise ValueError(
             f"{_BLOCKS[mode]}.shard=input_fn leaves it to {name} to take its part of the data, but that reads neither "
@@ -250,6 +301,11 @@ def build_input_pipeline(
     if sharded.is_own and mode == "train" and place.collectives.num_workers > 1:
         dataset, division = sharding.train_division(sharded, given, place)
     elif place.num_workers > 1:
+        if source.options is not None and source.options.deterministic is False and place.worker_index == 0:
+            _log.warning(
+                "%s.options.deterministic=false has no effect: the workers read the same batches, each its rows.",
+                _BLOCKS[mode],
+            )
         options = tf.data.Options()
         options.deterministic = True  # all workers see the same elements at the same place
         dataset = given.with_options(options)
@@ -268,7 +324,33 @@ def build_input_pipeline(
         is_chief=place.worker_index == 0,
         num_pipelines=place.num_workers if sharded.is_own else 1,
         pipeline_index=place.worker_index if sharded.is_own else 0,
+        service=service,
+        prefetch=_device_prefetch(source.prefetch_to_device, place, config) if mode == "train" else None,
     )
+
+
+def _device_prefetch(number: int | None, place: WorkerPlace, config: RunConfig | None) -> DevicePrefetch | None:
+    """Return where batches are copied to before their steps: the device of the only replica, where that is a GPU."""
+    if number is None:
+        return None
+    if place.total > 1:
+        raise ValueError(
+            f"input.train.prefetch_to_device={number} is for one replica, and there are {place}, which divide a batch. "
+            "Leave it out, or use strategy=default or one_device."
+        )
+    device = step_device(getattr(config, "train_distribute", None))
+    if "GPU" in device:
+        return DevicePrefetch(device, number)
+    _log.info("input.train.prefetch_to_device=%d has no effect: training runs on %s.", number, device)
+    return None
+
+
+def step_device(strategy: tf.distribute.Strategy | None) -> str:
+    """Return the name of the device that the only replica computes its steps on."""
+    if strategy is not None:
+        return str(strategy.extended.worker_devices[0])
+    gpus = tf.config.list_logical_devices("GPU")
+    return str(gpus[0].name if gpus else "/device:CPU:0")
 
 
 def _passes(dataset: tf.data.Dataset, fn: Any, num_epochs: int | None) -> tf.data.Dataset:

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.data.replica_batches import Division, PerWorker, RoundRobin, SplitRows, full_rows
+from runner.data.service import DataService
 from runner.distribute.collectives import SINGLE_PROCESS, Collectives
 from runner.tf_private import cluster
 
@@ -98,7 +99,7 @@ class ShardedInput:
     """What one worker reads.
 
     Attributes:
-      shard: examples, files, input_fn or off.
+      shard: examples, files, input_fn or off; service, of what a tf.data service computes.
       reason: why, for the log.
       is_own: others read other examples, or the same ones in steps of their own; else all read the same.
       whole: gives the undivided data, of elements like the dataset's.
@@ -166,6 +167,21 @@ def choose(shard: str, batch_size: int | None, place: WorkerPlace, build: Build)
     return ShardedInput("examples", reason, plan.division, dataset, False, lambda: dataset)
 
 
+def of_service(service: DataService, batch_size: int | None, place: WorkerPlace, build: Build) -> ShardedInput:
+    """Return what this worker reads of data that `service` computes: each element goes to one of the workers.
+
+    Args:
+      batch_size, build: as of `choose`.
+    """
+    plan = _plan("examples" if place.num_workers == 1 else "off", batch_size, place)
+    whole = build(plan)
+    dataset = service.distribute(whole, place.collectives)
+    is_own = place.num_workers > 1
+    return ShardedInput(
+        "service", f"{service.address} computes the batches", plan.division, dataset, is_own, lambda: whole
+    )
+
+
 def train_division(
     sharded: ShardedInput, dataset: tf.data.Dataset, place: WorkerPlace
 ) -> tuple[tf.data.Dataset, Division]:
@@ -179,16 +195,22 @@ def train_division(
     ends, differs, count = place.collectives.sum([not is_endless, rows is None, (rows or 0) * place.num_replicas])
     full_count = None if ends or differs else int(count)
     division = PerWorker(place.num_replicas, place.collectives.sum_in_graph, full_count, ends_together=ends > 0)
-    return (_marked(dataset, sharded.whole()) if ends else dataset), division
+    if not ends:
+        return dataset, division
+    # To open what a service computes a second time, for one element, would be a second pass there.
+    of_own = sharded.whole() if sharded.shard == "service" else dataset
+    return _marked(dataset, of_own.take(1).concatenate(sharded.whole().take(1))), division
 
 
-def _marked(own: tf.data.Dataset, whole: tf.data.Dataset) -> tf.data.Dataset:
+def _marked(own: tf.data.Dataset, first: tf.data.Dataset) -> tf.data.Dataset:
     """`own`, each element with True; then, without end, one that counts for nothing, with False.
 
-    That is its own first one, or where it has none the first one of all: something that the model is made for.
+    Args:
+      first: the first element of it is that one, something that the model is made for: its own first one, or where
+        it has none the first one of all.
     """
     # The iterator never ends, so its state is saved and restored like that of any other input.
-    placeholder = own.take(1).concatenate(whole.take(1)).take(1).cache().repeat()
+    placeholder = first.take(1).cache().repeat()
     return own.map(_saying(True)).concatenate(placeholder.map(_saying(False)))
 
 

@@ -117,6 +117,8 @@ class TrainingResult:
       stopped_early: the reason why training ended before its last step; None: it did not.
       exports: paths of the SavedModels that this process exported.
       interrupted: training or its last evaluation was asked to stop; the same call resumes it.
+      input_bound: the share of the time of steps that they waited for their input; None: training was too short for a
+        sample, or another process has it.
     """
 
     metrics: Mapping[str, Any]
@@ -127,6 +129,7 @@ class TrainingResult:
     stopped_early: str | None = None
     exports: Sequence[str] = ()
     interrupted: bool = False
+    input_bound: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", Metrics(self.metrics))

@@ -175,6 +175,7 @@ def _train(
         stopped_early=estimator.collectives.broadcast_text(evaluations.stopped_early or "") or None,
         exports=evaluations.exported_paths,
         interrupted=interrupted,
+        input_bound=None if run is None else run.input_bound,
     )
 
 

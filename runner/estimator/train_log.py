@@ -49,6 +49,7 @@ class TrainLog:
         self._scalars = setup.program.scalars
         self._keys: tuple[Sequence[str], Sequence[str]] = ([], [])
         self._window = np.zeros(2 * len(self._scalars.metrics))  # sums and weights of metrics since their last point
+        self._speed: dict[str, float] = {}  # of the last loop that told it
         self._is_at_step = np.tile(self._scalars.is_at_step, 2)
 
     def begin(self, target: int | None) -> None:
@@ -95,11 +96,12 @@ class TrainLog:
         summaries = math.inf if in_loops and step > self._first_step else self._summary_every.steps_until_due(step)
         return min(summaries, self._metrics_every.steps_until_due(step))
 
-    def note(self, result: StepResult, metrics: np.ndarray) -> None:
+    def note(self, result: StepResult, metrics: np.ndarray, *, logs_speed: bool = True) -> None:
         """Log a loop that has taken a step or more. Workers call it together.
 
         Args:
           metrics: `[steps, 2 * metrics]`: their sums and weights in each step.
+          logs_speed: False: the loop was slowed by something that others are not; the line shows the speed before it.
         """
         steps = np.linspace(result.first_step, result.last_step, result.num_steps).round().astype(int)
         points = self._metrics_at(steps, metrics)
@@ -107,10 +109,12 @@ class TrainLog:
             self._context.journal.event("first_step", step=result.first_step)
         if not self._config.is_chief:
             return
-        speed = {
-            "train/steps_per_sec": result.num_steps / result.secs,
-            "train/examples_per_sec": result.examples / result.secs,
-        }
+        if logs_speed or not self._speed:
+            self._speed = {
+                "train/steps_per_sec": result.num_steps / result.secs,
+                "train/examples_per_sec": result.examples / result.secs,
+            }
+        speed = self._speed if logs_speed else {}
         logged = self._at(Every(self._config.log_step_count_steps), steps, result.losses, first=self._is_new)
         rates = {f"train/{name}": rate for name, rate in self._program.rates().items()} if logged else {}
         every = self._config.log_step_count_steps or 0
@@ -122,12 +126,12 @@ class TrainLog:
             self._context.journal.metrics_of_steps(lines)
         with self._summary_writer.as_default():
             for step, loss in self._at(self._write_every, steps, result.losses, first=True):
-                scalars = {"global_step/sec": speed["train/steps_per_sec"]}
+                scalars = {"global_step/sec": speed["train/steps_per_sec"]} if logs_speed else {}
                 scalars |= {"loss": loss} if self._writes_loss else {}
                 self._write_numbers(scalars, step)
             if self._config.save_summary_steps:
                 self._write_numbers_of({step: points.get(step, {}) for step, _ in logged})
-        steps_per_sec, examples_per_sec = speed.values()
+        steps_per_sec, examples_per_sec = self._speed.values()
         shown = self._shown(metrics[-1])
         self._context.progress.update(
             result.last_step, float(result.losses[-1]), steps_per_sec, examples_per_sec, shown

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from runner.data.wait_timer import SAMPLE_SECS, WaitTimer
 from runner.estimator.checkpointing import RunCheckpoints
 from runner.estimator.context import EstimatorContext
 from runner.estimator.loop_boundary import Boundary, LoopLength
@@ -66,6 +67,10 @@ class TrainingRun:
         self._always_splits = False
         self._saves_here = False  # by the cadence, whether or not somebody asks the run to stop
         setup.session_hooks.session.take_batch = self._take_batch
+        # The chief decides how long loops are, and so when a sample is taken.
+        is_timed = context.is_chief and setup.input.pipeline.is_timeable and setup.program.loops_in_graph
+        self._wait = WaitTimer() if is_timed else None
+        self._iterator: Any = setup.input.iterator
 
     @property
     def global_step(self) -> int:
@@ -85,6 +90,11 @@ class TrainingRun:
     @property
     def steps_per_sec(self) -> float:
         return (self._step - self._first_step) / self.secs if self.secs else 0.0
+
+    @property
+    def input_bound(self) -> float | None:
+        """The share of the time of steps that they wait for their input, by samples; None: there was none."""
+        return None if self._wait is None else self._wait.share
 
     @property
     def learning_rate(self) -> float:
@@ -215,11 +225,17 @@ class TrainingRun:
         ]
         logged = self._log.steps_until_due(self._step, in_loops=self._records_in_loops)
         steps = min(self._target - self._step, logged, *(cadence.steps_until_due(self._step) for cadence in cadences))
-        return max(1, self._length.next(-(-steps // self._advance)))
+        sampled = 0 if self._wait is None else self._wait.steps_to_sample(self.secs)
+        length = self._length.next(-(-steps // self._advance))
+        return max(1, min(length, sampled) if sampled else length)
 
     def _take_steps(self, num_steps: int) -> StepResult:
         """Run one loop; the last of its steps carries summaries and the fetches of hooks where they are due."""
         program = self._setup.program
+        is_sampled = self._wait is not None and self._wait.steps_to_sample(self.secs) > 0
+        self._iterator = self._setup.input.iterator
+        if self._wait is not None and is_sampled:
+            self._iterator = self._wait.timed(self._iterator)
         first, started = self._step + 1, time.perf_counter()
         before = self._step
         self._setup.model.values_of = None
@@ -251,7 +267,10 @@ class TrainingRun:
             examples=sum(part.examples for part in parts),
             secs=time.perf_counter() - started,
         )
-        self._length.took(taken, result.secs)
+        # A sample of steps that take microseconds is short, and slow by what it costs to time them.
+        is_short = is_sampled and self._length.next(math.inf) > num_steps and result.secs < SAMPLE_SECS
+        if not is_short:
+            self._length.took(taken, result.secs)
         self.examples += result.examples
         self.secs += result.secs
         if recorded is not None and recorded.num_steps:
@@ -267,7 +286,10 @@ class TrainingRun:
             self._log.summaries(record, before + (place + 1) * self._advance)
         if result.num_steps:
             metrics = [part.values[0] for part in parts if part.num_steps] if program.scalars.metrics else []
-            self._log.note(result, np.concatenate(metrics) if metrics else np.zeros([taken, 0]))
+            rows = np.concatenate(metrics) if metrics else np.zeros([taken, 0])
+            self._log.note(result, rows, logs_speed=not is_short)
+            if self._wait is not None and is_sampled:
+                self._note_wait(self._wait.took(taken, result.secs, self.secs))
         if self._nan.check(self, result, self._advance):
             self._step = self._setup.model.store.global_step
         return result
@@ -275,7 +297,7 @@ class TrainingRun:
     def _loop(self, request: StepRequest, num_steps: int, *, summaries: bool) -> LoopResult:
         program, train_input = self._setup.program, self._setup.input
         loop, may_end = program.loop(request, summaries=summaries), train_input.may_end_within(num_steps)
-        return self._taken(loop(train_input.iterator, num_steps, may_end=may_end, values=request.values))
+        return self._taken(loop(self._iterator, num_steps, may_end=may_end, values=request.values))
 
     def _take_batch(self, request: StepRequest) -> Sequence[Any]:
         """Return the values of what a hook runs by itself, of the next batch: this is no step.
@@ -306,7 +328,7 @@ class TrainingRun:
     def _loop_with_records(self, num_steps: int) -> LoopResult:
         loop, train_input = self._setup.program.recording_loop, self._setup.input
         schedule, may_end = self._log.schedule(self._step, num_steps), train_input.may_end_within(num_steps)
-        return self._taken(loop.take(train_input.iterator, num_steps, schedule, may_end=may_end))
+        return self._taken(loop.take(self._iterator, num_steps, schedule, may_end=may_end))
 
     def _taken(self, result: LoopResult) -> LoopResult:
         """Note what a loop has read; return its result with the losses over all workers."""
@@ -317,6 +339,10 @@ class TrainingRun:
         if train_input.advance(result):
             self.request_stop("the training input ended")
         return result
+
+    def _note_wait(self, share: float | None) -> None:
+        if share is not None:
+            self._context.journal.metrics(self._step, {"train/input_bound": share})
 
     def _count(self, parts: Sequence[LoopResult], taken: int) -> None:
         """Read the global step, and what a step adds to it."""

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from runner.checkpoint.input_position import InputPosition, continued, source_of, was_read_to_its_end
 from runner.data.inputs import Input, InputPipeline, check_examples, say_small_batches
-from runner.data.iterators import iterate
 from runner.estimator.context import EstimatorContext, Models
 from runner.estimator.specs import InputFn
 from runner.hooks.builtin_hooks import TrainingOverrides, split_hooks
@@ -69,7 +68,7 @@ class TrainInput:
         self._is_resumed = False
         if was_at_its_end and self.position.num_epochs is None:
             # The checkpoint was written at the end of data of unknown size: read it again, as a new call would.
-            self.iterator = iterate(self.pipeline.dataset)
+            self.iterator = self.pipeline.open()
             self.position = InputPosition.at_start(self.position.source, self.pipeline)
         elif result.data_ended:
             self.position.ended = True
@@ -177,4 +176,4 @@ class TrainSetupBuilder:
         source = source_of(input_fn, pipeline)
         if last is None or (fn is last and pipeline.remaining_steps() == math.inf):
             return TrainInput(pipeline, *continued(pipeline, source, latest))
-        return TrainInput(pipeline, iterate(pipeline.dataset), InputPosition.at_start(source, pipeline))
+        return TrainInput(pipeline, pipeline.open(), InputPosition.at_start(source, pipeline))

@@ -368,7 +368,7 @@ class Supervisor:
     def _keep_of_earlier(self, outcome: Outcome, earlier: Mapping[str, Any]) -> None:
         """Add what this start does not know: what training left, to a reader; what was exported and is still there."""
         facts = outcome.facts
-        for name in () if self.trains else ("metrics", "steps_per_sec", "global_step", "checkpoint"):
+        for name in () if self.trains else ("metrics", "steps_per_sec", "input_bound", "global_step", "checkpoint"):
             if facts.get(name) is None and earlier.get(name):
                 facts[name] = earlier[name]
         exports = dict.fromkeys([*earlier.get("exports", []), *facts.get("exports", [])])
@@ -417,7 +417,7 @@ class Supervisor:
     def _print(self, summary: Mapping[str, Any], code: int, *, is_fresh: bool) -> None:
         shown = {**summary, "resume": self._resume_command() if code == INTERRUPTED else None}
         if not self.trains:
-            shown["steps_per_sec"] = None  # of the training that it reads
+            shown |= {"steps_per_sec": None, "input_bound": None}  # of the training that it reads
         if self.config.strategy.name == "parameter_server":
             cluster = self.config.cluster
             workers, servers = cluster.num_workers, cluster.num_ps

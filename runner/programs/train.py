@@ -137,6 +137,8 @@ class TrainProgram(Program):
         # Collectives with other processes are counted by the programs that have them, and the chief's may be others.
         self.records_in_loops = self.has_summaries and loop_type is None and not meets_others and not self._is_cut
         """Whether steps with summaries are taken within loops, by `recording_loop`, and not between them."""
+        self.loops_in_graph = loop_type is None
+        """Whether a loop reads the iterator that it is given in a graph of this process."""
         self._loop_type = loop_type or functools.partial(Loop, meets_others=meets_others)
         self.has_local_losses = meets_others and not self.is_native
         """Report whether the losses of a loop are this worker's parts, to be summed over the workers."""

@@ -19,7 +19,7 @@ from runner.tf_private.summaries import SummaryScalar
 from runner.tracing.trace_step import Replica
 
 # What the runner reports itself as train/<name>.
-RESERVED = ("loss", "steps_per_sec", "examples_per_sec")
+RESERVED = ("loss", "steps_per_sec", "examples_per_sec", "input_bound")
 
 Sum = tuple[Any, Any]
 """(sum over examples, their weight): float64 scalars of a graph."""

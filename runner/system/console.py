@@ -436,6 +436,7 @@ def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         # JSON has no word for NaN: it is the text "nan".
         *((name, format_number(float(value))) for name, value in summary.get("metrics", {}).items()),
         *((name, summary.get(name) and format_number(summary[name])) for name in ("repeated_steps", "steps_per_sec")),
+        ("input-bound", _input_bound(summary.get("input_bound"))),
         ("time", ", ".join(f"{name} {_format_phase(secs)}" for name, secs in phases.items())),
         ("strategy", None if replicas is None else strategy),
         ("devices", summary.get("devices")),
@@ -444,6 +445,17 @@ def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         ("resume", summary.get("resume")),
     ]
     return [(name, str(value)) for name, value in rows if value]
+
+
+_INPUT_BOUND = 0.05
+"""Where steps wait for their input for a larger part of their time, that is worth a look."""
+
+
+def _input_bound(share: float | None) -> str | None:
+    """Return `38 %, see docs/how_to/training.md#input`; None where nobody has measured it."""
+    if share is None:
+        return None
+    return f"{100 * share:.0f} %{', see docs/how_to/training.md#input' if share > _INPUT_BOUND else ''}"
 
 
 def _format_phase(secs: float) -> str:

@@ -7,7 +7,7 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -18,6 +18,7 @@ from runner.config.metric_names import evaluation_of, mode_of
 from runner.config.schema import (
     CLUSTER_STRATEGIES,
     Config,
+    DataOptionsConfig,
     EvalStrategyConfig,
     InputBlock,
     KeepBestConfig,
@@ -28,6 +29,7 @@ from runner.config.schema import (
 )
 from runner.config.step_range import parse_step_range
 from runner.data.inputs import Input
+from runner.data.service import DataService
 from runner.distribute.cluster import ALONE, Cluster
 from runner.distribute.devices import configure_devices
 from runner.distribute.grpc_server import kept_local
@@ -120,10 +122,13 @@ def build_job(
     return Job(estimator, unread, train_spec, eval_specs, predict_input, hooks, exporters, receiver_fn)
 
 
+AnyInputBlock = TypeVar("AnyInputBlock", bound=InputBlock)
+
+
 def _watched_inputs(config: Config, unread: UnreadParams) -> Config:
     """`config` whose inputs have params that `unread` watches."""
 
-    def watched(key: str, block: InputBlock) -> InputBlock:
+    def watched(key: str, block: AnyInputBlock) -> AnyInputBlock:
         return dataclasses.replace(block, params=unread.watch(f"{key}.params", block.params))
 
     inputs = dataclasses.replace(
@@ -185,8 +190,29 @@ def build_run_config(config: Config, cluster: Cluster = ALONE) -> RunConfig:
 def build_input(block: InputBlock, fn: Any) -> Input:
     """The Input that a block of `input` describes."""
     return Input(
-        fn, params=block.params, batch_size=block.batch_size, shard=block.shard, shuffle_seed=block.shuffle_seed
+        fn,
+        params=block.params,
+        batch_size=block.batch_size,
+        shard=block.shard,
+        shuffle_seed=block.shuffle_seed,
+        options=_build_options(block.options),
     )
+
+
+def _build_options(settings: DataOptionsConfig) -> tf.data.Options | None:
+    """Return the tf.data.Options that the config sets; None: it leaves all of them to the input function."""
+    if settings == DataOptionsConfig():
+        return None
+    options = tf.data.Options()
+    for place, names, given in (
+        (options, ("deterministic",), settings),
+        (options.threading, ("private_threadpool_size", "max_intra_op_parallelism"), settings),
+        (options.autotune, ("enabled", "ram_budget", "cpu_budget"), settings.autotune),
+    ):
+        for name in names:
+            if (value := getattr(given, name)) is not None:  # to set None would take the function's own away
+                setattr(place, name, value)
+    return options
 
 
 def configure_tensorflow(run: RunSettings) -> None:
@@ -220,7 +246,13 @@ def _build_exporters(config: Config, receiver_fn: Callable[[], Any]) -> tuple[Ex
 
 def _build_train_spec(config: Config, fn: Any, hooks: tuple[Any, ...]) -> TrainSpec:
     train, is_overfit = config.train, config.run.debug == "overfit"
-    train_input = dataclasses.replace(build_input(config.input.train, fn), first_batch_only=is_overfit)
+    block = config.input.train
+    train_input = dataclasses.replace(
+        build_input(block, fn),
+        first_batch_only=is_overfit,
+        prefetch_to_device=block.prefetch_to_device,
+        service=DataService(**dataclasses.asdict(block.service)) if block.service.address else None,
+    )
     return TrainSpec(
         train_input,
         train.max_steps,

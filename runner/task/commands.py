@@ -144,6 +144,7 @@ def _train_and_evaluate(config: Config, job: Job, context: TaskContext) -> dict[
         "checkpoint": result.checkpoint,
         "metrics": flat_metrics(result.metrics),
         "steps_per_sec": result.steps_per_sec or None,
+        "input_bound": result.input_bound,
         "examples": result.examples,
         "stopped_early": result.stopped_early,
         "interrupted": result.interrupted,
@@ -162,6 +163,7 @@ def _train(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
         **_checkpoint_of(job),
         "metrics": {},
         "steps_per_sec": (training.steps_per_sec if training else 0) or None,
+        "input_bound": training.input_bound if training else None,
         "examples": training.examples if training else 0,
     }
 

@@ -22,8 +22,8 @@ _TYPES = {
 _OF_READERS = ("metrics", "predictions", "exports", "mlflow_run_id")
 """What a command that reads a run adds to the run's summary."""
 
-_OF_RESULT = ("global_step", "metrics", "steps_per_sec", "examples", "num_replicas", "devices", "checkpoint",
-              "predictions", "stopped_early", "error")  # fmt: skip
+_OF_RESULT = ("global_step", "metrics", "steps_per_sec", "input_bound", "examples", "num_replicas", "devices",
+              "checkpoint", "predictions", "stopped_early", "error")  # fmt: skip
 
 
 def facts_in(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def summary_of(outcome: Outcome, config: Config, run_id: str | None, secrets: se
         "error": mask_text(outcome.error, secrets) if outcome.error else None,
         **{name: facts.get(name) for name in ("interrupted_by", "stopped_early", "global_step")},
         "metrics": facts.get("metrics", {}),
-        **{name: facts.get(name) for name in ("steps_per_sec", "examples")},
+        **{name: facts.get(name) for name in ("steps_per_sec", "input_bound", "examples")},
         "phases": facts.get("phases", {}),
         "unread_params": facts.get("unread_params", []),
         "strategy": config.strategy.name,

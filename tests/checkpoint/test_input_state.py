@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import os
@@ -17,6 +18,7 @@ import tensorflow as tf
 from runner import Estimator, EstimatorSpec, Input, RunConfig
 from runner.checkpoint.reader import has_iterator
 from runner.checkpoint.writer import DiskFullError
+from runner.data import inputs
 from runner.system.files import write_json
 from runner.task.inspect_run import inspect
 from runner.tracking.journal import Journal
@@ -210,3 +212,26 @@ def test_a_full_disk_is_said_by_whoever_notes_something_on_it(small_disk: Path) 
     with pytest.raises(OSError, match=r"no space left .*summary.json: .* 0 B were free"):
         write_json(small_disk / "summary.json", {"status": "finished"})
     assert os.listdir(small_disk) == ["events.chief-0.jsonl"]
+
+
+def test_a_resume_with_other_options_and_with_batches_ahead_is_exact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    undisturbed = train(tmp_path / "a", 24, checkpoint_input_state="saved")
+    found = train(tmp_path / "b", 8, checkpoint_input_state="saved")
+    options = tf.data.Options()
+    options.threading.private_threadpool_size, options.threading.max_intra_op_parallelism = 2, 1
+    options.autotune.enabled = False
+    source = dataclasses.replace(input_of(), options=options)
+    found += train(tmp_path / "b", 5, source, checkpoint_input_state="saved")
+    assert has_iterator(str(tmp_path / "b" / "model.ckpt-13"), 0)
+    ahead = dataclasses.replace(source, prefetch_to_device=2)
+    with caplog.at_level(logging.INFO, "runner"):
+        found += train(tmp_path / "b", 3, ahead)
+    assert "input.train.prefetch_to_device=2 has no effect: training runs on /device:CPU:0." in said_of(caplog)
+    # A CPU in place of the GPU: TensorFlow copies to it in the same way.
+    monkeypatch.setattr(inputs, "_device_prefetch", lambda *_: inputs.DevicePrefetch("/device:CPU:0", 2))
+    for steps in (4, 4):
+        found += train(tmp_path / "b", steps, ahead)
+    assert not has_iterator(str(tmp_path / "b" / "model.ckpt-24"), 0)
+    assert found == undisturbed

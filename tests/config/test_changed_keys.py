@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import shutil
 import subprocess
@@ -69,7 +70,7 @@ def test_the_config_prints_the_lines_of_8664505_but_for_the_removed_keys() -> No
     before = (OLD / "cfg_job.yaml").read_text().splitlines()
     lines = done.stdout.rstrip().splitlines()
     # A group has a line, and one for each of its keys.
-    added = sum(1 + len(default) if isinstance(default, dict) else 1 for default in ADDED.values())
+    added = sum(map(_num_lines, ADDED.values()))
     assert len(before) - len(REMOVED) + added == len(lines)
     tree = yaml.safe_load("\n".join(before))
     for key in REMOVED:
@@ -77,18 +78,20 @@ def test_the_config_prints_the_lines_of_8664505_but_for_the_removed_keys() -> No
         assert tree[group].pop(name) == REMOVED[key].default
     printed = yaml.safe_load(done.stdout)
     for key, default in ADDED.items():
-        group, _, name = key.rpartition(".")
-        assert (printed[group] if group else printed).pop(name) == default
+        *groups, name = key.split(".")
+        assert functools.reduce(dict.__getitem__, groups, printed).pop(name) == default
     assert printed == tree
-    now, group, within = iter(before), "", "-"
+    now, parents = iter(before), [""]
     for line in lines:
-        name = line.strip().partition(":")[0]
-        group = group if line.startswith(" ") else name
-        key = name if name == group and not line.startswith(" ") else f"{group}.{name}"
-        is_within = line.startswith(within)  # a key of a group that was added
-        assert key in ADDED or is_within or line in now, "the order is that of before"
-        if not is_within:
-            within = line.partition(name)[0] + "  " if key in ADDED and line.endswith(":") else "-"
+        name, depth = line.strip().partition(":")[0], (len(line) - len(line.lstrip())) // 2
+        parents = [*parents[:depth], name]
+        keys = {".".join(parents[: end + 1]) for end in range(len(parents))}  # its own, and those of its groups
+        assert keys & set(ADDED) or line in now, "the order is that of before"
+
+
+def _num_lines(default: Any) -> int:
+    """Return the lines of a key: one for it, and those of the keys below it."""
+    return 1 + (sum(map(_num_lines, default.values())) if isinstance(default, dict) else 0)
 
 
 @pytest.mark.parametrize("key", REMOVED)

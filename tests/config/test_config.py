@@ -345,6 +345,42 @@ BAD = [
         ["input.train.params.shuffle_seed=3"],
         "input.train.params.shuffle_seed=3 has no effect: input.train.shuffle_seed=1 takes its place.",
     ),
+    (
+        ["input.train.service.address=localhost"],
+        "input.train.service.address=localhost is no address of a dispatcher. Write protocol, host a",
+    ),
+    (["input.train.service.job_name=x"], "input.train.service.job_name=x has no effect without input.train.service.a"),
+    (
+        ["input.train.service.address=grpc://h:1", "run.deterministic=true"],
+        "input.train.service.address=grpc://h:1 with run.deterministic=true: the order in which a se",
+    ),
+    (
+        ["input.train.service.address=grpc://h:1", "checkpoint.input_state=saved"],
+        "input.train.service.address=grpc://h:1 with checkpoint.input_state=saved: the order",
+    ),
+    (
+        ["input.train.service.address=grpc://h:1", "strategy=parameter_server"],
+        "input.train.service.address=grpc://h:1 does not go with strategy=parameter_server. Leave it",
+    ),
+    (
+        ["input.train.service.address=grpc://h:1", "input.train.shard=files"],
+        "input.train.shard=files has no effect with input.train.service.address: the service gives e",
+    ),
+    (
+        ["input.train.options.deterministic=false", "run.deterministic=true"],
+        "input.train.options.deterministic=false with run.deterministic=true: its examples come in a",
+    ),
+    (
+        ["input.train.options.deterministic=false", "checkpoint.input_state=counted"],
+        "input.train.options.deterministic=false with checkpoint.input_state=counted: its examples",
+    ),
+    (["input.train.options.autotune.cpu_budget=0"], "input.train.options.autotune.cpu_budget=0 must be at least 1."),
+    (["input.eval.options.private_threadpool_size=0"], "input.eval.options.private_threadpool_size=0 must be at least"),
+    (["input.train.prefetch_to_device=0"], "input.train.prefetch_to_device=0 must be at least 1."),
+    (
+        ["input.train.prefetch_to_device=2", "strategy=mirrored"],
+        "input.train.prefetch_to_device=2 does not go with strategy=mirrored, whose replicas divide",
+    ),
     (["input.eval.'a b'.fn=x.y"], "cannot read"),
     (
         ["+input.eval={a b: {fn: x.y}}"],

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from runner.config import model_source, parsing
-from runner.config.schema import Config, ConfigError, InputBlock, InputConfig, ModelConfig
+from runner.config.schema import Config, ConfigError, InputConfig, ModelConfig, TrainInputBlock
 
 
 def config(model: str = "auto", keras: str = "auto") -> Config:
-    block = InputBlock(fn="data.input_fn")
+    block = TrainInputBlock(fn="data.input_fn")
     return Config(
         model=ModelConfig(fn="net.model_fn", classic=model, keras=keras), input=InputConfig(train=block, eval={})
     )

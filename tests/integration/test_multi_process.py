@@ -26,7 +26,7 @@ from tests.support.weighted_models import model_of, of_two, weighted_input
 pytestmark = pytest.mark.timeout(900)  # the first waits for two gangs
 
 TWO = (
-    "native", "by_replicas", "drawn_seed", "uneven", "without_data", "nothing_at_all", "own_counted", "unknown_length",
+    "native", "by_replicas", "drawn_seed", "uneven", "without_data", "nothing_at_all", "own_counted", "of_service", "unknown_length",
     "in_turn", "measured", "stopped_by_one", "slow_worker", "slow_evaluation", "undisturbed", "stopped_early",
     "reduced_on_a_plateau", "not_finite", "sparse", "weighted_losses", "accumulated", "half_precision", "one_file",
     "metrics_of_files", "pairs_classic", "undying", "dying",
@@ -247,6 +247,13 @@ def test_input_of_each_workers_own_goes_on_from_a_count_of_its_batches(two: Gang
     folder = two.folder / "own_counted" / "pieces"
     states = {step: len(list(folder.glob(f"model.ckpt-{step}.input-*.index"))) for step in (2, 3, 4)}
     assert states == {2: 0, 3: 2, 4: 0} and not list(folder.glob(".model*"))
+
+
+def test_a_tf_data_service_gives_each_example_to_one_of_the_workers(two: Gang) -> None:
+    for found in two.results("of_service"):
+        assert sorted(id for step in found["whole"][:-1] for id in step) == list(range(11))
+        first, last = found["pieces"][:-1]
+        assert first == 2 < last  # how many steps there are is a matter of who asks first
 
 
 def test_data_of_unknown_length_ends_for_all(two: Gang) -> None:

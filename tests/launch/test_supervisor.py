@@ -20,7 +20,7 @@ import pytest
 from filelock import FileLock
 
 from runner.config import schema
-from runner.config.schema import Config, ConfigError, InputBlock, InputConfig, ModelConfig, TrackingConfig
+from runner.config.schema import Config, ConfigError, InputConfig, ModelConfig, TrackingConfig, TrainInputBlock
 from runner.launch import app, supervisor, task_group
 from runner.tracking import provenance, run_lock
 from runner.tracking.run_record import RunRecord
@@ -38,7 +38,7 @@ journal.event("first_step", step=1)
 """
 UNTAKEN = TASK.replace('journal.event("first_step", step=1)', "")
 """A task that never takes its first step."""
-PREDICTS = InputConfig(predict=InputBlock(fn="my.input_fn"))
+PREDICTS = InputConfig(predict=TrainInputBlock(fn="my.input_fn"))
 RESULT = "journal.event('result', global_step=7, metrics={'eval/accuracy': 0.5}, checkpoint='c', steps_per_sec=3.0)\n"
 
 
@@ -58,7 +58,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
 
 def config_of(model_dir: Path, **settings: Any) -> Config:
-    block = InputBlock(fn="my.input_fn")
+    block = TrainInputBlock(fn="my.input_fn")
     return Config(
         model_dir=str(model_dir),
         **{
@@ -86,6 +86,7 @@ def test_a_task_that_finishes_is_summarised(
         "global_step": 7,
         "metrics": {"eval/accuracy": 0.5},
         "steps_per_sec": 3.0,
+        "input_bound": None,
         "examples": None,
         "phases": {},
         "unread_params": [],

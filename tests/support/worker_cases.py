@@ -21,14 +21,17 @@ from runner.distribute.strategy import build_strategy
 STRATEGY = build_strategy("multi_worker", virtual_devices=int(os.environ.get("REPLICAS", "1")))
 
 from runner import Estimator, EstimatorSpec, EvalSpec, Input, RunConfig, TrainSpec, train_and_evaluate  # noqa: E402
+from runner.data.service import DataService  # noqa: E402
 from runner.distribute.cluster import Cluster  # noqa: E402
 from runner.estimator.early_stopping import EarlyStopping  # noqa: E402
 from runner.estimator.reduce_lr_on_plateau import ReduceLROnPlateau  # noqa: E402
 from runner.hooks.hook import Hook, Run  # noqa: E402
+from runner.system.files import write_atomically  # noqa: E402
 from runner.types import StepResult  # noqa: E402
 from tests.support.gang import DIES_AT  # noqa: E402
 from tests.support.measured import journaled, summarised_values, train_measured  # noqa: E402
 from tests.support.models import STYLES, data, eval_input, train_input  # noqa: E402
+from tests.support.processes import wait_until  # noqa: E402
 from tests.support.sparse_models import classic_embedding, embedding  # noqa: E402
 from tests.support.weighted_models import model_of, of_two, weighted_input  # noqa: E402
 
@@ -228,6 +231,29 @@ def own_counted(folder: Path) -> dict[str, Any]:
     pieces = [see(folder / "pieces", input, steps, checkpoint_input_state=choice) for steps, choice in starts]
     steps = [step for piece in pieces for step in piece["ids"][:-1]]
     return {"whole": whole["ids"], "pieces": np.array([*steps, None], dtype=object)}
+
+
+@case
+def of_service(folder: Path) -> dict[str, Any]:
+    """A tf.data service, which the chief starts, computes the batches: at once, and in two pieces."""
+    file = folder / "address"
+    if WORKER == 0:
+        make = tf.data.experimental.service
+        dispatcher = make.DispatchServer()
+        address = dispatcher.target.partition("://")[2]
+        server = make.WorkerServer(make.WorkerConfig(dispatcher_address=address, heartbeat_interval_ms=100))
+        SERVERS.extend([dispatcher, server])
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, dispatcher.target)
+    wait_until(file.is_file)
+    input = Input(lambda: numbers(11).batch(2), service=DataService(file.read_text()))
+    whole = see(folder / "whole", input, max_epochs=1)
+    pieces = [see(folder / "pieces", input, max_steps, max_epochs=1) for max_steps in (2, None)]
+    return {"whole": whole["ids"], "pieces": np.array([*(piece["step"] for piece in pieces), None], dtype=object)}
+
+
+SERVERS: list[Any] = []
+"""They live as long as the process."""
 
 
 def numbers(count: int) -> tf.data.Dataset:

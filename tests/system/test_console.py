@@ -336,3 +336,10 @@ def test_the_live_line_of_a_launcher_takes_the_place_of_another_and_draws_none()
     status.update("jobs run under hydra/launcher=joblib")
     assert status._live.tasks[0].description == "jobs run under hydra/launcher=joblib"
     status.stop()
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.384, "38 %, see docs/how_to/training.md#input"), (0.02, "2 %")])
+def test_the_summary_says_how_much_of_training_waited_for_its_input(share: float, said: str) -> None:
+    stream = io.StringIO()
+    print_summary({"status": "finished", "input_bound": share}, "outputs/x", stream)
+    assert f"input-bound: {said}" in stream.getvalue().splitlines()

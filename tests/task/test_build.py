@@ -12,6 +12,8 @@ import tensorflow as tf
 
 from runner import EstimatorSpec, train_and_evaluate
 from runner.config import parsing
+from runner.data.inputs import build_input_pipeline
+from runner.data.sharding import WorkerPlace
 from runner.system.console import NullProgress
 from runner.task.build import Job, build_job
 from runner.tracking.journal import NullJournal
@@ -126,3 +128,29 @@ def test_the_options_of_an_update_reach_the_run(tmp_path: Path) -> None:
                 *(f"train.{name}={value}" for name, value in options.items()))  # fmt: skip
     assert {name: getattr(built.estimator.config, name) for name in options} == options
     assert built.train_spec is not None and built.train_spec.max_epochs == 3
+
+
+def with_options_of_its_own(params: Any) -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 3
+    options.autotune.cpu_budget = 2
+    return tf.data.Dataset.from_tensor_slices({"x": points(6)[0]}).batch(2).with_options(options)
+
+
+def test_options_take_the_place_of_those_of_the_function_and_null_leaves_them() -> None:
+    names = ["input=custom", "input.train.fn=tests.task.test_build.with_options_of_its_own", "input.eval=null"]
+    spec = job(*names, "tracking=none").train_spec
+    assert spec is not None and getattr(spec.input_fn, "options", 0) is None
+    found = job(
+        *names,
+        "tracking=none",
+        "input.train.options.private_threadpool_size=5",
+        "input.train.options.deterministic=true",
+        "input.train.options.autotune.ram_budget=1000000",
+    )
+    assert found.train_spec is not None
+    pipeline = build_input_pipeline(found.train_spec.input_fn, "train", WorkerPlace())
+    options = pipeline.dataset.options()
+    assert (options.threading.private_threadpool_size, options.threading.max_intra_op_parallelism) == (5, None)
+    assert (options.autotune.cpu_budget, options.autotune.ram_budget, options.autotune.enabled) == (2, 1_000_000, None)
+    assert options.deterministic is True
