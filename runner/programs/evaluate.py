@@ -15,7 +15,15 @@ from runner.data.iterators import iterate
 from runner.model_fn import ModeKeys
 from runner.programs.batch_losses import PartOfBatch, WholeBatch, model_fn_has
 from runner.programs.mixed_precision import ModelCall
-from runner.programs.program import ModelToTrace, Program, TracedReplica, read_step, replica_inputs, split_fetches
+from runner.programs.program import (
+    ModelToTrace,
+    Program,
+    TracedReplica,
+    over_elements,
+    read_step,
+    replica_inputs,
+    split_fetches,
+)
 from runner.tracing.graph_operations import needed, operations
 from runner.tracing.trace import Trace
 from runner.tracing.trace_step import Replica
@@ -186,23 +194,11 @@ class EvalProgram(Program):
             )
 
     def _run(self, iterator: Any, max_steps: tf.Tensor, before: Any) -> dict[str, Any]:
-        def running(taken: tf.Tensor, ended: tf.Tensor, *_: Any) -> tf.Tensor:
-            return (taken < max_steps) & ~ended
+        def evaluate(element: Any, counted: tuple[tf.Tensor, Any]) -> tuple[tf.Tensor, Any]:
+            return self._add_step(self._functions, iterator, element, counted)[0]
 
-        def evaluate(element: Any, taken: tf.Tensor, counted: tuple[tf.Tensor, Any]) -> Any:
-            counted, _ = self._add_step(self._functions, iterator, element, counted)
-            return taken + 1, tf.constant(False), counted
-
-        def body(taken: tf.Tensor, ended: tf.Tensor, counted: tuple[tf.Tensor, Any]) -> Any:
-            element = iterator.get_next_as_optional()
-            return tf.cond(
-                element.has_value(),
-                lambda: evaluate(element.get_value(), taken, counted),
-                lambda: (taken, tf.constant(True), counted),
-            )
-
-        initial = (tf.constant(0), tf.constant(False), (tf.constant(0, tf.int64), before))
-        _, ended, (examples, sums) = tf.while_loop(running, body, initial)
+        start = (tf.constant(0, tf.int64), before)
+        _, ended, (examples, sums) = over_elements(iterator, max_steps, evaluate, start)
         return {"ended": ended, "examples": examples, "sums": sums}
 
 

@@ -14,7 +14,15 @@ import tensorflow as tf
 
 from runner.data.inputs import InputPipeline
 from runner.model_fn import ModeKeys
-from runner.programs.program import ModelToTrace, Program, TracedReplica, read_step, replica_inputs, split_fetches
+from runner.programs.program import (
+    ModelToTrace,
+    Program,
+    TracedReplica,
+    over_elements,
+    read_step,
+    replica_inputs,
+    split_fetches,
+)
 from runner.tf_private.datasets import may_change_meanwhile
 from runner.tracing.trace_step import Replica
 from runner.types import StepRequest
@@ -112,25 +120,14 @@ class PredictProgram(Program):
         function = self._function(StepRequest())
         dtypes = [tf.int64, *(tensor.dtype for tensor in tf.nest.flatten(self._predictions))]
 
-        def running(taken: tf.Tensor, ended: tf.Tensor, *_: Any) -> tf.Tensor:
-            return (taken < max_steps) & ~ended
-
-        def predict(element: Any, taken: tf.Tensor, lists: Sequence[Any]) -> Any:
+        def predict(element: Any, lists: Sequence[Any]) -> Sequence[Any]:
             _, inputs = read_step(self._pipeline, element, iterator)
             predictions, _ = function(*inputs)
             outputs = [inputs[-2], *tf.nest.flatten(predictions)]
-            return taken + 1, tf.constant(False), [_pushed(*pair) for pair in zip(lists, outputs, strict=True)]
-
-        def body(taken: tf.Tensor, ended: tf.Tensor, lists: Sequence[Any]) -> Any:
-            element = iterator.get_next_as_optional()
-            return tf.cond(
-                element.has_value(),
-                lambda: predict(element.get_value(), taken, lists),
-                lambda: (taken, tf.constant(True), lists),
-            )
+            return [_pushed(*pair) for pair in zip(lists, outputs, strict=True)]
 
         empty = [(_empty_list(dtype), _empty_list(tf.int32)) for dtype in dtypes]
-        taken, ended, lists = tf.while_loop(running, body, (tf.constant(0), tf.constant(False), empty))
+        taken, ended, lists = over_elements(iterator, max_steps, predict, empty)
         return taken, ended, [_concat(pair, dtype) for pair, dtype in zip(lists, dtypes, strict=True)]
 
 
