@@ -143,7 +143,8 @@ class RunConfig:
       keep_best: others kept for what an evaluation found of them.
       keep_checkpoint_every_n_hours: one kept for good in so many hours; None: none for that.
       save_checkpoints_asynchronously: checkpoints are written while training goes on, from a copy in memory. Listeners,
-        evaluations, the end of training and errors wait until they are durable.
+        evaluations, the end of training and errors wait until they are durable. "auto": where the copy fits into the
+        memory that is free.
       checkpoint_input_state: "saved": a checkpoint holds the state of the training input, its shuffle's buffer among
         it; "counted": how many batches were read, which a run that resumes reads again; "auto": counted where the state
         is larger than the variables, and all that the input draws is seeded and in a fixed order.
@@ -195,7 +196,7 @@ class RunConfig:
     keep_checkpoint_max: int | None = _key("checkpoint.keep_max", zero=True)
     keep_best: KeepBest | None = None
     keep_checkpoint_every_n_hours: float | None = _key("checkpoint.keep_every_hours")
-    save_checkpoints_asynchronously: bool = _key("checkpoint.asynchronous")
+    save_checkpoints_asynchronously: bool | str = _key("checkpoint.asynchronous")
     checkpoint_input_state: str = _key("checkpoint.input_state")
     warm_start: WarmStart | None = None
     log_step_count_steps: int | None = _key("train.log_steps", zero=True)

@@ -15,6 +15,8 @@ from runner.checkpoint import manifest
 from runner.checkpoint.snapshot import Snapshot, SnapshotMemory
 from runner.checkpoint.writer import CheckpointWriter
 from runner.distribute.collectives import SINGLE_PROCESS, Collectives
+from runner.system.console import format_bytes
+from runner.system.memory import free_memory, peak_beyond_now
 
 _NONE, _SKIPPED, _SAVED = 0, 1, 2
 
@@ -65,6 +67,7 @@ class Saver:
         self._writer, self._collectives, self._inputs_differ = writer, collectives, inputs_differ
         self._memory = SnapshotMemory()
         self._write: _Write | None = None
+        self._has_warned = False
         if inputs_differ and collectives.is_chief:
             writer.remove_left_inputs()
 
@@ -72,6 +75,26 @@ class Saver:
     def is_busy(self) -> bool:
         """Whether a checkpoint was begun that `poll` and `wait` have not yet told of."""
         return self._write is not None
+
+    def fits(self, snapshot: Snapshot, reserve: int | None = None) -> bool:
+        """Report whether a copy of `snapshot` fits into the memory that is free; always where it is held already.
+
+        Args:
+          reserve: bytes that are left to the steps; None: what they took at their peak.
+        """
+        missing = 0 if not self._collectives.is_chief else self._memory.missing(snapshot)
+        if not missing:
+            return True
+        free = free_memory() - (peak_beyond_now() if reserve is None else reserve)
+        if missing > free and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "Training waits while checkpoints are written: a copy of the variables takes %s, and %s of memory are "
+                "free beside the steps (checkpoint.asynchronous=auto).",
+                format_bytes(missing),
+                format_bytes(max(0, free)),
+            )
+        return missing <= free
 
     def begin(
         self, snapshot: Snapshot, iterators: Mapping[int, Any], *, asynchronous: bool, is_evaluated: bool = False

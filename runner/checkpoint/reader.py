@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,11 @@ class Reader:
     def has(self, name: str) -> bool:
         return self.key(name) in self._entries
 
+    def entry(self, name: str) -> tuple[str, tf.DType]:
+        """Return the key of `name` in the bundle, and its type."""
+        key = self.key(name)
+        return key, self._entries[key][1]
+
     def get(self, name: str) -> np.ndarray:
         """The value of `name`. Raises: KeyError: it is not there; the message says what is."""
         return self.get_many([name])[name]
@@ -84,6 +89,17 @@ class Reader:
                 raise KeyError(f"no variable {name!r} in {self.path}.{hint}")
         values = tensor_bundle.read_bundle(self.path, {key: self._entries[key][1] for key in keys.values()})
         return {name: values[key].numpy() for name, key in keys.items()}
+
+    def in_parts(self, sources: Mapping[str, str]) -> Iterator[dict[str, np.ndarray]]:
+        """Yield the values of a part of the checkpoint at a time, by other names.
+
+        Args:
+          sources: name -> its name in the checkpoint.
+        """
+        sizes = {name: tensor_bundle.size_of(*self._entries[self.key(there)]) for name, there in sources.items()}
+        for names in tensor_bundle.in_parts(sources, sizes.__getitem__):
+            values = self.get_many({sources[name] for name in names})
+            yield {name: values[sources[name]] for name in names}
 
     def extra(self) -> dict[str, Any]:
         """What Snapshot.extra held: arrays as arrays, the rest as JSON gives it back; {} of another's checkpoint."""

@@ -55,6 +55,18 @@ class SnapshotMemory:
             tensors[name] = copies if isinstance(value, tuple) else copies[0]
         return dataclasses.replace(snapshot, tensors=tensors)
 
+    def missing(self, snapshot: Snapshot) -> int:
+        """Return the bytes of memory on this host that a copy of `snapshot` would take, beyond what is held here.
+
+        What is on a parameter server is copied there.
+        """
+        return sum(
+            tensor_bundle.size_of(part.shape, tf.as_dtype(part.dtype))
+            for name, value in snapshot.tensors.items()
+            for number, part in enumerate(value if isinstance(value, tuple) else (value,))
+            if (name, number) not in self._buffers and not tensor_bundle.is_far(part)
+        )
+
     def _copied(self, key: tuple[str, int], value: Any) -> tf.Tensor:
         if tensor_bundle.is_far(value):
             with tf.init_scope(), tf.device(value.device):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,16 +26,16 @@ class Loaded:
 
     Attributes:
       path: of the checkpoint.
-      values: name -> value.
-      sources: name -> its name in the checkpoint, of those that are in `values`.
+      sources: name -> its name in the checkpoint, of those that were loaded.
+      shapes: of these, by name.
       not_found: name -> the name that was looked for in vain.
       skipped: name -> why it was not looked for.
       tokens: name -> how many tokens of its vocabulary were found, of those that have one.
     """
 
     path: str
-    values: Mapping[str, np.ndarray]
     sources: Mapping[str, str]
+    shapes: Mapping[str, Sequence[int]]
     not_found: Mapping[str, str]
     skipped: Mapping[str, str]
     tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -47,7 +47,7 @@ class Loaded:
         for name, source in self.sources.items():
             said = "loaded" if source == name else f"loaded from {source}"
             said += f", {self.tokens[name]} of its tokens" if name in self.tokens else ""
-            rows.append([name, str(list(self.values[name].shape)), said])
+            rows.append([name, str(list(self.shapes[name])), said])
         for name, source in self.not_found.items():
             where = "" if source == name else f" as {source}"
             rows.append([name, "", f"not found{where}: initial value"])
@@ -64,12 +64,18 @@ class Loaded:
         }
 
 
-def load(settings: WarmStart, specs: Mapping[str, VariableSpec], initial: Callable[[str], np.ndarray]) -> Loaded:
-    """Reads the values that a new model begins with.
+def load(
+    settings: WarmStart,
+    specs: Mapping[str, VariableSpec],
+    initial: Callable[[str], np.ndarray],
+    assign: Callable[[Mapping[str, np.ndarray]], object],
+) -> Loaded:
+    """Read the values that a new model begins with, in parts.
 
     Args:
       specs: of the variables of the model.
       initial: gives the value of a variable so far; asked for those that have a vocabulary.
+      assign: called with the values of each part, by name, before the next is read.
 
     Raises:
       ValueError: there is no such checkpoint; a variable has another shape there; one that `include` names in full is
@@ -84,12 +90,15 @@ def load(settings: WarmStart, specs: Mapping[str, VariableSpec], initial: Callab
     _check_rules(settings, specs, candidates, {rule for _, rule in wanted.values()})
     _check_found(settings, source, sources, not_found)
     _check_shapes(settings, source, sources, specs)
-    read = source.get_many(sources.values())
-    values = {name: np.asarray(read[there], specs[name].dtype.as_numpy_dtype) for name, there in sources.items()}
-    tokens = {}
-    for name, vocabulary in settings.vocabularies.items():
-        values[name], tokens[name] = vocabulary.remapped(name, initial(name), values[name])
-    return Loaded(source.path, values, sources, not_found, skipped, tokens)
+    tokens: dict[str, int] = {}
+    shapes: dict[str, Sequence[int]] = {}
+    for part in source.in_parts(sources):
+        values = {name: np.asarray(value, specs[name].dtype.as_numpy_dtype) for name, value in part.items()}
+        for name in [name for name in values if name in settings.vocabularies]:
+            values[name], tokens[name] = settings.vocabularies[name].remapped(name, initial(name), values[name])
+        shapes |= {name: value.shape for name, value in values.items()}
+        assign(values)
+    return Loaded(source.path, sources, shapes, not_found, skipped, tokens)
 
 
 def _name_in(source: Reader, wanted: str) -> str | None:

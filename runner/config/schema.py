@@ -370,14 +370,18 @@ class KeepBestConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When checkpoints are written and how many are kept. Both cadences None: only at the end."""
+    """When checkpoints are written and how many are kept. Both cadences None: only at the end.
+
+    Attributes:
+      asynchronous: true, false, or auto.
+    """
 
     save_steps: int | None = _setting(None, minimum=1)
     save_secs: int | None = _count(600, above=0)  # RunConfig takes fractions of a second
     keep_max: int | None = _count(5, minimum=1)
     keep_best: KeepBestConfig = field(default_factory=KeepBestConfig)
     keep_every_hours: float | None = _setting(None, above=0)
-    asynchronous: bool = True
+    asynchronous: Any = _setting(True, choices=("auto", True, False))
     input_state: str = _setting("auto", choices=("auto", "saved", "counted"))
 
 

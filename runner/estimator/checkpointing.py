@@ -51,7 +51,7 @@ class RunCheckpoints:
         self.saved_step: int | None = None
         self._context, self._setup = context, setup
         self._listeners = [*listeners, *setup.overrides.listeners] if collectives.is_chief else []
-        self._is_asynchronous = config.save_checkpoints_asynchronously and not self._listeners
+        self._asynchronous: bool | str = False if self._listeners else config.save_checkpoints_asynchronously
         pipeline = setup.input.pipeline
         self._input_state = InputState(config.checkpoint_input_state, pipeline)
         keeps_input = self._input_state.is_kept
@@ -107,7 +107,10 @@ class RunCheckpoints:
         snapshot = Snapshot(step, setup.model.values_by_key(), extra)
         iterators = {train_input.pipeline.pipeline_index: train_input.iterator} if self._input_state.is_saved else {}
         self._is_logged = is_logged
-        asynchronous = asynchronous and self._is_asynchronous
+        if asynchronous and self._asynchronous == "auto":
+            # Nobody knows yet what a step takes. The gradients alone may be as large as the variables.
+            asynchronous = self._saving.fits(snapshot, snapshot.bytes if self.saved_step is None else None)
+        asynchronous = asynchronous and bool(self._asynchronous)
         with self._context.journal.phase("save"):
             path = self._saving.begin(snapshot, iterators, asynchronous=asynchronous, is_evaluated=is_evaluated)
         setup.model.values_of = path

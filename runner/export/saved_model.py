@@ -250,8 +250,11 @@ def _new_values(graphs: Sequence[ExportGraph], config: RunConfig, specs: Mapping
         return found
 
     if config.warm_start is not None:
-        loaded = warm_start.load(config.warm_start, specs, initial_value).values
-        values |= {name: value for name, value in loaded.items() if name in values}
+
+        def take(loaded: Mapping[str, np.ndarray]) -> None:
+            values.update({name: value for name, value in loaded.items() if name in values})
+
+        warm_start.load(config.warm_start, specs, initial_value, take)
     return values
 
 

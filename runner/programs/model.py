@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from runner.programs.program import ModelToTrace
 from runner.programs.ps_programs import Coordinator, RangeEvaluation, RangeLoop
 from runner.programs.train import TrainProgram
 from runner.run_config import RunConfig, WarmStart
-from runner.tracing.partitioned_variable import ParameterServers, assign, read_on_servers, value_of
+from runner.tracing.partitioned_variable import assign, restore, value_of
 from runner.tracing.random_state import seeded
 from runner.tracing.variable_store import VariableStore
 from runner.tracking.journal import Journal, NullJournal
@@ -164,26 +164,27 @@ class Model:
             return
         with self._journal.phase("restore"):
             reader = Reader(path)
+            saved = self.store.saved
             new = self._beginnings(reader, keys)
+            known = {name: one.shape for name, one in saved.items() if name not in new and name not in keys}
+            there = {**numbered(reader, known), **keys}
             if partly:
-                new |= {name: name for name in self.store.saved if not reader.has(keys.get(name, name))}
-            check_shapes(reader, {name: one.shape for name, one in self.store.saved.items()}, new, keys)
+                new |= {name: None for name in saved if not reader.has(keys.get(name, name))}
+            check_shapes(reader, {name: one.shape for name, one in saved.items()}, new, there)
             if path == self.values_of:
                 self.set_aside()
             self.values_of = None
-            values = self._read(reader, [name for name in self.store.saved if name not in new], keys)
-            begin = {name: values.get(start) if isinstance(start, str) else start for name, start in new.items()}
-            values |= {name: start for name, start in begin.items() if start is not None}
-            self._warn_of_learning_rates(values, path)
-            self.assign(values)
+            read = {name: reader.entry(there.get(name, name)) for name in saved if name not in new}
+            with self.store.scope():
+                restore(reader.path, {name: saved[name] for name in read}, read.__getitem__)
+            self._begin(new, read)
+            self._warn_of_learning_rates(read, path)
         self.values_of, self.keys = path, keys
 
     def begin_with(self, settings: WarmStart) -> warm_start.Loaded:
         """Give a new model the values that it begins with. Raises: ValueError: see `warm_start.load`."""
         with seeded(self._config.seed):
-            loaded = warm_start.load(settings, self.store.saved_specs, self._value)
-        self.assign(loaded.values)
-        return loaded
+            return warm_start.load(settings, self.store.saved_specs, self._value, self.assign)
 
     def _value(self, name: str) -> np.ndarray:
         """Return the value of a variable that belongs in a checkpoint, whole."""
@@ -191,12 +192,13 @@ class Model:
             parts = tf.nest.flatten(value_of(self.store.saved[name]))
         return np.concatenate([np.atleast_1d(part.numpy()) for part in parts], 0)
 
-    def _read(self, reader: Reader, names: Sequence[str], keys: Mapping[str, str]) -> dict[str, Any]:
-        if isinstance(self.store.placement, ParameterServers):
-            saved = {name: self.store.saved[name] for name in names}
-            return read_on_servers(reader.path, saved, lambda name: reader.key(keys.get(name, name)))
-        found = reader.get_many(dict.fromkeys(keys.get(name, name) for name in names))
-        return {name: found[keys.get(name, name)] for name in names}
+    def _begin(self, new: Mapping[str, Any], read: Collection[str]) -> None:
+        """Give values to what the checkpoint does not have. Args: new: see `_beginnings`. read: what it has."""
+        saved = self.store.saved
+        with self.store.scope():
+            others = {name: value_of(saved[one]) for name, one in new.items() if isinstance(one, str) and one in read}
+        own = {name: value for name, value in new.items() if value is not None and not isinstance(value, str)}
+        self.assign({**others, **own})
 
     def show_averages(self, path: str) -> None:
         """Give the weights the values of their averages in the checkpoint `path`, whose values the model has.
@@ -261,7 +263,7 @@ class Model:
     def _beginnings(self, reader: Reader, keys: Mapping[str, str]) -> dict[str, Any]:
         """Return name -> value, or the name of another variable with that value, of what the checkpoint does not have.
 
-        That is state for which the checkpoint's run had no option, and what tf.estimator named otherwise.
+        That is state for which the checkpoint's run had no option.
         """
         saved = self.store.saved
         starts: dict[str, Any] = {average_name(name): name for name in saved} if self._config.ema_decay else {}
@@ -270,15 +272,17 @@ class Model:
         new = {name: start for name, start in new.items() if name not in keys}
         if new:
             _log.info("%s has no %s: they begin here.", reader.path, ", ".join(new))
-        shapes = {name: variable.shape for name, variable in saved.items() if name not in new and name not in keys}
-        return new | {name: reader.get(key) for name, key in numbered(reader, shapes).items()}
+        return new
 
-    def _warn_of_learning_rates(self, values: Mapping[str, Any], path: str) -> None:
+    def _warn_of_learning_rates(self, restored: Collection[str], path: str) -> None:
         """Warn of a learning rate that model_fn changed: Keras keeps it in a variable, which has the restored one."""
         specs = self.store.saved_specs
-        for name, value in values.items():
+        for name in restored:
             initial = specs[name].initial
-            if name.endswith("learning_rate") and not callable(initial) and not np.allclose(initial, value):
+            if not name.endswith("learning_rate") or callable(initial):
+                continue
+            value = self._value(name)
+            if not np.allclose(initial, value):
                 _log.warning(
                     "%s is %g in %s, and stays so; model_fn sets %g. A schedule, or a new model_dir, changes it.",
                     name,

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import atexit
 import functools
+import math
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
+
+PART_BYTES = 64 << 20
+"""Of a checkpoint that is read at once, where its tensors are no larger."""
+
+_T = TypeVar("_T")
 
 
 class Entry(NamedTuple):
@@ -118,6 +124,25 @@ def _plain_name(folder: str) -> str:
     link = os.path.join(links, "model_dir")
     os.symlink(folder, link)
     return link
+
+
+def size_of(shape: Sequence[int], dtype: tf.DType) -> int:
+    """Return the bytes of a tensor in memory; strings count by their number."""
+    return math.prod(shape) * int(dtype.size)
+
+
+def in_parts(entries: Iterable[_T], size_of: Callable[[_T], int]) -> Iterator[list[_T]]:
+    """Yield `entries` in lists of up to PART_BYTES together; what is larger comes alone. In their order."""
+    part: list[_T] = []
+    size = 0
+    for entry in entries:
+        if part and size + size_of(entry) > PART_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(entry)
+        size += size_of(entry)
+    if part:
+        yield part
 
 
 def read_bundle(path: str, dtypes: Mapping[str, tf.DType]) -> dict[str, tf.Tensor]:

@@ -154,6 +154,38 @@ def belongs_to(variable: Any, owner: Any) -> None:
         copy.keras_variable = owner
 
 
+def share_on_read(variable: Any) -> None:
+    """Have the next read of a variable, of each of its copies, share its buffer.
+
+    A lookup or a sparse update makes a variable give a copy to whoever reads it, from then on: a checkpoint of an
+    embedding would take its size in memory once more. The next of them gives the variable a buffer of its own again
+    where somebody still holds the one that was shared. As `tf.train.Checkpoint` does it before it reads.
+    """
+    for copy in _copies(variable):
+        tf.raw_ops.DisableCopyOnRead(resource=copy.handle)
+
+
+def refill(variable: Any, read: Callable[[], list[tf.Tensor]]) -> None:
+    """Give a variable, each of its copies, the one value that `read` gives; the one that it had is gone by then.
+
+    For what is so large that both are not to be in memory. Where `read` fails, the variable holds zeros.
+    """
+    copies = _copies(variable)
+
+    def fill(value: tf.Tensor) -> None:
+        for copy in copies:
+            with tf.device(copy.device):  # `assign` refuses a value of another shape than the last one
+                tf.raw_ops.AssignVariableOp(resource=copy.handle, value=value)
+
+    fill(tf.zeros([0], variable.dtype))
+    try:
+        (value,) = read()
+    except Exception:
+        fill(tf.zeros(variable.shape, variable.dtype))
+        raise
+    fill(value)
+
+
 def _copies(variable: Any) -> list[Any]:
     copies = getattr(variable, "values", None) or getattr(variable, "variables", None) or [variable]
     return [getattr(copy, "_v", copy) for copy in copies]

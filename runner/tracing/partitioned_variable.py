@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.tf_private import parameter_server, tensor_bundle
-from runner.tf_private.variables import VariablePart
+from runner.tf_private.variables import VariablePart, refill, share_on_read
 from runner.tracing.variable_request import VariableSpec
 
 Rows = tuple[int, int]
@@ -38,10 +38,16 @@ class PartitionedVariable:
         self.shape = tf.TensorShape([*shape[:axis], sum(self.sizes), *shape[axis + 1 :]])
 
 
+# From here on a copy costs more than the operation that avoids it.
+_LARGE = 1 << 20
+
+
 def assign(variable: Any, value: Any) -> None:
     """Give a variable a value: a tensor or array; for a PartitionedVariable also a tuple, one of each part."""
     if not isinstance(variable, PartitionedVariable):
         with _where(variable):
+            if size_of(variable) >= _LARGE:
+                share_on_read(variable)  # else it takes a copy of the value, not the value
             variable.assign(value)
         return
     if not isinstance(value, tuple):
@@ -57,9 +63,19 @@ def value_of(variable: Any) -> Any:
     """
     if isinstance(variable, PartitionedVariable):
         values = tuple(value_of(part) for part in variable.parts)
-        return values if variable.axis == 0 else tf.concat(values, variable.axis)
+        if variable.axis == 0:
+            return values
+        with _where(variable.parts[0]):
+            return tf.concat(values, variable.axis)
     with _where(variable):
+        if size_of(variable) >= _LARGE:
+            share_on_read(variable)
         return variable.read_value()
+
+
+def size_of(variable: Any) -> int:
+    """Return the bytes of a variable; those that TensorFlow does not know count as none."""
+    return int((variable.shape.num_elements() or 0) * variable.dtype.size)
 
 
 def _where(variable: Any) -> contextlib.AbstractContextManager[Any]:
@@ -119,33 +135,43 @@ def specs_of(saved: Mapping[str, Any], specs: Mapping[str, VariableSpec]) -> dic
     }
 
 
-def read_on_servers(path: str, variables: Mapping[str, Any], key: Callable[[str], str]) -> dict[str, Any]:
-    """Return name -> what `assign` of each variable takes, from the checkpoint `path`.
+def restore(path: str, variables: Mapping[str, Any], entry: Callable[[str], tuple[str, tf.DType]]) -> None:
+    """Give variables their values in the checkpoint `path`, in parts, each of which is forgotten before the next.
 
-    It is read on the servers, and stays there.
+    What is on a parameter server is read there, and goes nowhere else.
 
     Args:
-      key: of a name in the checkpoint.
+      entry: of a name, the key and the type that it has in the checkpoint.
     """
-    by_place: dict[str, list[tuple[str, int, str, tf.DType]]] = {}
+    by_place: dict[str, list[tuple[Any, tuple[str, str, tf.DType]]]] = {}
     for name, variable in variables.items():
-        parts: Sequence[Any] = [variable]
-        rows = [""]
-        if isinstance(variable, PartitionedVariable):
-            parts = variable.parts
+        key, dtype = entry(name)
+        parts, rows = [variable], [""]
+        # Rows of a tensor that is stored whole are cut from it after all of it was read: once a server, and not once a
+        # part of each variable here.
+        if isinstance(variable, PartitionedVariable) and tensor_bundle.is_far(variable.parts[0]):
+            parts = list(variable.parts)
             rows = tensor_bundle.slice_specs([part.shape for part in parts], variable.axis)
-        for number, part in enumerate(parts):
-            by_place.setdefault(part.device, []).append((name, number, rows[number], part.dtype))
-    read: dict[tuple[str, int], tf.Tensor] = {}
+        for part, spec in zip(parts, rows, strict=True):
+            place = part.device if tensor_bundle.is_far(part) else "CPU:0"
+            by_place.setdefault(place, []).append((part, (key, spec, dtype)))
     for place, wanted in by_place.items():
-        values = tensor_bundle.read_entries(path, place, [(key(name), rows, dtype) for name, _, rows, dtype in wanted])
-        read |= {(name, number): value for (name, number, _, _), value in zip(wanted, values, strict=True)}
+        for together in tensor_bundle.in_parts(wanted, lambda one: size_of(one[0])):
+            read = functools.partial(tensor_bundle.read_entries, path, place, [one for _, one in together])
+            variable, (_, _, dtype) = together[0]
+            if _is_refilled(variable, dtype):  # it came alone, and must not be here twice
+                refill(variable, read)
+                continue
+            values = read()
+            for variable, (_, _, dtype) in together:
+                value = values.pop(0)
+                # An array is converted to the variable's type, a tensor is not.
+                assign(variable, value if dtype == variable.dtype else value.numpy())
 
-    def value(name: str, variable: Any) -> Any:
-        is_partitioned = isinstance(variable, PartitionedVariable)
-        return tuple(read[name, number] for number in range(len(variable.parts))) if is_partitioned else read[name, 0]
 
-    return {name: value(name, variable) for name, variable in variables.items()}
+def _is_refilled(variable: Any, dtype: tf.DType) -> bool:
+    is_whole = not isinstance(variable, PartitionedVariable)
+    return is_whole and dtype == variable.dtype and size_of(variable) > tensor_bundle.PART_BYTES
 
 
 def _pattern(part: str) -> re.Pattern[str]:

@@ -1,0 +1,69 @@
+"""How much memory this process may still take: of the machine, and of its control groups (containers, batch jobs)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+_PROCESS = Path("/proc/self")
+_GROUPS = Path("/sys/fs/cgroup")
+
+
+def free_memory(process: Path = _PROCESS, groups: Path = _GROUPS) -> int:
+    """Return the bytes that can be had without swapping: of the machine, or fewer where a control group has a limit.
+
+    Args:
+      process, groups: where the kernel tells of this process, and of control groups (version 1 or 2).
+    """
+    return min([int(psutil.virtual_memory().available), *_left_in_groups(process, groups)])
+
+
+def peak_beyond_now(process: Path = _PROCESS) -> int:
+    """Return how many bytes this process had at its peak beyond those that it has now; 0 where nobody tells."""
+    try:
+        text = (process / "status").read_text()
+    except OSError:
+        return 0
+    sizes = {name: 1024 * int(size) for name, size in re.findall(r"^(VmHWM|VmRSS):\s*(\d+) kB$", text, re.MULTILINE)}
+    return max(0, sizes.get("VmHWM", 0) - sizes.get("VmRSS", 0))
+
+
+def _left_in_groups(process: Path, groups: Path) -> Iterator[int]:
+    """Yield the bytes that are left in each control group that this process is in, and that has a limit."""
+    try:
+        lines = (process / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            top, limit, used, cached = groups, "memory.max", "memory.current", "(?:in)?active_file"
+        elif "memory" in controllers.split(","):
+            top, limit, used, cached = (
+                groups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_(?:in)?active_file",
+            )  # fmt: skip
+        else:
+            continue
+        own = top / path.lstrip("/")
+        # The limit of a parent holds as well. In a container the path may be that of the host, which is not there.
+        for folder in (own, *own.parents):
+            left = _left(folder, limit, used, cached)
+            if left is not None:
+                yield left
+            if folder == top:
+                break
+
+
+def _left(folder: Path, limit: str, used: str, cached: str) -> int | None:
+    """Return what is left in a group, pages of files counted as free: the kernel takes them back. None: no limit."""
+    try:
+        most = (folder / limit).read_text().strip()
+        if not most.isdigit():
+            return None
+        of_files = re.findall(rf"^{cached} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
+        return max(0, int(most) - int((folder / used).read_text()) + sum(map(int, of_files)))
+    except (OSError, ValueError):
+        return None
