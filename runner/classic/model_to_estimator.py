@@ -78,7 +78,8 @@ def model_to_estimator(
 
 def _has_state_of_keras(model_dir: str) -> bool:
     """Report whether the checkpoints have no state of an optimizer under tf.estimator's names: runs of before the
-    runner knew all of these optimizers go on with that of Keras."""
+    runner knew all of these optimizers go on with that of Keras.
+    """
     latest = latest_checkpoint(model_dir)
     return latest is not None and not any(name.startswith("training/") for name in Reader(latest).names())
 

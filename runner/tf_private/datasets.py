@@ -1,5 +1,6 @@
 """Pipelines of tf.data: what they draw at random and compute in parallel, what they hold in memory for that, and how
-long their elements take."""
+long their elements take.
+"""
 
 from __future__ import annotations
 

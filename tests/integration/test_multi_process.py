@@ -26,10 +26,10 @@ from tests.support.weighted_models import model_of, of_two, weighted_input
 pytestmark = pytest.mark.timeout(900)  # the first waits for two gangs
 
 TWO = (
-    "native", "by_replicas", "drawn_seed", "uneven", "without_data", "nothing_at_all", "own_counted", "of_service", "unknown_length",
-    "in_turn", "measured", "stopped_by_one", "slow_worker", "slow_evaluation", "undisturbed", "stopped_early",
-    "reduced_on_a_plateau", "not_finite", "sparse", "weighted_losses", "accumulated", "half_precision", "one_file",
-    "metrics_of_files", "pairs_classic", "undying", "dying",
+    "native", "by_replicas", "drawn_seed", "uneven", "without_data", "nothing_at_all", "own_counted", "of_service",
+    "unknown_length", "in_turn", "measured", "stopped_by_one", "slow_worker", "slow_evaluation", "undisturbed",
+    "stopped_early", "reduced_on_a_plateau", "not_finite", "sparse", "weighted_losses", "accumulated",
+    "half_precision", "one_file", "metrics_of_files", "pairs_classic", "undying", "dying",
 )  # fmt: skip
 THREE = ("uneven", "files", "read_on")
 SLOW_TWO = ("native", "classic", "own_resumed", "pairs_keras_model")
