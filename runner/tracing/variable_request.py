@@ -151,6 +151,8 @@ class RequestedNames:
             name = f"{requested}_{number}"
         self._used.add(name)
         if cross_replica and name not in self._known:
-            # merge_call enters the variable scope a second time: 'unet/unet/beta1_power'.
-            name = re.sub(r"^(.+/)\1", r"\1", name)
+            # merge_call enters the variable scope a second time: 'unet/unet/beta1_power'. TensorFlow's zero_debias does
+            # so in every TensorFlow, and its names stay: 'BatchNorm/BatchNorm/moving_mean/biased'.
+            if not re.search(r"/moving_\w+/(biased|local_step)$", name):
+                name = re.sub(r"^(.+/)\1", r"\1", name)
         return name

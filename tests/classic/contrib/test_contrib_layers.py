@@ -128,3 +128,26 @@ def test_optimize_loss_writes_its_summaries(trained: tuple[Any, int]) -> None:
         for event in tf.train.summary_iterator(str(path)):
             tags |= {value.tag for value in event.summary.value}
     assert {"OptimizeLoss/loss", "OptimizeLoss/gradient_norm/out/weights_0"} <= tags
+
+
+def test_zero_debias_has_the_names_and_numbers_of_tensorflow_1(tmp_path: Path) -> None:
+    def debiased(features: Any, labels: Any, mode: str) -> Any:
+        x = tf.cast(features, tf.float32) if not isinstance(features, dict) else tf.cast(features["x"], tf.float32)
+        y = tf.contrib.layers.batch_norm(x, decay=0.9, is_training=mode == "train", zero_debias_moving_mean=True)
+        loss = tf.reduce_mean(tf.square(y - 1.0))
+        train_op = tf.contrib.training.create_train_op(loss, tf.train.GradientDescentOptimizer(0.1))
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    values = np.array([[1.0], [3.0], [2.0], [6.0]], np.float32)
+    estimator = tf.estimator.Estimator(debiased, str(tmp_path))
+    estimator.train(lambda: tf.data.Dataset.from_tensor_slices((values, values)).batch(2))
+    found = {name: estimator.get_variable_value(name) for name in estimator.get_variable_names()}
+    biased = 0.9 * (0.1 * 2.0) + 0.1 * 4.0  # TensorFlow 1.15, python/training/moving_averages.py, _zero_debias
+    nested = "BatchNorm/BatchNorm/moving_mean"
+    assert set(found) == {
+        "BatchNorm/beta", "BatchNorm/moving_mean", "BatchNorm/moving_variance", f"{nested}/biased",
+        f"{nested}/local_step", "global_step",
+    }  # fmt: skip
+    assert found[f"{nested}/local_step"] == 2
+    np.testing.assert_allclose(found[f"{nested}/biased"], [biased], rtol=1e-6)
+    np.testing.assert_allclose(found["BatchNorm/moving_mean"], [biased / (1 - 0.9**2)], rtol=1e-6)
