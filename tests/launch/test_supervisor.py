@@ -20,7 +20,15 @@ import pytest
 from filelock import FileLock
 
 from runner.config import schema
-from runner.config.schema import Config, ConfigError, InputConfig, ModelConfig, TrackingConfig, TrainInputBlock
+from runner.config.schema import (
+    Config,
+    ConfigError,
+    InputBlock,
+    InputConfig,
+    ModelConfig,
+    TrackingConfig,
+    TrainInputBlock,
+)
 from runner.launch import app, supervisor, task_group
 from runner.tracking import provenance, run_lock
 from runner.tracking.run_record import RunRecord
@@ -38,7 +46,7 @@ journal.event("first_step", step=1)
 """
 UNTAKEN = TASK.replace('journal.event("first_step", step=1)', "")
 """A task that never takes its first step."""
-PREDICTS = InputConfig(predict=TrainInputBlock(fn="my.input_fn"))
+PREDICTS = InputConfig(predict=InputBlock(fn="my.input_fn"))
 RESULT = "journal.event('result', global_step=7, metrics={'eval/accuracy': 0.5}, checkpoint='c', steps_per_sec=3.0)\n"
 
 
@@ -58,11 +66,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
 
 def config_of(model_dir: Path, **settings: Any) -> Config:
-    block = TrainInputBlock(fn="my.input_fn")
+    train, evaluation = TrainInputBlock(fn="my.input_fn"), InputBlock(fn="my.input_fn")
     return Config(
         model_dir=str(model_dir),
         **{
-            "input": InputConfig(train=block, eval={"": block}),
+            "input": InputConfig(train=train, eval={"": evaluation}),
             "model": ModelConfig(fn="my.model_fn"),
             "tracking": TrackingConfig(backend="none"),
             **settings,
