@@ -34,6 +34,8 @@ MODELS = (
     "optimizers",
     "beginnings",
     "objects",
+    "alternating",
+    "fed",
     "old",
 )
 OF_KERAS = "sequences"  # is trained where tf.keras is Keras 2
