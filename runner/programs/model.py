@@ -189,8 +189,8 @@ class Model:
     def _value(self, name: str) -> np.ndarray:
         """Return the value of a variable that belongs in a checkpoint, whole."""
         with self.store.scope():
-            parts = tf.nest.flatten(value_of(self.store.saved[name]))
-        return np.concatenate([np.atleast_1d(part.numpy()) for part in parts], 0)
+            parts = [part.numpy() for part in tf.nest.flatten(value_of(self.store.saved[name]))]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, 0)
 
     def _begin(self, new: Mapping[str, Any], read: Collection[str]) -> None:
         """Give values to what the checkpoint does not have. Args: new: see `_beginnings`. read: what it has."""
