@@ -65,6 +65,9 @@ class _Module(types.ModuleType):
             return importlib.import_module(f"{module}.{name}")
         place = names.place_of(public)
         if place is None:
+            if sys._getframe(1).f_code.co_filename.startswith("<frozen importlib"):
+                # An import statement asks. It may stand in a `try`: what an earlier one was given is not for it.
+                sys.modules.pop(f"{module}.{name}", None)
             raise NotServed(_reason(public, shown))
         found = _load(place, shown)
         setattr(self, name, found)
