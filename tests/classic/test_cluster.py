@@ -98,6 +98,7 @@ config = tf.estimator.RunConfig(train_distribute=strategy, save_checkpoints_step
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_parameter_servers_of_a_script_with_the_cluster_of_the_guide(tmp_path: Path) -> None:
     """No chief, so worker 0 coordinates; and an evaluator that nobody but itself knows of. Each came to hang, or ended

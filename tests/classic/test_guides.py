@@ -32,6 +32,7 @@ print(regressor.evaluate(input_fn=input_fn, steps=10))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_example_of_the_guide_of_tensorflow_2_runs_as_a_script(tmp_path: Path) -> None:
     script = tmp_path / "guide.py"

@@ -76,6 +76,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
     return dict(zip(given, ((code, said) for code, said, _ in json.loads(result.stdout.splitlines()[-1])), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[line.removeprefix("python -m ") for _, line in COMMANDS])
 def test_a_command_is_accepted(page: str, line: str, answers: dict[str, tuple[int, str]]) -> None:

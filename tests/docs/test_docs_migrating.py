@@ -120,6 +120,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, empty_mlflow_database: Pat
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_the_way_out_leads_from_the_script_to_a_config_in_one_run_of_mlflow(project: Path) -> None:
     of_script, of_config, _ = way_out("")

@@ -286,6 +286,7 @@ def test_hosts_of_these_tests_reach_each_other_by_their_addresses() -> None:
     assert len(hosts) == 1 or hosts[0].address != hosts[1].address
 
 
+@pytest.mark.slow
 def test_the_batch_script_trains_with_two_tasks(tmp_path: Path) -> None:
     """On two hosts, or on one where network namespaces are not allowed: TensorFlow listens on all its addresses."""
     with two_hosts() as hosts:

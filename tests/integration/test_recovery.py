@@ -27,6 +27,9 @@ from runner.tracking.journal import journal_path, read_journal
 from tests.launch.test_gang import wait_until
 from tests.support.jobs import SMALL
 
+# Its runs take a minute. tests/launch/test_gang.py has the same restarts with tasks that do not import TensorFlow.
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 MAX_STEPS, SAVE_STEPS = 2400, 200
 RUN = [
