@@ -88,6 +88,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path,
     disturb(disturbed, "worker", signal.SIGSTOP, rng)
     disturb(disturbed, "worker", None, rng)
     said = process.communicate(timeout=240)[1]
+    (disturbed / "run" / "summary.json").rename(disturbed / "preempted.json")
     again = start(disturbed, "input.eval.fn=tests.support.jobs.endless_of_unknown_size")
     wait_until(lambda: any(line["step"] == MAX_STEPS for line in noted(disturbed, "checkpoint")), 120)
     task(disturbed, "worker").send_signal(signal.SIGTERM)  # of the evaluation, which has no other end
@@ -136,7 +137,10 @@ def test_the_reason_of_each_restart_is_said_and_noted(runs: Any) -> None:
 
 def test_all_save_the_same_step_when_one_task_is_preempted(runs: Any) -> None:
     _, disturbed, _, said = runs
-    (step,) = {line["step"] for line in noted(disturbed, "checkpoint") if line["step"] % SAVE_STEPS}
-    assert step % 20 == 0  # at the end of a loop
+    preempted = json.loads((disturbed / "preempted.json").read_text())
+    assert (preempted["status"], preempted["interrupted_by"]) == ("interrupted", "worker:0")
+    step = preempted["global_step"]
+    assert step % 20 == 0  # at the end of a loop; one in ten of these is a step of SAVE_STEPS, too
+    assert step in {line["step"] for line in noted(disturbed, "checkpoint")}
     assert f"Saved model.ckpt-{step}" in said
     assert f"This machine is about to be taken away, in 25 s (run.preemption_notice={__name__}.of_the_worker)." in said
