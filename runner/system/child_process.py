@@ -244,9 +244,9 @@ def _stand_in(watchdog: int, lifeline: int, grace_secs: float) -> None:
     """Do in a thread of the task what the watchdog would do, where somebody has killed that."""
     while os.read(lifeline, 1):
         pass
+    # A watchdog that lives kills this process, too. One glance would not do: it may be killed just after it.
     with contextlib.suppress(ChildProcessError):  # somebody has waited for it already
-        if os.waitpid(watchdog, os.WNOHANG) == (0, 0):
-            return
+        os.waitpid(watchdog, 0)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(grace_secs)
     os.killpg(os.getpgid(0), signal.SIGKILL)
