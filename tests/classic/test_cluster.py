@@ -74,6 +74,7 @@ def run_in_each(
     return [task.returncode for task in tasks], said
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_two_workers_train_save_and_evaluate(tmp_path: Path) -> None:
     """tf.estimator left eval_spec and saving_listeners out without an evaluator, and wrote no checkpoint without

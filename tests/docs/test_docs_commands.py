@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -58,15 +59,13 @@ def commands() -> list[tuple[str, str]]:
 COMMANDS = [(page, line) for page, line in commands() if line.startswith("python -m runner")]
 
 
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+def answers(given: Sequence[str], project: Path) -> dict[str, tuple[int, str]]:
     """Return (exit code, output) of each command, in a project with a run in outputs/mine, none of which trains."""
-    project = tmp_path_factory.mktemp("commands")
     for name in ("outputs/mine/checkpoint", "outputs/old/checkpoint", "old.txt", "new.txt"):
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).touch()
     (project / "nets").mkdir()
-    given = list(dict.fromkeys([*(line for _, line in COMMANDS), *(command for command, _ in REFUSED)]))
+    given = list(dict.fromkeys(given))
     # What runs would be recorded is not of interest here, and a sweep would open a run of its own.
     cases = [[*shlex.split(line, comments=True)[3:], "tracking=none"] for line in given]
     result = subprocess.run(
@@ -76,20 +75,30 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
     return dict(zip(given, ((code, said) for code, said, _ in json.loads(result.stdout.splitlines()[-1])), strict=True))
 
 
+@pytest.fixture(scope="module")
+def accepted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    return answers([line for _, line in COMMANDS], tmp_path_factory.mktemp("commands"))
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    return answers([command for command, _ in REFUSED], tmp_path_factory.mktemp("refused"))
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[line.removeprefix("python -m ") for _, line in COMMANDS])
-def test_a_command_is_accepted(page: str, line: str, answers: dict[str, tuple[int, str]]) -> None:
-    code, said = answers[line]
+def test_a_command_is_accepted(page: str, line: str, accepted: dict[str, tuple[int, str]]) -> None:
+    code, said = accepted[line]
     assert code == 0, f"{page}: {said}"
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("command", "message"), REFUSED, ids=[message[8:48] for _, message in REFUSED])
 def test_a_message_of_the_faq_is_the_one_that_is_printed(
-    command: str, message: str, answers: dict[str, tuple[int, str]]
+    command: str, message: str, refused: dict[str, tuple[int, str]]
 ) -> None:
-    code, said = answers[command]
+    code, said = refused[command]
     assert code == 2
     assert said.startswith(message), said
 

@@ -238,6 +238,7 @@ def directives() -> dict[str, str]:
     return dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", SCRIPT.read_text(), re.MULTILINE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "roles"),
     [

@@ -203,10 +203,14 @@ def assert_evaluated_as_alone(style: str, gang: Gang, folder: Path) -> None:
                 assert float(found[f"{kind}/{name}"]) == pytest.approx(value, rel=tolerance), (kind, name)
 
 
-def test_no_example_of_uneven_workers_is_lost_or_seen_twice(two: Gang, three: Gang) -> None:
+def test_no_example_of_uneven_workers_is_lost_or_seen_twice(two: Gang) -> None:
     for found in two.results("uneven"):  # 7 and 2 examples, in batches of 2
         assert found["ids"].tolist()[:-1] == [[0, 1, 7, 8], [2, 3], [4, 5], [6]]
         assert str(found["reason"]) == "the training input ended"
+
+
+@pytest.mark.slow
+def test_no_example_of_three_uneven_workers_is_lost_or_seen_twice(three: Gang) -> None:
     for found in three.results("uneven"):  # 7, 2 and 5
         assert found["ids"].tolist()[:-1] == [[0, 1, 7, 8, 9, 10], [2, 3, 11, 12], [4, 5, 13], [6]]
 
@@ -352,6 +356,7 @@ def test_fewer_files_than_workers_are_read_by_all_and_it_is_said(two: Gang) -> N
     assert "shard=files: it reads 1 file and there are 2 workers. Every worker reads all of the data" in two.output(0)
 
 
+@pytest.mark.slow
 def test_each_worker_opens_its_own_files_only(three: Gang, folder: Path) -> None:
     if not has_strace():
         pytest.skip("there is no strace")
@@ -362,6 +367,7 @@ def test_each_worker_opens_its_own_files_only(three: Gang, folder: Path) -> None
     assert opened == [{"0", "3"}, {"1", "4"}, {"2"}]
 
 
+@pytest.mark.slow
 def test_files_that_are_divided_give_each_example_once_an_epoch(three: Gang) -> None:
     for found in three.results("files"):
         seen = [id for step in found["ids"].tolist()[:-1] for id in step]
@@ -381,6 +387,7 @@ def test_a_run_that_was_killed_ends_as_the_undisturbed_one_bit_by_bit(two: Gang,
             np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
+@pytest.mark.slow
 def test_three_workers_go_on_where_two_have_stopped(two: Gang, three: Gang) -> None:
     steps = [json.loads((three.folder / "dying" / f"step-{step}.json").read_text()) for step in range(1, 13)]
     for epoch in range(3):

@@ -38,7 +38,7 @@ class Cases:
 
 
 def run_cases(folder: Path, *names: str) -> Cases:
-    """In a cluster of their own; without a name all that are not slow."""
+    """In a cluster of their own; without a name all that are not slow; slow: those that are."""
     command = [sys.executable, "-m", "tests.support.parameter_server_cases", str(folder), *names]
     environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
@@ -50,12 +50,15 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
     return run_cases(tmp_path_factory.mktemp("cases"))
 
 
+@pytest.fixture(scope="module")
+def slow_cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
+    return run_cases(tmp_path_factory.mktemp("slow_cases"), "slow")
+
+
 @pytest.mark.slow
-def test_a_model_of_keras_is_trained_and_evaluated_as_in_one_process(tmp_path: Path) -> None:
-    """What test_one_update_after_the_other and test_every_strategy_of_evaluation say of the other styles."""
-    cases = run_cases(tmp_path, "same_keras_model", "pairs_keras_model")
-    assert_trained_as_alone(cases["same_keras_model"])
-    assert_evaluated_as_alone(cases["pairs_keras_model"])
+def test_a_model_of_keras_is_trained_as_in_one_process(slow_cases: Cases) -> None:
+    """What test_one_update_after_the_other says of the other styles."""
+    assert_trained_as_alone(slow_cases["same_keras_model"])
 
 
 @pytest.mark.parametrize("style", ["native", "classic"])
@@ -127,18 +130,20 @@ def test_the_checkpoint_of_a_divided_variable_is_one_of_a_whole_one(cases: Cases
     assert found["on"] == 20  # a single process trained on from it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("divides", ["False", "True"])
-def test_a_variable_that_a_v1_partitioner_cut_trains_with_a_v1_optimizer(divides: str, cases: Cases) -> None:
+def test_a_variable_that_a_v1_partitioner_cut_trains_with_a_v1_optimizer(divides: str, slow_cases: Cases) -> None:
     """`AdamOptimizer.minimize` asked the parts for their `op`, and failed. The strategy may divide them once more."""
-    found = cases["cut_by_v1"][divides]
+    found = slow_cases["cut_by_v1"][divides]
     assert {"table", "table/Adam", "table/Adam_1"} <= set(found["difference"])
     assert max(found["difference"].values()) <= 2e-5, found["difference"]
     assert found["shapes"]["table"] == found["shapes"]["table/Adam"] == [50, 3]
 
 
-def test_an_embedding_may_be_larger_than_the_memory_of_the_coordinator(cases: Cases) -> None:
+@pytest.mark.slow
+def test_an_embedding_may_be_larger_than_the_memory_of_the_coordinator(slow_cases: Cases) -> None:
     """Made, trained, saved, verified, restored and evaluated where an array of its size cannot be allocated."""
-    found = cases["large"]
+    found = slow_cases["large"]
     assert found["held"] == 0
     assert found["steps"][1] == 20 and np.isfinite(found["loss"])
 
@@ -186,8 +191,12 @@ def test_an_evaluation_that_loses_a_worker_counts_each_example_once(cases: Cases
 LOST = "worker:1 was lost. What it was asked for is asked of another one, or of it again."
 
 
-def test_every_strategy_of_evaluation_beside_servers_gives_the_numbers_of_one_device(cases: Cases) -> None:
-    assert_evaluated_as_alone(cases["pairs_classic"])
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["classic", "keras_model"])
+def test_every_strategy_of_evaluation_beside_servers_gives_the_numbers_of_one_device(
+    style: str, slow_cases: Cases
+) -> None:
+    assert_evaluated_as_alone(slow_cases[f"pairs_{style}"])
 
 
 def assert_evaluated_as_alone(found: Mapping[str, Any]) -> None:

@@ -259,6 +259,7 @@ def overrides(folder: Path, *others: str) -> list[str]:
     return [*jobs.SMALL, fn, "cluster.evaluator=true", f"model_dir={folder}/run", *others]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mlflow_database")
 def test_command_line_starts_an_evaluator_whose_early_stop_ends_the_run(
     tmp_path: Path, command_line: CommandLine

@@ -52,6 +52,7 @@ def values(model_dir: Path) -> dict[str, bytes]:
     return {name: value.tobytes() for name, value in reader.get_many(reader.names()).items()}
 
 
+@pytest.mark.slow
 def test_the_jobs_of_a_sweep_come_to_the_bits_of_runs_that_import_tensorflow_themselves(
     swept: tuple[Path, str], tmp_path: Path
 ) -> None:

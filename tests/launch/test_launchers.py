@@ -65,7 +65,8 @@ def test_its_jobs_are_ranked_and_the_same_command_goes_on(launcher: str, sweep: 
     assert table[2].split()[:4] == ["1", "learning_rate=0.2", "finished", "0.1"]
 
 
-@pytest.mark.parametrize("launcher", slow_but(list(LAUNCHERS), "submitit"))
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", list(LAUNCHERS))
 def test_optuna_hands_it_so_many_jobs_at_once(launcher: str, sweep: Callable[..., Outcome]) -> None:
     optuna = ("hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "sweep.parallel=2", RATE)
     result = sweep(launcher, "finish()", *optuna)

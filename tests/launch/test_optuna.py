@@ -146,6 +146,7 @@ def test_jobs_that_failed_come_first_with_their_values(study: Study) -> None:
     assert set(again.generations().values()) == {2}
 
 
+@pytest.mark.slow
 def test_a_killed_study_goes_on(tmp_path: Path) -> None:
     arguments = ("tracking=none", "hydra/sweeper=optuna", RATE, "hydra.sweeper.n_trials=5")
     slow = command(tmp_path, BEST_AT_03 + "time.sleep(0.5)\nfinish()", *arguments)

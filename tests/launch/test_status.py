@@ -112,6 +112,7 @@ def test_a_run_whose_model_fn_raises_has_failed(where: Path) -> None:
     assert summary_status(where, "error") == "failed"
 
 
+@pytest.mark.slow
 def test_a_run_that_others_leave_alone_was_killed_when_it_is_stopped_by_sigterm(where: Path) -> None:
     process = start_and_wait(where, "sigterm")
     assert statuses(where)["sigterm"] == "RUNNING"

@@ -1,8 +1,8 @@
 """A coordinator with its servers and workers, and what it is asked to do; started by test_parameter_server.py.
 
-Usage: python -m tests.support.parameter_server_cases <folder> [<case> ...]. It writes there, for each case (if none is
-named, for all that are not slow), what came out: a JSON file. One cluster serves all cases: the coordinator connects
-once in the life of its process.
+Usage: python -m tests.support.parameter_server_cases <folder> [slow | <case> ...]. It writes there, for each case (if
+none is named, for all that are not slow; slow: for those that are), what came out: a JSON file. One cluster serves all
+cases: the coordinator connects once in the life of its process.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main(folder: Path) -> None:
         around = parameter_server_models.Surroundings(servers, folder)
         cases = {**parameter_server_evaluations.CASES, **parameter_server_models.CASES}  # the last ends the cluster
         others = parameter_server_models.SLOW_CASES
-        for name in sys.argv[2:] or cases:
+        for name in others if sys.argv[2:] == ["slow"] else sys.argv[2:] or cases:
             _run(name, {**cases, **others}[name], around, folder)
     finally:
         servers.stop()

@@ -459,5 +459,8 @@ CASES: dict[str, Callable[[Surroundings], Any]] = {
     "worker_lost": worker_lost,
     "server_lost": server_lost,
 }
-SLOW_CASES = {"same_keras_model": CASES.pop("same_keras_model"), "pairs_keras_model": pairs("keras_model")}
+SLOW_CASES = {
+    **{name: CASES.pop(name) for name in ("same_keras_model", "pairs_classic", "cut_by_v1", "large")},
+    "pairs_keras_model": pairs("keras_model"),
+}
 """For `make test-slow`, in a cluster of their own."""

@@ -484,6 +484,7 @@ def test_several_runs_without_a_server_all_end_with_one_warning(tmp_path: Path) 
     assert time.monotonic() - before < 200  # with MLflow's own settings, 247 s for each call
 
 
+@pytest.mark.slow
 def test_a_server_that_never_answers_costs_no_more_than_its_time_limit(
     tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -210,6 +210,7 @@ print(tf.keras.layers.Dense.__module__, tf.keras.estimator.__name__)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_example_of_the_distribution_strategy_guide_runs_as_a_script(tmp_path: Path) -> None:
     """The guide of TensorFlow 1.12, its typing errors mended (`dataset_ops`, and a `loss_fn` that was nowhere defined);

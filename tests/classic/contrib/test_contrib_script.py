@@ -49,6 +49,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_script_of_slim_trains_and_evaluates(tmp_path: Path) -> None:
     (tmp_path / "old.py").write_text(SCRIPT)
