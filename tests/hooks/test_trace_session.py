@@ -201,7 +201,7 @@ def test_what_a_hook_does_not_feed_or_runs_again_is_named(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match="You must feed a value for placeholder tensor 'Placeholder"):
         lacking_data = lambda: (lacking.data(), lacking.feed.popitem())[0]  # noqa: E731
         trained(tmp_path / "lacking", lambda _: lacking, data=lacking_data, max_steps=2)
-    with pytest.raises(ValueError, match="makes placeholders, and nobody can feed them"):
+    with pytest.raises(ValueError, match="makes placeholders that cannot be fed"):
         trained(tmp_path / "nobody", data=lambda: v1.placeholder(tf.float32, [2]), max_steps=2)
 
 
