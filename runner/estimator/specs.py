@@ -100,7 +100,7 @@ class Metrics(dict[str, Any]):
         (only,) = self.values() if len(self) == 1 else ({},)
         if name not in only:
             there = ", ".join(map(repr, [*self, *only])) or "none"
-            raise KeyError(f"no evaluation or metric {name!r}. Available: {there}")
+            raise KeyError(f"no evaluation or metric {name!r}; there are: {there}")
         return only[name]
 
 

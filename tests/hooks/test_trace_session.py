@@ -140,7 +140,7 @@ def test_where_no_batch_can_be_taken_the_message_says_so(tmp_path: Path) -> None
         )
     estimator = trained(tmp_path, max_steps=1)
     estimator = Estimator(model, tmp_path, RunConfig(), {"hooks": [lambda _: hook]})
-    with pytest.raises(ValueError, match=r"depends on a batch. Only hooks of training can take one between steps"):
+    with pytest.raises(ValueError, match=r"depends on a batch. Only training hooks can take a batch between steps"):
         estimator.evaluate(points())
 
 

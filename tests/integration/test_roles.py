@@ -302,7 +302,7 @@ def test_sigterm_ends_an_evaluator_that_waits(tmp_path: Path) -> None:
     guard = threading.Timer(TIMEOUT_SECS, process.kill)
     guard.start()
     for line in process.stderr:
-        if "waiting for the first" in line:
+        if "Waiting for the first" in line:
             process.terminate()
     guard.cancel()
     assert process.wait(TIMEOUT_SECS) == INTERRUPTED
@@ -352,7 +352,7 @@ def test_waits_for_the_first_checkpoint_and_says_so_once(tmp_path: Path, caplog:
     script = Script(lambda: None, lambda: None, lambda: train(tmp_path, 2), end(tmp_path))
     result = follow(evaluator(tmp_path), *specs(), wait=script)
     assert (result.global_step, evaluated(tmp_path)) == (2, [2])
-    assert caplog.text.count(f"There is no checkpoint in {tmp_path} yet: waiting for the first.") == 1
+    assert caplog.text.count(f"Waiting for the first checkpoint in {tmp_path}.") == 1
 
 
 def test_without_any_checkpoint_it_ends_all_the_same(tmp_path: Path) -> None:
@@ -457,7 +457,7 @@ def test_a_checkpoint_that_is_removed_under_it_is_passed_over(tmp_path: Path, ca
         == "finished"
     )
     assert removing.seen == ["model.ckpt-4", "model.ckpt-2"]
-    assert "model.ckpt-4 was removed while it was read, and is not evaluated." in caplog.text
+    assert "model.ckpt-4 was removed while it was read, so it is not evaluated." in caplog.text
 
 
 def test_an_error_of_its_own_is_raised(tmp_path: Path) -> None:
@@ -472,7 +472,7 @@ def test_an_error_of_its_own_is_raised(tmp_path: Path) -> None:
 
 def test_there_is_one_evaluator(tmp_path: Path) -> None:
     second = Estimator(around_six, tmp_path, RunConfig(cluster=Cluster("evaluator", 1)))
-    with pytest.raises(ValueError, match="evaluator 1: there is one evaluator in a run, of index 0."):
+    with pytest.raises(ValueError, match="evaluator 1: a run has one evaluator, with index 0."):
         train_and_evaluate(second, *specs())
 
 

@@ -106,8 +106,8 @@ def test_fewer_steps_than_were_taken_are_said_with_what_to_set(
     assert run(tmp_path, "command=train", "train.max_steps=2") == 0
     (said,) = [text for text in capsys.readouterr().err.splitlines() if "Nothing to train" in text]
     assert said == (
-        f"warning: Nothing to train: train.max_steps=2, and {tmp_path}/run/model.ckpt-4 is at step 4. Steps count from "
-        "the model's first: set train.max_steps to more than 4, or use a new model_dir."
+        f"warning: Nothing to train: train.max_steps=2, and {tmp_path}/run/model.ckpt-4 is at step 4. max_steps "
+        "counts from the model's first step: set it to more than 4, or use a new model_dir."
     )
 
 

@@ -65,7 +65,7 @@ def test_training_ends_at_the_limit_and_the_same_command_goes_on(tmp_path: Path)
 @pytest.mark.parametrize(
     ("hook", "message"),
     [
-        (f"{{fn: {HERE}.no_hook}}", "TypeError: 'hook' is no hook"),
+        (f"{{fn: {HERE}.no_hook}}", "TypeError: 'hook' is not a hook"),
         (f"{{fn: {HERE}.Watch, params: {{evry: 2}}}}", "unexpected keyword argument 'evry'"),
     ],
 )
