@@ -163,12 +163,12 @@ def test_a_run_that_resumes_keeps_its_own_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("settings", "params", "message"), [
-    ({}, {"outputs": 3}, r"'out/kernel' is \[8, 3\] here and \[8, 1\] there. Leave such variables out"),
+    ({}, {"outputs": 3}, r"'out/kernel' is \[8, 3\] here and \[8, 1\] there. Leave these variables out"),
     ({"include": ["hiden/.*"]}, {}, "include: 'hiden/.*' matches no variable. (Did you mean|There are: )"),
     ({"include": ["out/kernel"], "rename": {"out/kernel": "head/kernel"}}, {},
      "has no variable 'head/kernel' for 'out/kernel'"),
-    ({"rename": {"encoder/": "bert/"}}, {}, "rename: 'encoder/' is the name of no variable that is taken"),
-    ({"rename": {"(.*)": r"x/\1"}}, {}, "nothing of .*model.ckpt-700 was taken: it has "),
+    ({"rename": {"encoder/": "bert/"}}, {}, "rename: 'encoder/' matches no variable to load"),
+    ({"rename": {"(.*)": r"x/\1"}}, {}, "nothing was loaded from .*model.ckpt-700. It has "),
     ({"include": ["("]}, {}, "is no regular expression"),
 ])  # fmt: skip
 def test_what_cannot_work_is_refused_before_the_first_step(
