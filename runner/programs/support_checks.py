@@ -71,11 +71,14 @@ def check_part(fetches: Sequence[object], config: RunConfig, meets_others: bool)
       ValueError: it cannot.
     """
     if config.gradient_accumulation > 1 or config.jit or config.precision == "mixed_float16":
-        reason = "train.gradient_accumulation, train.jit and train.precision=mixed_float16 a step is several programs"
+        reason = (
+            "train.gradient_accumulation, train.jit or train.precision=mixed_float16, a step consists of several "
+            "programs"
+        )
     elif is_parameter_server(config.train_distribute):
-        reason = "strategy=parameter_server the workers have the batches"
+        reason = "strategy=parameter_server, the workers have the batches"
     elif meets_others:
-        reason = "several workers all of them would have to do so at once"
+        reason = "several workers, all of them would have to do so at once"
     else:
         return
     raise ValueError(
@@ -88,10 +91,12 @@ def check_part(fetches: Sequence[object], config: RunConfig, meets_others: bool)
 def _check_asynchronous(config: RunConfig) -> None:
     """Raise ValueError for settings that do not work with asynchronous workers."""
     if config.nan == "rollback":
-        setting, reason = "train.nan=rollback", "batches after the bad one have been trained on by others"
+        setting, reason = "train.nan=rollback", "other workers have already trained on later batches"
     elif config.precision == "mixed_float16":
         setting = "train.precision=mixed_float16"
-        reason = "the loss scale would be changed by one worker while another one uses it; mixed_bfloat16 needs none"
+        reason = (
+            "one worker would change the loss scale while another uses it; use mixed_bfloat16, which needs no scale"
+        )
     else:
         return
     raise ValueError(f"{setting} does not work with strategy=parameter_server: {reason}.")
@@ -107,9 +112,9 @@ def _needs_optimizer(config: RunConfig) -> Iterator[tuple[str, str]]:
     if config.gradient_accumulation > 1:
         yield f"train.gradient_accumulation={config.gradient_accumulation}", applies
     if config.jit:
-        yield "train.jit=true", f"{applies}, so that nobody can tell them from the update, which XLA is not to compile"
+        yield "train.jit=true", f"{applies}, so they cannot be separated from the update, which XLA must not compile"
     if config.precision == "mixed_float16":
-        yield "train.precision=mixed_float16", f"{applies}, so that nobody can scale them"
+        yield "train.precision=mixed_float16", f"{applies}, so they cannot be scaled"
     if config.learning_rate_scaling != "none":
         yield f"train.learning_rate_scaling={config.learning_rate_scaling}", "has its learning rate in it"
     if config.warmup_steps:

@@ -132,7 +132,7 @@ def test_training_ends_where_a_hook_finds_no_further_batch(method: str, known: b
 def test_where_no_batch_can_be_taken_the_message_says_so(tmp_path: Path) -> None:
     hook = Calls("after_create_session", features)
     with pytest.raises(
-        ValueError, match=r"depends on a batch, which it would take between steps: .* Put the operations"
+        ValueError, match=r"depends on a batch, which cannot be taken between steps: .* Add the operations"
     ):
         native = {"hooks": [lambda _: hook]}
         Estimator(native_model, tmp_path / "parts", RunConfig(gradient_accumulation=2), native).train(
@@ -238,4 +238,4 @@ def test_a_variable_begins_with_what_a_scaffold_feeds(replicas: int, tmp_path: P
     assert again.evaluate(points())["table"] == 2.5
     with pytest.raises(ValueError, match=r"placeholder tensor 'given' .*") as caught:
         Estimator(fed_model, tmp_path / "new", config, {"feed": None}).train(points(repeat=True), max_steps=1)
-    assert "variable 'table' begins with it" in caught.value.__notes__[0]
+    assert "variable 'table' starts from it" in caught.value.__notes__[0]

@@ -172,7 +172,7 @@ def test_what_workers_cannot_evaluate_the_coordinator_does_and_says_why(cases: C
     drawn = "a Keras layer draws random numbers (seed_generator/seed_generator_state)"
     reasons = [drawn, "a session hook looks at each batch"]
     assert [line for line in here["said"] if "alone" in line] == [
-        f"The coordinator evaluates alone: {reason}." for reason in reasons
+        f"The coordinator evaluates by itself: {reason}." for reason in reasons
     ]
 
 
@@ -221,7 +221,7 @@ def test_steps_that_were_taken_twice_after_a_loss_are_counted_and_said(cases: Ca
 
 
 def test_a_parameter_server_that_was_killed_is_a_lost_peer(cases: Cases) -> None:
-    expected = "a parameter server was lost (ps:1), and with it the variables that it held"
+    expected = "A parameter server was lost (ps:1), with the variables that it held"
     assert cases["server_lost"]["error"] == expected
 
 

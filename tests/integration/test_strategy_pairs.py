@@ -157,7 +157,7 @@ def test_an_estimator_refuses_a_second_strategy_of_several_processes(tmp_path: P
     with mock.patch("runner.distribute.collectives.WorkerCollectives") as together:
         together.return_value.num_workers = 2
         with pytest.raises(
-            ValueError, match="eval_distribute=CollectiveAllReduceStrategy.*: processes are joined for one"
+            ValueError, match="eval_distribute=CollectiveAllReduceStrategy.*: processes can be joined for one"
         ):
             Estimator(STYLES["classic"], tmp_path, RunConfig(eval_distribute=others))
         Estimator(STYLES["classic"], tmp_path, RunConfig(train_distribute=others, eval_distribute=others))

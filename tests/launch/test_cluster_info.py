@@ -58,7 +58,7 @@ def test_a_very_large_cluster_is_told_of_at_once_and_one_beyond_all_bounds_refus
     nodes = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "node[1-99999999]"}
     refused = cluster_info(tmp_path, "strategy=multi_worker", **nodes)
     assert refused.returncode == 2
-    assert "SLURM_STEP_NODELIST=node[1-99999999] names 99999999 nodes. There may be 10000 at most." in refused.stderr
+    assert "SLURM_STEP_NODELIST=node[1-99999999] names 99999999 nodes. At most 10000 are allowed." in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_wrong_environment_is_one_message_and_exit_code_2(tmp_path: Path) -> N
     result = cluster_info(tmp_path, "strategy=multi_worker", TF_CONFIG='{"cluster": {"worker": ["a"]}}')
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == (
-        'runner: TF_CONFIG: cluster.worker[0]="a" is no address. Write host:port, as node1:2222.\n'
+        'runner: TF_CONFIG: cluster.worker[0]="a" is not an address. Write host:port, such as node1:2222.\n'
     )
 
 

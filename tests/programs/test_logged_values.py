@@ -243,7 +243,7 @@ def logged_and_returned(x: Any) -> Any:
 @pytest.mark.parametrize(
     ("logged", "said"),
     [
-        (lambda x: runner.log({"x": tf.as_string(x)}), "a string is no number"),
+        (lambda x: runner.log({"x": tf.as_string(x)}), "a string is not a number"),
         (lambda x: [logged_and_returned(x) for _ in range(2)], "logs this name twice in one step"),
         (lambda x: runner.log({"mae": x}), "eval_metric_ops has a metric of this name"),
         (lambda x: tf.cond(x[0] > 0, lambda: logged_and_returned(x), lambda: x), "a branch, a loop"),

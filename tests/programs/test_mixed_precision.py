@@ -201,5 +201,5 @@ def test_a_compiled_model_of_keras_trains_with_the_runners_loss_scale(tmp_path: 
 
 def test_float16_is_refused_for_a_train_op_and_bfloat16_is_not(tmp_path: Path) -> None:
     Estimator(line, tmp_path / "b", RunConfig(precision="mixed_bfloat16"), {}).train(points(), steps=1)
-    with pytest.raises(ValueError, match="train.precision=mixed_float16: .* so that nobody can scale them"):
+    with pytest.raises(ValueError, match="train.precision=mixed_float16: .* so they cannot be scaled"):
         Estimator(line, tmp_path / "f", RunConfig(precision="mixed_float16"), {}).train(points(), steps=1)
