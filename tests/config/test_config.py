@@ -548,7 +548,7 @@ BAD += [
     (["model.params.x=[1,2"], "cannot read 'model.params.x=[1,2': "),
     (["~train.max_steps"], "train.max_steps is a key of every run, and cannot be taken away. Set it: train.max_ste"),
     (["model.params.path='???'"], "model.params.path is not set: a config file leaves it open (???). Give model.para"),
-    (["hydra.job.chdir=true"], "hydra.job.chdir=true: a run stays in the directory where it was started."),
+    (["hydra.job.chdir=true"], "hydra.job.chdir=true is not supported: a run stays in the directory where it was started."),
     (["tracking.uri=mlflow.db"], "tracking.uri=mlflow.db is a path. A database file is sqlite:///mlflow.db."),
 ]  # fmt: skip
 
@@ -860,4 +860,4 @@ def test_a_damaged_config_of_a_run_is_named(text: str, message: str, tmp_path: P
     assert result.returncode == 2
     assert message in result.stderr and "Traceback" not in result.stderr
     if "newer" in text:
-        assert result.stderr.endswith("(the config that run left, changed by the command line)\n")
+        assert result.stderr.endswith("(in the config of run, changed by the command line)\n")

@@ -106,10 +106,10 @@ def test_an_evaluator_may_stand_beside_a_single_process() -> None:
 
 OF_THREE = {"cluster": CHIEF_AND_TWO}
 BAD_TF_CONFIGS = [
-    ('{"cluster": {"worker": ["a:1" "b:1"]}}', "no JSON: Expecting ',' delimiter at character 31, here: "),
-    ("{'cluster': {}}", "no JSON: Expecting property name enclosed in double quotes at character 2, "),
+    ('{"cluster": {"worker": ["a:1" "b:1"]}}', "not JSON: Expecting ',' delimiter at character 31, here: "),
+    ("{'cluster': {}}", "not JSON: Expecting property name enclosed in double quotes at character 2, "),
     ("{'cluster': {}}", "{>>>'cluster': {}} (JSON takes double quotes)"),
-    ("tf_config.json", "no JSON: Expecting value at character 1, here: >>>tf_config.json"),
+    ("tf_config.json", "not JSON: Expecting value at character 1, here: >>>tf_config.json"),
     ("[]", 'TF_CONFIG=[]: it must be an object: {"cluster": {...}, "task": {...}}.'),
     ({"cluster": ["a:1"]}, 'cluster=["a:1"] must be {"chief": ["host:port"], "worker": [...]}.'),
     ({"cluster": {"worker": "a:1"}}, 'cluster.worker="a:1" must be a list: ["host:port", ...].'),
@@ -121,14 +121,14 @@ BAD_TF_CONFIGS = [
     ({"cluster": {"evaluator": [A, B]}}, "only one evaluator is allowed."),
     ({"cluster": {"worker": ["host"]}}, 'cluster.worker[0]="host" is not an address. Write host:port, such as node1:'),
     ({"cluster": {"worker": [A, "h:port"]}}, 'cluster.worker[1]="h:port" is not an address. Write host:port'),
-    ({"cluster": {"worker": ["h:0"]}}, "is no address"),
-    ({"cluster": {"worker": ["h:65536"]}}, "is no address"),
-    ({"cluster": {"worker": [":2222"]}}, "is no address"),
-    ({"cluster": {"worker": ["::1:2222"]}}, "is no address"),
-    ({"cluster": {"worker": ["grpc://h:2222"]}}, "is no address"),
-    ({"cluster": {"worker": [" h:2222"]}}, "is no address"),
+    ({"cluster": {"worker": ["h:0"]}}, "is not an address"),
+    ({"cluster": {"worker": ["h:65536"]}}, "is not an address"),
+    ({"cluster": {"worker": [":2222"]}}, "is not an address"),
+    ({"cluster": {"worker": ["::1:2222"]}}, "is not an address"),
+    ({"cluster": {"worker": ["grpc://h:2222"]}}, "is not an address"),
+    ({"cluster": {"worker": [" h:2222"]}}, "is not an address"),
     ({"cluster": {"worker": None}}, "cluster.worker=null must be a list"),
-    ({"cluster": {"worker": [2222]}}, "cluster.worker[0]=2222 is no address"),
+    ({"cluster": {"worker": [2222]}}, "cluster.worker[0]=2222 is not an address"),
     ({"cluster": {"chief": [A], "worker": [B, A]}}, f"chief 0 and worker 1 have the same address '{A}'."),
     ({**OF_THREE}, "TF_CONFIG names a cluster (1 chief, 2 worker), but not which of its tasks "),
     ({**OF_THREE, "task": {}}, "but not which of its tasks this process is. Add \"task\": {"),
@@ -141,7 +141,7 @@ BAD_TF_CONFIGS = [
     ({**OF_THREE, "task": task("worker", True)}, "task.index=true must be an integer from 0"),
     ({**OF_THREE, "task": {"type": "worker"}}, "task.index=null must be an integer from 0"),
     ({**OF_THREE, "task": task("ps")}, "task.type=ps: cluster has no ps, only 1 chief, 2 worker."),
-    ({"task": task("worker", 1)}, "task is worker 1, and there is no cluster."),
+    ({"task": task("worker", 1)}, "task is worker 1, but there is no cluster."),
     ({**OF_THREE, "task": task("evaluator", 1)}, "task.type=evaluator: cluster has no evaluator"),
 ]  # fmt: skip
 
@@ -174,7 +174,7 @@ def test_a_strategy_that_cannot_use_the_tasks_of_tf_config_says_why() -> None:
     assert "a chief (which coordinates; worker 0 does where none is named), workers and ps. Missing: worker." in message
     assert "Missing: ps." in refused(tf_config(CHIEF_AND_TWO, task("worker")), "parameter_server")
     message = refused(tf_config(CHIEF_AND_TWO, task("worker")), "mirrored")
-    assert "several processes (1 chief, 2 worker), and strategy=mirrored trains in one. Use strategy=multi_w" in message
+    assert "several processes (1 chief, 2 worker), but strategy=mirrored trains in one. Use strategy=multi_w" in message
     assert "Use strategy=parameter_server;" in refused(tf_config(with_ps, task("worker")), "default")
     assert "names no cluster" in refused({"TF_CONFIG": "{}"}, resolver="tf_config")
     assert refused({}, resolver="tf_config") == "cluster.resolver=tf_config, but TF_CONFIG is not set."
@@ -298,8 +298,8 @@ def test_old_names_of_slurms_variables_serve_too() -> None:
         (slurm(2, 2), "SLURM_PROCID=2: the step has 2 tasks, 0 to 1."),
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, "SLURM_STEP_NODELIST is not set"),
         (slurm(0, 3), "SLURM_STEP_TASKS_PER_NODE is not set"),
-        (slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2(x3)"), "SLURM_STEP_TASKS_PER_NODE=2(x3) is of 3 nodes, not 2."),
-        (slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2(x99999999999)"), "is of 99999999999 nodes, not 2."),
+        (slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2(x3)"), "SLURM_STEP_TASKS_PER_NODE=2(x3) describes 3 nodes, not 2."),
+        (slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2(x99999999999)"), "describes 99999999999 nodes, not 2."),
         (slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2,99999999999"), "describes 100000000001 tasks. At most 10000"),
         (slurm(0, 99999999999), "the step has 99999999999 tasks (srun --ntasks). Use 10000 at most."),
         (
@@ -379,13 +379,13 @@ def test_an_indexed_job_of_single_processes_is_no_cluster() -> None:
     [
         (
             job_pod("digits-2"), "multi_worker",
-            "HOSTNAME=digits-2 is pod 2, and strategy=multi_worker has 2, 0 to 1: 1 chief, 1 worker (cluster.num_w",
+            "HOSTNAME=digits-2 is pod 2, but strategy=multi_worker has 2, 0 to 1: 1 chief, 1 worker (cluster.num_w",
         ),
         (
             pod("run-ps-1"), "parameter_server",
-            "HOSTNAME=run-ps-1 is ps 1, and strategy=parameter_server has 1 chief, 2 worker, 1 ps (cluster.num_w",
+            "HOSTNAME=run-ps-1 is ps 1, but strategy=parameter_server has 1 chief, 2 worker, 1 ps (cluster.num_w",
         ),
-        (pod("run-ps-0"), "multi_worker", "HOSTNAME=run-ps-0 is ps 0, and strategy=multi_worker has 1 chief, 1 worker"),
+        (pod("run-ps-0"), "multi_worker", "HOSTNAME=run-ps-0 is ps 0, but strategy=multi_worker has 1 chief, 1 worker"),
         (pod("node17", JOB_COMPLETION_INDEX="0"), "multi_worker", "HOSTNAME=node17 does not end in -0 (JOB_COMPLETION"),
         (pod("digits-1", JOB_COMPLETION_INDEX="0"), "multi_worker", "HOSTNAME=digits-1 does not end in -0"),
         (pod("web-x"), "multi_worker", "HOSTNAME=web-x does not end in -<index>, so the names of the other pods are"),

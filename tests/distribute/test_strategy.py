@@ -148,7 +148,7 @@ class CountedOps(tf.distribute.ReductionToOneDevice):
 
 def test_packs_without_a_way_to_sum_that_has_them_are_refused() -> None:
     for ops in ("auto", "reduction_to_one_device", f"{__name__}.CountedOps"):
-        with pytest.raises(ConfigError, match=f"num_packs=2 has no effect with strategy.cross_device_ops={ops}. Set"):
+        with pytest.raises(ConfigError, match=f"num_packs=2 has no effect with strategy.cross_device_ops={ops}. Use"):
             build_strategy("mirrored", virtual_devices=2, cross_device_ops=ops, num_packs=2)
 
 

@@ -98,5 +98,5 @@ def test_a_run_in_an_environment_that_its_strategy_cannot_use_is_refused_too(tmp
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CONFIG": TF_CONFIG}
     result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=150)
     assert result.returncode == 2
-    assert "TF_CONFIG names several processes (2 worker), and strategy=mirrored trains in one." in result.stderr
+    assert "TF_CONFIG names several processes (2 worker), but strategy=mirrored trains in one." in result.stderr
     assert not (tmp_path / "run").exists()
