@@ -202,7 +202,7 @@ def test_what_does_not_fit_is_refused(
     (WarmStartSettings(""), "ckpt_to_initialize_from is empty"),
     (WarmStartSettings("x", cast(Any, 3)), "vars_to_warm_start=3"),
     (WarmStartSettings("x", ["a", v1.Variable(0.0, use_resource=True)]), "it is a regular expression, a list of them"),
-    (WarmStartSettings("x", "("), r"WarmStartSettings: vars_to_warm_start: '\(' is no regular expression"),
+    (WarmStartSettings("x", "("), r"WarmStartSettings: vars_to_warm_start: '\(' is not a regular expression"),
     (3, "warm_start_from=3: it is a path or a tf.estimator.WarmStartSettings"),
 ])  # fmt: skip
 def test_settings_that_say_nothing_are_refused(source: Any, message: str) -> None:

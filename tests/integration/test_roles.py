@@ -311,8 +311,8 @@ def test_sigterm_ends_an_evaluator_that_waits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ("cluster.evaluator=false", "cluster.evaluator=false lets the others evaluate. Start all of them with"),
-        ("command=evaluate", "this process is the evaluator of its cluster, and command=evaluate needs none."),
+        ("cluster.evaluator=false", "with cluster.evaluator=false the others evaluate. Start all processes with"),
+        ("command=evaluate", "This process is the evaluator of its cluster, but command=evaluate needs none."),
     ],
 )
 def test_an_evaluator_of_which_the_others_do_not_know_is_refused(changes: str, message: str, tmp_path: Path) -> None:

@@ -132,12 +132,12 @@ def test_evaluation_under_another_strategy_of_several_processes_is_refused(train
         parsed(f"strategy={train}", f"eval_strategy.name={evaluation}")
     message = str(caught.value)
     assert message.startswith(
-        f"eval_strategy={evaluation} with strategy={train}: processes and TPUs are joined for one "
+        f"eval_strategy={evaluation} with strategy={train}: processes and TPUs can be joined for one "
     )
     if train == evaluation:
-        assert message.endswith("; leave eval_strategy at same, which is that of training.")
+        assert message.endswith("Instead, set eval_strategy=same, the strategy of training.")
     else:
-        assert f"evaluate in a run of its own, command=evaluate strategy={evaluation} model_dir=..., or " in message
+        assert f"evaluate in a separate run, command=evaluate strategy={evaluation} model_dir=..., or " in message
 
 
 @functools.cache

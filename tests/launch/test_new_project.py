@@ -73,9 +73,9 @@ def test_a_file_and_a_place_that_cannot_be_written_are_refused(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["command=new"], "new.path is not set. Give new.path=my_project"),
+        (["command=new"], "command=new needs the folder of the new project. Set new.path=my_project"),
         (["command=new", "new.path=s3://bucket/x"], "new.path=s3://bucket/x is a URL"),
-        (["new.path=mine"], "new.path=mine is for command=new, and has no effect with command=train_and_evaluate."),
+        (["new.path=mine"], "new.path=mine has no effect with command=train_and_evaluate, only with command=new."),
         (["-m", "command=new", "new.path=a,b"], "command=new with --multirun: it writes one project."),
     ],
 )

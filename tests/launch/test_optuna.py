@@ -189,7 +189,7 @@ def test_mistakes_are_said_before_anything_runs(tmp_path: Path, command_line: Co
         return result.stderr.strip()
 
     ours = ("hydra/sweeper=optuna", RATE)
-    tried = "there is none. Did you mean 'tpe'? Available: tpe, random"
+    tried = "unknown. Did you mean 'tpe'? Available: tpe, random"
     assert tried in refused(*ours, "hydra.sweeper.sampler=tpee")
     assert "hydra.sweeper.pruner=my_pkg.Mine: No module named 'my_pkg'" in refused(
         *ours, "hydra.sweeper.pruner=my_pkg.Mine"
@@ -200,7 +200,7 @@ def test_mistakes_are_said_before_anything_runs(tmp_path: Path, command_line: Co
     unknown = "hydra.sweeper.n_trial=3: there is no key 'hydra.sweeper.n_trial'."
     assert unknown in refused(*ours, "hydra.sweeper.n_trial=3")
     old = "hydra.sweeper._target_=hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper"
-    assert "is of hydra-optuna-sweeper, which needs optuna<3" in refused(*ours, old)
+    assert "belongs to hydra-optuna-sweeper, which needs optuna<3" in refused(*ours, old)
     assert "Add hydra/sweeper=optuna, or list them." in refused("model.params.learning_rate=interval(0,1)")
 
 
