@@ -122,7 +122,7 @@ def test_the_final_one_waits_for_the_end(tmp_path: Path) -> None:
     [
         (lambda: LatestExporter("a", RECEIVER, exports_to_keep=0), "exports_to_keep=0: it must be positive"),
         (lambda: BestExporter(), "it must be a function that returns a ServingInputReceiver"),
-        (lambda: FinalExporter("a/b", RECEIVER), "give the name of a folder"),
+        (lambda: FinalExporter("a/b", RECEIVER), "must be the name of a folder"),
         (
             lambda: EvalSpec(eval_input(9), exporters=[Recording("a"), Recording("a")]),
             r"need different names.*\['a', 'a'\]",

@@ -202,7 +202,7 @@ def test_a_task_that_does_not_give_up_the_folder_is_one_message(
         try:
             assert holder.stdout is not None and holder.stdout.readline() == "held\n"
             message = (
-                f"model_dir={folder} is in use: task chief-0 of an earlier start has not given it up within 0 s. "
+                f"model_dir={folder} is in use: task chief-0 of an earlier start did not release it within 0 s. "
                 f"It is process {holder.pid}. End that process, or choose another model_dir."
             )
             with pytest.raises(ConfigError, match=re.escape(message)):

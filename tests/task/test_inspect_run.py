@@ -76,7 +76,7 @@ def test_a_folder_without_a_whole_checkpoint_is_refused(trained: Path, capsys: p
     assert capsys.readouterr().out.count("damaged: ") == 3
     for file in trained.glob("model.ckpt-*"):
         file.unlink()
-    with pytest.raises(ConfigError, match=f"command=inspect: there is no checkpoint in {trained}."):
+    with pytest.raises(ConfigError, match=f"command=inspect: no checkpoint in {trained}."):
         inspect_run.inspect(trained)
 
 
