@@ -318,7 +318,7 @@ def test_an_evaluation_that_would_never_end_is_refused(halves: Estimator) -> Non
 
 
 def test_evaluating_an_empty_input_is_refused(halves: Estimator) -> None:
-    with pytest.raises(ValueError, match=r"evaluate\(test\): the input has no examples."):
+    with pytest.raises(ValueError, match=r"evaluate\(test\): .* returned no examples."):
         halves.evaluate(lambda: points()().take(0), name="test")
 
 
@@ -535,7 +535,7 @@ def test_training_under_a_prediction_is_refused_instead_of_mixing_models(tmp_pat
 
 def test_variables_are_an_error_before_training(tmp_path: Path) -> None:
     for call in (Estimator.get_variable_names, lambda trainer: trainer.get_variable_value("weight")):
-        with pytest.raises(ValueError, match=f"get_variable_.*: there is no checkpoint in {tmp_path}."):
+        with pytest.raises(ValueError, match=f"get_variable_.*: no checkpoint in {tmp_path}."):
             call(estimator(tmp_path))
 
 

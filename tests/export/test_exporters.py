@@ -120,14 +120,14 @@ def test_the_final_one_waits_for_the_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("build", "said"),
     [
-        (lambda: LatestExporter("a", RECEIVER, exports_to_keep=0), "exports_to_keep=0: it must be positive"),
+        (lambda: LatestExporter("a", RECEIVER, exports_to_keep=0), "exports_to_keep=0: must be positive"),
         (lambda: BestExporter(), "it must be a function that returns a ServingInputReceiver"),
         (lambda: FinalExporter("a/b", RECEIVER), "must be the name of a folder"),
         (
             lambda: EvalSpec(eval_input(9), exporters=[Recording("a"), Recording("a")]),
             r"need different names.*\['a', 'a'\]",
         ),
-        (lambda: EvalSpec(eval_input(9), exporters=["a"]), "'a' is no Exporter"),  # type: ignore[list-item]
+        (lambda: EvalSpec(eval_input(9), exporters=["a"]), "'a' is not an Exporter"),  # type: ignore[list-item]
     ],
 )
 def test_mistakes_are_named(build: Any, said: str) -> None:

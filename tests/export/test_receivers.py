@@ -84,9 +84,9 @@ def test_supervised_outputs_prefix_what_they_hold() -> None:
     ("build", "said"),
     [
         (lambda: ClassificationOutput(), "scores, classes or both are required"),
-        (lambda: ClassificationOutput(scores=strings()), "a tensor of floats"),
+        (lambda: ClassificationOutput(scores=strings()), "must be a float tensor"),
         (lambda: ClassificationOutput(classes=floats()), "tf.as_string"),
-        (lambda: RegressionOutput(strings()), "a tensor of floats"),
+        (lambda: RegressionOutput(strings()), "must be a float tensor"),
         (lambda: PredictOutput({1: floats()}), "Names of outputs must be strings"),
         (lambda: PredictOutput({"a": 1}), r"PredictOutput\(outputs\)\['a'\] is a int"),
         (lambda: ServingInputReceiver(None, floats()), "features=None"),
@@ -98,7 +98,7 @@ def test_supervised_outputs_prefix_what_they_hold() -> None:
             "receiver_tensors_alternatives is a list",
         ),
         (lambda: TensorServingInputReceiver({"a": floats()}, floats()), "must be one tensor"),
-        (lambda: build_raw_supervised_input_receiver_fn({"a": floats()}, {"a": floats()}), "'a': the name of a fea"),
+        (lambda: build_raw_supervised_input_receiver_fn({"a": floats()}, {"a": floats()}), "'a': used by a fea"),
         (lambda: receiver_fn_of_spec((floats(), floats()))(), "parts have no names"),
     ],
 )

@@ -144,7 +144,7 @@ def test_training_ends_after_so_many_seconds(tmp_path: Path, caplog: pytest.LogC
         run = train(tmp_path, [TimeLimit(3, clock=lambda: next(clock))], 100, steps_per_loop=2)
     assert run.global_step == 6 and run.stop_reason == "train.max_secs=3"
     assert estimator(tmp_path).get_variable_value("global_step") == 6
-    assert "train.max_secs=3: training ends at step 6." in caplog.text
+    assert "train.max_secs=3 reached: training ends at step 6." in caplog.text
 
 
 def test_loops_grow_by_themselves_and_still_end_there(tmp_path: Path) -> None:
@@ -436,7 +436,7 @@ def test_a_name_that_is_not_there_is_shown_with_those_that_are_near(tmp_path: Pa
         r"you mean 'my_loss:0'"
     ):  # fmt: skip
         train(tmp_path, hooks[:1], 1)
-    with pytest.raises(ValueError, match=r"a hook asks for 'wieght', .* Did you mean 'weight'"):
+    with pytest.raises(ValueError, match=r"A hook requests 'wieght', .* Did you mean 'weight'"):
         train(tmp_path, hooks[1:], 1)
 
 

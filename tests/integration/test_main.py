@@ -106,7 +106,7 @@ def test_evaluating_what_was_never_trained_says_so(tmp_path: Path, command_line:
     (tmp_path / "run").mkdir()
     result = command_line("command=evaluate", "tracking=none", "model_dir=run", cwd=tmp_path)
     assert result.returncode == 2
-    assert "there is no checkpoint in " in result.stderr
+    assert "no checkpoint in " in result.stderr
     assert "Traceback" not in result.stderr
 
 

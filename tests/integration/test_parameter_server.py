@@ -212,9 +212,7 @@ def test_steps_that_were_taken_twice_after_a_loss_are_counted_and_said(cases: Ca
     found = cases["worker_lost"]
     twice = found["global_step"] - 500
     said = [line for line in found["said"] if " repeated. It had already" in line]
-    assert (
-        len(said) == 1 and f"It had already taken {twice} of them, so their examples were trained on twice." in said[0]
-    )
+    assert len(said) == 1 and f"It had already taken {twice} of them, so their examples were trained on" in said[0]
     seen_twice = {int(times): examples for times, examples in found["seen"]}.get(2, 0)
     assert seen_twice in (4 * twice, 4 * (twice + 1))  # one may have been killed between its update and the count
     assert LOST in found["said"] and not [line for line in found["said"] if "Error" in line]
