@@ -1,6 +1,6 @@
-"""The runner: trains, evaluates and predicts with a model_fn and an input_fn, on any tf.distribute strategy.
+"""Train, evaluate and predict with a model_fn and an input_fn, on any tf.distribute strategy.
 
-Names are loaded when they are first used, so that `import runner` brings in neither TensorFlow nor MLflow.
+Each public name is imported when it is first used, so `import runner` loads neither TensorFlow nor MLflow.
 """
 
 from __future__ import annotations

@@ -12,7 +12,9 @@ def main() -> None:
     """Run the command line and exit with its code."""
     keep_saying()
     if is_for(sys.argv[1:]):
-        START_STATUS.show("reading the config")  # before Hydra is imported: nobody looks at an empty screen
+        START_STATUS.show(
+            "reading the config"
+        )  # before the slow import of Hydra, so that the screen is not empty meanwhile
     try:
         from runner.launch.app import run_command_line
 

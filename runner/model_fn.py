@@ -1,4 +1,4 @@
-"""The contract: what a model_fn is called with and what it returns."""
+"""The contract with the user: the arguments and the return value of a model_fn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RESERVED_METRICS = ("loss", "global_step")
 
 
 class ModeKeys:
-    """The three ways in which model_fn is called; the values are tf.estimator's."""
+    """The modes in which model_fn is called, with tf.estimator's values."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -34,25 +34,28 @@ class ModeKeys:
 
 @dataclasses.dataclass(frozen=True)
 class EstimatorSpec:
-    """What a model_fn returns: what to run, and what to report.
+    """The return value of a model_fn: what to run and what to report.
 
     Attributes:
-      mode: one of ModeKeys.
+      mode: one of ModeKeys, the mode that model_fn was called with.
       predictions: a tensor or a dict of tensors, each `[batch, ...]`. Required in PREDICT.
-      loss: scalar (the mean over the batch), or per example `[batch]`, of which the runner takes the exact mean over
-        the global batch. Required in TRAIN and EVAL.
-      train_op: classic. Any op or tensor; what it depends on runs, and nothing else that was built. One that does not
-        advance the global step (`minimize(loss)` without it) has the runner count a step for each run of it.
-      optimizer: native, instead of `train_op`: a Keras 3, tf_keras or `tf.compat.v1.train` optimizer. The runner
-        takes the gradient of the loss over the global batch, applies it and advances the global step.
-      eval_metric_ops: name -> `(value, update)` of `tf.compat.v1.metrics`; or a Keras metric that was updated inside
-        model_fn; or a per-example tensor `[batch]`, whose exact mean over all examples is reported (a scalar is taken
-        for the mean of its batch, and weighted by its examples).
-      loss_weight: denominator of the loss where that is not the number of examples: scalar, or `[batch]`
-        weights (masked tokens, sample weights). With a per-example loss, `sum(loss) / sum(loss_weight)` is reported.
-      export_outputs: name -> ExportOutput; signatures of the exported model.
-      training_hooks, training_chief_hooks, evaluation_hooks, prediction_hooks: run in that mode.
+      loss: a float scalar, the mean over the batch; or `[batch]`, one loss per example, of which the runner takes the
+        exact mean over the global batch. Required in TRAIN and EVAL.
+      train_op: an op or tensor that updates the model, as in tf.estimator. Only what it depends on runs. If it does not
+        advance the global step (`minimize(loss)` without `global_step`), the runner counts one step per run.
+      optimizer: a Keras 3, tf_keras or `tf.compat.v1.train` optimizer, in place of `train_op`. The runner computes the
+        gradient of the loss over the global batch, applies it and advances the global step.
+      eval_metric_ops: metric name -> a `(value, update)` pair of `tf.compat.v1.metrics`; or a Keras metric that
+        model_fn has updated; or a tensor `[batch]`, one value per example, whose exact mean over all examples is
+        reported. A scalar is taken as the mean of its batch and weighted by the batch's number of examples.
+      loss_weight: the denominator of the loss if that is not the number of examples: a scalar, or weights `[batch]`
+        (masked tokens, sample weights). With a loss per example, `sum(loss) / sum(loss_weight)` is reported.
+      export_outputs: signature name -> ExportOutput, the signatures of the exported model.
+      training_hooks, training_chief_hooks, evaluation_hooks, prediction_hooks: hooks that run in that mode.
       scaffold: a `tf.compat.v1.train.Scaffold`; its `init_fn` runs before the first step of a new model.
+
+    Raises:
+      ValueError: `mode` is not one of ModeKeys.
     """
 
     mode: str
@@ -72,7 +75,7 @@ class EstimatorSpec:
     def __post_init__(self) -> None:
         if self.mode not in (ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT):
             raise ValueError(
-                f"EstimatorSpec(mode={self.mode!r}): mode is {ModeKeys.TRAIN!r}, {ModeKeys.EVAL!r} or "
+                f"EstimatorSpec(mode={self.mode!r}): mode must be {ModeKeys.TRAIN!r}, {ModeKeys.EVAL!r} or "
                 f"{ModeKeys.PREDICT!r}; pass on the mode that model_fn was called with."
             )
         for name in ("eval_metric_ops", "export_outputs"):
@@ -81,11 +84,15 @@ class EstimatorSpec:
             object.__setattr__(self, name, tuple(getattr(self, name) or ()))
 
     def _asdict(self) -> dict[str, Any]:
-        """Field -> value, in order, as tf.estimator's namedtuple offered."""
+        """Return the fields by name and in order, as tf.estimator's namedtuple does."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def _replace(self, **changes: Any) -> EstimatorSpec:
-        """A copy with `changes`, as tf.estimator's namedtuple offered. `mode` may not change."""
+        """Return a copy with `changes`, as tf.estimator's namedtuple does.
+
+        Raises:
+          ValueError: `changes` contain another `mode`.
+        """
         if changes.get("mode", self.mode) != self.mode:
             raise ValueError(f"EstimatorSpec._replace(mode={changes['mode']!r}): the mode of a spec may not change.")
         return dataclasses.replace(self, **changes)
@@ -93,14 +100,14 @@ class EstimatorSpec:
 
 @dataclasses.dataclass(frozen=True)
 class ModelFn:
-    """A user's model_fn, checked once and called by what it declares.
+    """A user's model_fn, checked once and called with the arguments that it declares.
 
     Args:
-      fn: a function, partial or callable object; takes `features` and any of labels, mode, params, config.
-      params: handed to it as a copy, a dict as `Params`; must be empty where it declares no `params`.
+      fn: a function, partial or callable object that takes `features` and any of labels, mode, params, config.
+      params: passed to `fn` as a copy, and a dict as `Params`. Must be empty if `fn` declares no `params`.
 
     Raises:
-      ValueError: it takes arguments that nobody fills, or no `features`.
+      ValueError: `fn` has required arguments that the runner does not fill, or no `features`.
     """
 
     fn: Callable[..., Any]
@@ -131,8 +138,9 @@ class ModelFn:
 
     @property
     def operators(self) -> Callable[[], contextlib.AbstractContextManager[None]]:
-        """What makes the context that code beside model_fn, its hooks, is called in: model_fn's `operators`, where
-        it has any.
+        """Return a function that makes the context in which hooks and other code beside model_fn run.
+
+        A model_fn of TensorFlow 1 brings it as its attribute `operators`; any other gets a context that does nothing.
         """
         fn = self.fn
         while isinstance(fn, functools.partial):
@@ -140,12 +148,17 @@ class ModelFn:
         return getattr(fn, "operators", contextlib.nullcontext)
 
     def __call__(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
-        """The spec for one batch.
+        """Return the spec for one batch.
+
+        Args:
+          features: tensors `[batch, ...]` in any structure, as input_fn returns them.
+          labels: like `features`; None: the input has none.
+          mode: one of ModeKeys.
 
         Raises:
-          ValueError: it returned something else, or a spec that lacks what `mode` needs; or the input has labels
-            that it does not take; or it failed for want of labels.
-          MissingFeatureError: it reads a feature that the input does not give.
+          ValueError: model_fn returned something else, or a spec that lacks what `mode` needs; or the input has labels
+            and model_fn takes none; or model_fn failed because there are no labels.
+          MissingFeatureError: model_fn reads a feature that the input does not have.
         """
         declared = declared_arguments(self.fn)
         if labels is not None and "labels" not in declared and mode != ModeKeys.PREDICT:
@@ -170,7 +183,7 @@ class ModelFn:
 
     @contextlib.contextmanager
     def _explaining_inputs(self, features: Any, labels: Any, mode: str, takes_labels: bool) -> Iterator[None]:
-        """Say what the input does not give, where model_fn fails for want of it."""
+        """Name the feature or the labels that the input lacks, if model_fn fails because of that."""
         try:
             yield
         except KeyError as error:
@@ -183,7 +196,7 @@ class ModelFn:
                 raise missing.with_traceback(error.__traceback__) from error
             raise
         except Exception as error:
-            # Labels may be None on purpose, as of an autoencoder: only an error that speaks of them is explained.
+            # Labels may be None on purpose (an autoencoder): only an error that mentions them is explained.
             if labels is None and takes_labels and mode != ModeKeys.PREDICT and re.search("None|labels", str(error)):
                 said = f"the input gives features without labels in mode {mode!r}, and {self.name} needs them. "
                 said += "Return (features, labels) from the input function, each of its elements a pair."
@@ -194,21 +207,23 @@ class ModelFn:
 
 
 class MissingFeatureError(KeyError):
-    """A feature that model_fn reads and the input does not give; a KeyError whose text is a sentence."""
+    """A KeyError whose text is a sentence: model_fn reads a feature that the input does not have."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 def _reads_item_of(features: Mapping[Any, Any], error: KeyError) -> bool:
-    """Report whether `error` comes from `features[...]` or `features.pop(...)`, by whatever name, in Python code."""
+    """Report whether `error` was raised by `features[...]` or `features.pop(...)` in Python code, whatever the
+    variable's name.
+    """
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
     if frame is None or not error.args or error.args[0] in features:
         return False
     at = traceback.extract_tb(frame)[0]
-    if at.colno is None or at.end_colno is None or at.lineno is None:  # python -X no_debug_ranges
+    if at.colno is None or at.end_colno is None or at.lineno is None:  # started with `python -X no_debug_ranges`
         return False
     source = linecache.getline(at.filename, at.lineno).encode()[at.colno : at.end_colno].decode(errors="replace")
     names = [name for name, value in frame.tb_frame.f_locals.items() if value is features]
@@ -216,9 +231,9 @@ def _reads_item_of(features: Mapping[Any, Any], error: KeyError) -> bool:
 
 
 def declared_arguments(fn: Callable[..., Any]) -> list[str]:
-    """Names of the arguments that `fn` must or can be given by keyword and that have no bound value yet.
+    """Return the names of the arguments of `fn` that the runner may pass by keyword and that a partial has not bound.
 
-    Optional arguments of other names than model_fn's are left to their default.
+    Optional arguments with names other than model_fn's are not among them; they keep their default.
     """
     names = []
     bound = set(fn.keywords) if isinstance(fn, functools.partial) else set()
@@ -231,13 +246,19 @@ def declared_arguments(fn: Callable[..., Any]) -> list[str]:
 
 
 def spec_of_keras_model(model: Any, features: Any, labels: Any, mode: str) -> EstimatorSpec:
-    """The spec of a compiled `keras.Model` that model_fn built and returned.
+    """Return the spec of a compiled `keras.Model` that a model_fn built and returned.
 
-    The loss is the model's compiled loss with the losses of its layers; metrics are those given to `compile`. Of a dict
-    of features a functional model gets those that its inputs name.
+    The loss is the model's compiled loss plus the losses of its layers. The metrics are those given to `compile`. If
+    `features` is a dict, a functional model gets the entries that its inputs name.
+
+    Args:
+      model: the model; it is called once, on `features`.
+      features: tensors `[batch, ...]` in a structure that the model takes.
+      labels: tensors `[batch, ...]` that the compiled loss takes; None in PREDICT.
+      mode: one of ModeKeys.
 
     Raises:
-      ValueError: TRAIN or EVAL, and the model is not compiled.
+      ValueError: the mode is TRAIN or EVAL and the model is not compiled.
     """
     features = _named_by_inputs(model, features)
     predictions = model(features, training=mode == ModeKeys.TRAIN)
@@ -256,7 +277,9 @@ def spec_of_keras_model(model: Any, features: Any, labels: Any, mode: str) -> Es
 
 
 def _named_by_inputs(model: Any, features: Any) -> Any:
-    """Of a dict of features those that the inputs of a functional model name, in its structure."""
+    """Return the entries of a dict of features that the inputs of a functional model name, in the structure of its
+    inputs.
+    """
     if not isinstance(features, Mapping) or not getattr(model, "inputs", None):
         return features
     inputs = model.input
@@ -296,9 +319,7 @@ def _validated(spec: Any, mode: str, name: str) -> EstimatorSpec:
         if spec.train_op is None and spec.optimizer is None:
             raise ValueError(f"{name} returned train_op=None in TRAIN. TRAIN needs loss and train_op or optimizer.")
         if spec.train_op is not None and spec.optimizer is not None:
-            raise ValueError(
-                f"{name} returned both train_op and optimizer in TRAIN. Return one: who updates the model?"
-            )
+            raise ValueError(f"{name} returned both train_op and optimizer in TRAIN. Return only one of them.")
     else:
         _check_metrics(spec.eval_metric_ops or {}, name)
     return dataclasses.replace(spec, loss=_checked_loss(spec.loss, mode, name))
@@ -321,7 +342,7 @@ def _checked_loss(loss: Any, mode: str, name: str) -> tf.Tensor:
         raise ValueError(
             f"{name} returned a loss {problem} in {mode.upper()}. Return a scalar, or one loss per example, [batch]."
         )
-    # tf.estimator took both for a scalar: unknown rank (of tf.py_func), and [1], the same number for a batch of one.
+    # tf.estimator accepted both as a scalar: unknown rank (tf.py_func), and [1], which is the loss of a batch of one.
     is_scalar = loss.shape.rank is None or loss.shape == [1]
     return tf.reshape(loss, []) if is_scalar else loss
 

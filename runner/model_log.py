@@ -1,4 +1,4 @@
-"""Values that model_fn reports of a training step: `runner.log`."""
+"""`runner.log`: values of a training step that a model_fn reports."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _log = logging.getLogger(__name__)
 
 
 class LoggedValues:
-    """The values that one replica's model_fn logs. Tensors of the traced graph.
+    """The tensors that one replica's model_fn logs.
 
     Args:
-      graph: that is traced; None: model_fn runs eagerly.
+      graph: the graph that is traced; None: model_fn runs eagerly.
 
     Attributes:
-      values: by name, in the order of the calls.
-      on_progress: names of those that the progress line shows.
+      values: name -> tensor, in the order of the calls.
+      on_progress: the names that the progress line shows.
     """
 
     def __init__(self, graph: Any) -> None:
@@ -30,15 +30,24 @@ class LoggedValues:
         self._graph = graph
 
     def add(self, name: str, value: Any, *, on_progress: bool) -> None:
-        """Add a value. Raises: ValueError: it cannot be reported."""
+        """Add one value.
+
+        Args:
+          name: its name in the journal, without `train/`.
+          value: a number or a numeric or bool tensor, a scalar or `[batch]`.
+          on_progress: show it on the progress line, too.
+
+        Raises:
+          ValueError: the name is not text or is in use, or the value is no number or comes from another graph.
+        """
         shown = f"runner.log({{{name!r}: ...}})"
         if not isinstance(name, str) or not name.strip("/ "):
-            raise ValueError(f"{shown}: a name is text, such as 'accuracy'.")
+            raise ValueError(f"{shown}: the name must be a string, such as 'accuracy'.")
         if name in self.values:
-            raise ValueError(f"{shown}: model_fn logs this name twice in one step. Give the second one another name.")
+            raise ValueError(f"{shown}: model_fn logs this name twice in one step. Rename one of them.")
         tensor = tf.convert_to_tensor(value)
         if not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
-            raise ValueError(f"{shown}: a {tensor.dtype.name} is no number. Log floats, integers or booleans.")
+            raise ValueError(f"{shown}: a {tensor.dtype.name} is not a number. Log floats, integers or booleans.")
         if not self._is_of_model_fn(tensor):
             raise ValueError(
                 f"{shown}: it is called in a branch, a loop or a tf.function inside model_fn, whose values stay there. "
@@ -49,7 +58,7 @@ class LoggedValues:
             self.on_progress.append(name)
 
     def _is_of_model_fn(self, tensor: tf.Tensor) -> bool:
-        """Report whether model_fn itself has made `tensor`, and logs it."""
+        """Report whether `tensor` belongs to the graph of model_fn itself, not to a function inside it."""
         if self._graph is None:
             return tf.executing_eagerly()
         return tf.compat.v1.get_default_graph() is self._graph is getattr(tensor, "graph", None)
@@ -61,22 +70,22 @@ _logged: contextvars.ContextVar[LoggedValues | None] = contextvars.ContextVar("l
 def log(values: Mapping[str, Any], *, on_progress: bool = False) -> None:
     """Report values of a training step, from inside model_fn.
 
-    They are `train/<name>` in the journal, MLflow and TensorBoard, at the steps at which the loss is logged
-    (`train.log_steps`): the value of that step, as the loss is. In EVAL and PREDICT the call does nothing.
+    They appear as `train/<name>` in the journal, MLflow and TensorBoard at the steps at which the loss is logged
+    (`train.log_steps`), with the value of that step. In EVAL and PREDICT the call does nothing.
 
     Args:
-      values: by name; a scalar of the replica's batch, which counts for its examples, or one number an example. Over
-        replicas and workers it is the mean over all examples.
-      on_progress: the progress line shows them, too.
+      values: name -> a numeric or bool tensor: a scalar, which counts for all examples of the replica's batch, or
+        `[batch]`, one number per example. The mean over all examples of the global batch is reported.
+      on_progress: also show them on the progress line.
 
     Raises:
-      ValueError: a name is logged twice in a step, a value is no number, or it is made in a branch, a loop or a
+      ValueError: a name is logged twice in a step, a value is not a number, or it is computed in a branch, a loop or a
         tf.function inside model_fn.
     """
     found = _logged.get()
     if found is None:
         if not tf.inside_function():
-            _log.warning("runner.log(%s) has no effect here: it is for model_fn.", ", ".join(map(repr, values)))
+            _log.warning("runner.log(%s) has no effect outside model_fn.", ", ".join(map(repr, values)))
         return
     for name, value in values.items():
         found.add(name, value, on_progress=on_progress)
@@ -84,7 +93,7 @@ def log(values: Mapping[str, Any], *, on_progress: bool = False) -> None:
 
 @contextlib.contextmanager
 def logging_values() -> Iterator[LoggedValues]:
-    """Note in what is yielded what model_fn logs meanwhile, in this thread and graph."""
+    """Yield the values that model_fn logs inside this context, in this thread and graph."""
     values = LoggedValues(None if tf.executing_eagerly() else tf.compat.v1.get_default_graph())
     token = _logged.set(values)
     try:

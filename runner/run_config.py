@@ -1,4 +1,4 @@
-"""What a run is: model_fn's and input_fn's `config`."""
+"""RunConfig: the `config` that model_fn and input_fn get."""
 
 from __future__ import annotations
 
@@ -24,15 +24,18 @@ _NOT_GIVEN: Any = object()
 
 
 class DrawnSeed(int):
-    """A seed that nobody gave: each process draws another one, so workers that train together take the chief's."""
+    """A seed that was drawn because none was given. Each process draws its own; workers that train together use the
+    chief's.
+    """
 
 
 def _key(key: str, *, zero: bool = False, **default: Any) -> Any:
-    """Declare an argument that is the config's `key`: it has the key's default and limits, and its value in a run.
+    """Declare a field that stands for a key of the config, with that key's default and limits.
 
     Args:
-      zero: 0 is allowed, too, and means None, as in tf.estimator.
-      default: the argument's own, where it differs from the key's.
+      key: the full name of the key, such as train.log_steps.
+      zero: also allow 0, which means None, as in tf.estimator.
+      default: the field's default if it differs from the key's.
     """
     group, _, name = key.rpartition(".")
     (setting,) = (one for one in dataclasses.fields(class_at(group) or Config) if one.name == name)
@@ -41,7 +44,7 @@ def _key(key: str, *, zero: bool = False, **default: Any) -> Any:
 
 
 def _check_arguments(values: Any) -> None:
-    """Check the fields of `values` that are keys of the config against the limits that these declare."""
+    """Check the fields of `values` that stand for keys of the config against the limits of those keys."""
     for field in dataclasses.fields(values):
         value = getattr(values, field.name)
         if (value is None and "None" in str(field.type)) or (value == 0 and field.metadata.get("zero")):
@@ -51,12 +54,15 @@ def _check_arguments(values: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class KeepBest:
-    """The best checkpoints stay, however old.
+    """Which checkpoints to keep for their metric, however old they are.
 
     Attributes:
-      metric: of an evaluation, as the journal names it: eval/accuracy, eval_<name>/loss.
-      mode: the best is the smallest ("min") or the largest ("max"); None: by the metric's name.
-      max: so many.
+      metric: a metric of an evaluation, as in the journal: eval/accuracy, eval_<name>/loss.
+      mode: "min" or "max", whether the smallest or the largest value is best; None: decided by the metric's name.
+      max: how many to keep.
+
+    Raises:
+      ValueError: `metric` does not name its evaluation, or `mode` or `max` is not allowed.
     """
 
     metric: str
@@ -65,17 +71,17 @@ class KeepBest:
 
     def __post_init__(self) -> None:
         if "/" not in self.metric:
-            raise ValueError(f"KeepBest({self.metric!r}): a metric is named with its evaluation: eval/{self.metric}.")
+            raise ValueError(f"KeepBest({self.metric!r}): prefix the metric with its evaluation: eval/{self.metric}.")
         _check_arguments(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartWords:
-    """What the settings of a WarmStart are called where somebody wrote them.
+    """The names that the user gave to the settings of a WarmStart, for messages.
 
     Attributes:
-      settings: all of them.
-      written: expression of `include` or `rename` -> what was written for it, where that is something else.
+      settings: how to refer to the settings as a whole.
+      written: an expression of `include` or `rename` -> what the user wrote, if that differs.
     """
 
     settings: str = "train.warm_start"
@@ -86,27 +92,27 @@ class WarmStartWords:
     written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def of(self, expression: str) -> Any:
-        """What was written for it."""
+        """Return what the user wrote for `expression`."""
         return self.written.get(expression, expression)
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
-    r"""Values from another checkpoint that a new model begins with.
+    r"""Values of another checkpoint with which a new model begins.
 
     Attributes:
-      checkpoint: its path, or a folder: the newest whole one in it, or that of a SavedModel. Ours, tf.estimator's, or
-        of tf.train.Checkpoint.
-      include: regular expressions; a variable is taken when one of them matches its whole name, trainable or not.
-        None: every trainable one.
-      rename: name of a variable here, a prefix of names or a regular expression -> what takes its place in the
-        checkpoint, where names differ; groups of the expression are written `\1`.
-      vocabularies: name of a variable -> a `runner.checkpoint.vocabulary.Vocabulary`, by which its rows are found again
-        where they stand for other tokens by now. `include=()` takes only these.
-      only_trainable: of what `include` matches, only trainable variables.
-      optimizer_state: what optimizers keep is taken, too, where `include` matches it.
-      strict: a variable that is not in the checkpoint is an error; otherwise it keeps its initial value.
-      words: for messages.
+      checkpoint: path of a checkpoint, or of a folder: the newest whole checkpoint in it, or that of a SavedModel. The
+        runner's, tf.estimator's and tf.train.Checkpoint's formats are read.
+      include: regular expressions. A variable is read, trainable or not, if one of them matches its whole name. None:
+        every trainable variable.
+      rename: a variable's name, a prefix of names or a regular expression -> its replacement, the name in the
+        checkpoint; `\1` stands for a group of the expression.
+      vocabularies: a variable's name -> a `runner.checkpoint.vocabulary.Vocabulary`, which finds each token's row again
+        if the order of tokens has changed. `include=()` reads only these variables.
+      only_trainable: of the variables that `include` matches, read only trainable ones.
+      optimizer_state: also read the optimizer's state of the variables, as far as `include` matches it.
+      strict: raise an error for a variable that the checkpoint lacks; False: it keeps its initial value.
+      words: the user's names for these settings, for messages.
 
     Raises:
       ValueError: an expression does not compile.
@@ -129,62 +135,65 @@ class WarmStart:
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """Where a run lives, how often it does what, on which devices. Field names are tf.estimator's.
+    """The settings of a run: its folder, seed, cadences, training options and devices. Field names are tf.estimator's.
 
     Attributes:
-      model_dir: folder of checkpoints and events; None: a temporary one, made by the Estimator.
-      tf_random_seed: initial values, shuffling, dropout are functions of it; None: a new one is drawn.
-      save_summary_steps: summaries every so many steps; None: never.
-      summaries_from_first_step: they count from the first step of a run (1, 1 + n, 1 + 2n), as tf.estimator's did;
-        False: summaries are written at that step and at multiples.
-      save_checkpoints_steps, save_checkpoints_secs: at most one; neither given: every 600 seconds. Both None: only at
-        the end of training.
-      keep_checkpoint_max: checkpoints kept, the newest; None or 0: all.
-      keep_best: others kept for what an evaluation found of them.
-      keep_checkpoint_every_n_hours: one kept for good in so many hours; None: none for that.
-      save_checkpoints_asynchronously: checkpoints are written while training goes on, from a copy in memory. Listeners,
-        evaluations, the end of training and errors wait until they are durable. "auto": where the copy fits into the
-        memory that is free.
-      checkpoint_input_state: "saved": a checkpoint holds the state of the training input, its shuffle's buffer among
-        it; "counted": how many batches were read, which a run that resumes reads again; "auto": counted where the state
-        is larger than the variables, and all that the input draws is seeded and in a fixed order.
-      warm_start: values that a new model begins with; one that is continued has its own.
-      log_step_count_steps: loss and speed are logged every so many steps; None: never.
-      steps_per_loop: steps that run in one graph call; None: grows until a call takes about a second, and always
-        ends at the next save, evaluation or last step.
-      tensorboard: False writes no event files, of training or evaluation.
-      nan: "stop": training ends with an error at the first loss that is not finite; "ignore"; "rollback": it goes back
-        to the last checkpoint, while the input goes on after the bad batch, at most three times in a run.
-      clip_global_norm: the gradient of the global batch is scaled down to this norm where it is larger; None: not.
-      gradient_accumulation: each replica computes its part of a batch in so many parts, one after the other.
-      learning_rate_scaling: "none", or by the replicas: "linear", "sqrt" of their number.
-      warmup_steps: updates until the learning rate is what it is to be.
-      jit: XLA compiles what each replica computes, from its batch to its gradients.
-      log_gradient_norm: the global norm of the gradient, before it is clipped, is logged where the loss is.
-      train_metrics: `eval_metric_ops` of TRAIN are computed and reported with `train_op=`, too; with `optimizer=` they
-        are in any case.
-      precision: what Keras 3 layers compute in: "float32" leaves it to them, "mixed_bfloat16", "mixed_float16".
-      ema_decay: moving averages of the weights are kept with this decay, and evaluated; None: none.
-      check_numerics: each operation of a training step is checked, and the one that makes a value which is not finite
-        is named with the line of model_fn. One step in a loop; for debugging.
-      eager: model_fn runs eagerly in each step of training, where print and a debugger see values. Needs `optimizer=`
-        and the default strategy; evaluation and prediction are traced as ever. For debugging.
-      profile_steps: global steps whose profile is written for TensorBoard; None: none.
-      profile_format: "trace", or "text": with a table of the operations beside it.
+      model_dir: folder of checkpoints and events; None: the Estimator makes a temporary one.
+      tf_random_seed: determines initial values, shuffling and dropout; None: one is drawn.
+      save_summary_steps: write summaries every N steps; None: never.
+      summaries_from_first_step: count N from the first step of the run (1, 1 + N, 1 + 2N), as tf.estimator does; False:
+        write summaries at the first step and at multiples of N.
+      save_checkpoints_steps, save_checkpoints_secs: save every N steps or N seconds; give at most one. Neither given:
+        every 600 seconds. Both None: only at the end of training.
+      keep_checkpoint_max: number of newest checkpoints to keep; None or 0: all.
+      keep_best: also keep the best checkpoints by these metrics.
+      keep_checkpoint_every_n_hours: also keep one checkpoint permanently every N hours; None: no.
+      save_checkpoints_asynchronously: write checkpoints from a copy in memory while training continues. Checkpoint
+        listeners, evaluations, the end of training and errors wait until the file is durable. "auto": only if the copy
+        fits into free memory.
+      checkpoint_input_state: how a checkpoint remembers its place in the training input. "saved": it holds the state of
+        the iterator, shuffle buffers included. "counted": it holds the number of batches read, and a resumed run reads
+        them again. "auto": counted if the state is larger than the variables and the input is seeded and in a fixed
+        order throughout; else saved.
+      warm_start: values with which a new model begins; ignored on resume.
+      log_step_count_steps: log loss and speed every N steps; None: never.
+      steps_per_loop: steps per graph call; None: grows until one call takes about a second. A call always ends at the
+        next save, evaluation or last step.
+      tensorboard: write event files of training and evaluation.
+      nan: what to do at the first loss that is not finite. "stop": end with an error. "ignore": continue. "rollback":
+        return to the last checkpoint and skip the bad batch, at most three times in a run.
+      clip_global_norm: scale down the gradient of the global batch if its norm is larger than this; None: no clipping.
+      gradient_accumulation: number of micro-batches into which each replica splits its batch; 1: not split.
+      learning_rate_scaling: scale the learning rate by the number of replicas ("linear"), by its square root ("sqrt"),
+        or not at all ("none").
+      warmup_steps: number of updates over which the learning rate rises to its value; 0: none.
+      jit: compile each replica's computation, from batch to gradients, with XLA.
+      log_gradient_norm: log the global norm of the gradient, before clipping, together with the loss.
+      train_metrics: also compute and report `eval_metric_ops` in TRAIN with `train_op=`; with `optimizer=` they always
+        are.
+      precision: compute type of Keras 3 layers. "float32" leaves it to the layers; or "mixed_bfloat16",
+        "mixed_float16".
+      ema_decay: keep exponential moving averages of the weights with this decay, and evaluate those; None: no.
+      check_numerics: check the result of every operation of a training step, and name the first operation that is not
+        finite with its line in model_fn. Runs one step per graph call; for debugging.
+      eager: run model_fn eagerly in each training step, so that print and a debugger show values. Needs `optimizer=`
+        and the default strategy; evaluation and prediction are still traced. For debugging.
+      profile_steps: global steps to profile for TensorBoard; None: none.
+      profile_format: "trace"; or "text", which adds a table of operations.
       train_distribute: strategy of training; None: TensorFlow's default.
-      eval_distribute: strategy of evaluation and prediction; None: that of training; "default": TensorFlow's own.
-      cluster: who this process is.
-      has_evaluator: another process evaluates the checkpoints of this one (`Cluster("evaluator", 0)` in its RunConfig,
-        the same model_dir), and `train_and_evaluate` leaves it to that.
-      generation: which start of the run this process belongs to; 0: nobody counts them.
-      export_dir: folder for the folders of exporters; None: `export` in model_dir.
-      tracking: where a script's Estimator is recorded, as `tracking.backend` says it ("mlflow", "csv", "none", the name
-        of a class, a list), or a `TrackingConfig` with the other keys of `tracking`. A process beside the script ships
-        the journal in model_dir. None: there is no journal, progress is not shown, and nothing is recorded.
-      progress: how progress is shown where there is `tracking`: "auto", "rich", "plain", "off".
+      eval_distribute: strategy of evaluation and prediction; None: that of training; "default": TensorFlow's default.
+      cluster: the role of this process in the cluster.
+      has_evaluator: another process evaluates the checkpoints (its RunConfig has `Cluster("evaluator", 0)` and the same
+        model_dir), so `train_and_evaluate` does not evaluate here.
+      generation: number of this start of the run; 0: starts are not counted.
+      export_dir: parent folder of the exporters' folders; None: `export` in model_dir.
+      tracking: where a script's Estimator is recorded: a value of `tracking.backend` ("mlflow", "csv", "none", a class
+        name, a list), or a `TrackingConfig` with the other keys of `tracking`. A second process ships the journal in
+        model_dir. None: no journal, no progress, nothing recorded.
+      progress: how to show progress if `tracking` is given: "auto", "rich", "plain" or "off".
 
     Raises:
-      ValueError: both save cadences are given, or a number is negative.
+      ValueError: both save cadences are given, a number is out of its limits, or two settings exclude each other.
     """
 
     model_dir: str | None = _key("model_dir")
@@ -227,7 +236,9 @@ class RunConfig:
 
     @classmethod
     def from_config(cls, config: Config, **given: Any) -> RunConfig:
-        """Build the RunConfig of a run: `given`, and for every other argument the value of its key in `config`."""
+        """Build the RunConfig of a run: the arguments in `given`, and for every other one the value of its key in
+        `config`.
+        """
         keys = {field.name: field.metadata["key"] for field in dataclasses.fields(cls) if "key" in field.metadata}
         values = {name: operator.attrgetter(key)(config) for name, key in keys.items() if name not in given}
         return cls(**values, **given)
@@ -253,7 +264,7 @@ class RunConfig:
             object.__setattr__(self, "save_summary_steps", None)
         if self.check_numerics and (self.jit or self.precision == "mixed_float16"):
             other = "jit=True" if self.jit else "precision='mixed_float16'"
-            raise ValueError(f"RunConfig(check_numerics=True, {other}) do not go together. Leave one out.")
+            raise ValueError(f"RunConfig(check_numerics=True, {other}) cannot be combined. Leave one out.")
         if self.eager:
             self._check_eager()
         if self.check_numerics or self.eager:
@@ -261,7 +272,11 @@ class RunConfig:
         _check_arguments(self)
 
     def _check_tracking(self) -> None:
-        """Make a TrackingConfig of a backend. Raises: ValueError: it is none."""
+        """Replace a backend in `tracking` by a TrackingConfig.
+
+        Raises:
+          ValueError: the backend is not valid.
+        """
         given = self.tracking
         settings = given if isinstance(given, TrackingConfig) else TrackingConfig(given)
         for mistake in check_backend("RunConfig(tracking=", settings.backend, end=")"):
@@ -271,30 +286,30 @@ class RunConfig:
             object.__setattr__(self, "tensorboard", False)
 
     def _check_eager(self) -> None:
-        """Refuse what a step that runs eagerly does not do."""
+        """Raise ValueError for settings that an eager step does not support."""
         settings = ("gradient_accumulation", "jit", "precision", "check_numerics", "train_distribute")
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         for name in settings:
             if getattr(self, name) != defaults[name]:
                 raise ValueError(
-                    f"RunConfig(eager=True, {name}={getattr(self, name)!r}): one replica takes a step at once, in "
+                    f"RunConfig(eager=True, {name}={getattr(self, name)!r}): an eager step runs on one replica, in "
                     "float32, and no graph of it is looked at. Leave one out."
                 )
 
     def replace(self, **changes: Any) -> RunConfig:
-        """A copy with `changes`. Setting one save cadence turns the other off, as in tf.estimator."""
+        """Return a copy with `changes`. Setting one save cadence turns the other off, as in tf.estimator."""
         if sum(changes.get(name) is not None for name in SAVE_CADENCES) == 1:
             changes = {**dict.fromkeys(SAVE_CADENCES), **changes}
         return dataclasses.replace(self, **changes)
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Replicas that take part in one update, over all workers."""
+        """The number of replicas that take part in one update, over all workers."""
         return 1 if self.train_distribute is None else int(self.train_distribute.num_replicas_in_sync)
 
     seed = property(operator.attrgetter("tf_random_seed"))
 
-    # What tf.estimator's has of its cluster: the addresses by task type, the place of this process, and others.
+    # tf.estimator's attributes of the cluster: addresses by task type, this process's task type and index, and others.
     cluster_spec = property(operator.attrgetter("cluster.tasks"))
     task_type = property(operator.attrgetter("cluster.task_type"))
     task_id = property(operator.attrgetter("cluster.task_index"))
@@ -305,13 +320,14 @@ class RunConfig:
 
 
 def with_model_dir(model_dir: str | os.PathLike[str] | None, config: Any) -> RunConfig:
-    """Return `config` with a model_dir: the one given, its own, or a temporary one.
+    """Return `config` with a model_dir: `model_dir` if given, else its own, else a temporary folder.
 
     Args:
-      config: a RunConfig; None: its defaults.
+      model_dir: the folder; None: not given.
+      config: a RunConfig; None: the defaults.
 
     Raises:
-      ValueError: it is something else, or both give a model_dir and they differ.
+      ValueError: `config` is not a RunConfig, or both give a model_dir and they differ.
     """
     if config is not None and not isinstance(config, RunConfig):
         raise ValueError(f"Estimator(config={config!r}): it must be a RunConfig.")

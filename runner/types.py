@@ -1,4 +1,4 @@
-"""The values that travel between layers: plain Python, no TensorFlow."""
+"""Values that pass between the rooms: plain Python, no TensorFlow."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Labels = Any
 
 
 class ParamReads:
-    """Which params a user's function has read, over all copies that it was given.
+    """A record of which params a user's function has read, over all copies that it was given.
 
     Args:
-      names: of the params that the config gives.
+      names: the params that the config sets.
 
     Attributes:
-      is_used: a function has been given a copy.
+      is_used: whether any function has been given a copy.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -35,7 +35,7 @@ class ParamReads:
 
     @property
     def unread(self) -> list[str]:
-        """The names that nobody has read; none where no function was called."""
+        """Return the names that were never read; an empty list if no function was called."""
         return list(self._unread) if self.is_used else []
 
     def note(self, name: Any) -> None:
@@ -46,14 +46,14 @@ class ParamReads:
 
 
 class Params(dict[str, Any]):
-    """A model's or an input's parameters: a dict whose items are attributes, too.
+    """The parameters of a model or an input: a dict whose items are attributes, too.
 
-    `params["width"]` and `params.width` are the same value; nested mappings are Params too, but for subclasses of dict.
-    The values are copied, so what a model_fn changes in its own does not reach its caller. What has the name of a
-    method of dict (`items`) is an item only.
+    `params["width"]` and `params.width` are the same value. Nested dicts become Params as well; subclasses of dict stay
+    as they are. The values are copied, so a model_fn that changes its params does not change its caller's. A name that
+    is also a method of dict (`items`) is reached as an item only.
 
     Raises:
-      KeyError, AttributeError: a name that is not there; the message lists those that are.
+      KeyError, AttributeError: there is no such name; the message lists the names that exist.
     """
 
     _reads: ParamReads | None = None
@@ -62,7 +62,7 @@ class Params(dict[str, Any]):
         super().__init__(_nested(copy.deepcopy({**dict(values or {}), **named})))
 
     def watched(self, reads: ParamReads) -> Params:
-        """These params, of which `reads` notes what is read from now on; also of copies by `copied_params`."""
+        """Return these params; `reads` notes every later read, of copies that `copied_params` makes as well."""
         object.__setattr__(self, "_reads", reads)
         return self
 
@@ -82,7 +82,7 @@ class Params(dict[str, Any]):
     def __repr__(self) -> str:
         return f"Params({super().__repr__()})"
 
-    # --- what counts as read: a value that is asked for, and all of them where they are passed on --------------------
+    # --- what counts as read: a value that is asked for; all of them if the whole is passed on
 
     def _note(self, key: Any) -> None:
         if self._reads is not None:
@@ -101,7 +101,8 @@ class Params(dict[str, Any]):
         return super().__contains__(key)
 
     def __iter__(self) -> Iterator[str]:
-        # Names alone are not values. That it is defined has Python make `**params` by `params[name]`, not behind us.
+        # Names are not values. Because `__iter__` is defined, Python expands `**params` by `params[name]`, which is
+        # noted.
         return super().__iter__()
 
     def get(self, key: Any, default: Any = None) -> Any:
@@ -137,11 +138,12 @@ class Params(dict[str, Any]):
         return super().__ror__(other)
 
     def __reduce__(self) -> Any:
-        # Copies and pickles know nothing of who reads. The items are given apart: what is one object stays one.
+        # Copies and pickles do not note reads. Items are passed separately, so an object that occurs twice stays one
+        # object.
         return type(self), (), None, None, iter(super().items())
 
     def merged(self, **values: Any) -> Params:
-        """These parameters with `values` set over them."""
+        """Return these parameters updated with `values`."""
         return Params({**self, **values})
 
     def _said(self, key: Any) -> str:
@@ -149,7 +151,7 @@ class Params(dict[str, Any]):
 
 
 def _nested(values: Mapping[Any, Any]) -> dict[Any, Any]:
-    """`values` with Params in place of the mappings among them. A defaultdict and its like stay what they are."""
+    """Return `values` with its plain dicts as Params. Subclasses of dict (defaultdict) stay as they are."""
     found: dict[Any, Any] = {}
     for key, value in values.items():
         becomes_params = type(value) is dict or (isinstance(value, Mapping) and not isinstance(value, dict))
@@ -161,7 +163,7 @@ def _nested(values: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def plain_params(values: Any) -> Any:
-    """Return params that are watched as the dict that the config has; any other object as it is. Nothing is read."""
+    """Return watched Params as the plain dict of the config, and any other object unchanged. Nothing counts as read."""
     if not isinstance(values, Params) or values._reads is None:
         return values
 
@@ -172,13 +174,15 @@ def plain_params(values: Any) -> Any:
 
 
 def copied_params(values: Any, **more: Any) -> Any:
-    """What a function gets as params: Params of a dict, a copy of any other object, with the items `more` in it.
+    """Return what a user's function gets as params: a dict as Params, any other object as a copy; with the items
+    `more`.
 
-    tf.estimator's took any object; one of argparse or of a class of the user's own has attributes in place of items.
+    tf.estimator accepted any object. An object without items (argparse's Namespace) gets `more` as attributes.
     """
     if values is None or type(values) in (dict, Params):
         reads = values._reads if isinstance(values, Params) else None
-        given = Params(values and {key: dict.__getitem__(values, key) for key in values}).merged(**more)  # not a read
+        # not a read
+        given = Params(values and {key: dict.__getitem__(values, key) for key in values}).merged(**more)
         if reads is None:
             return given
         reads.is_used = True
@@ -194,15 +198,15 @@ def copied_params(values: Any, **more: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """What one call of the inner loop did: `num_steps` updates, read back in one go.
+    """The outcome of one call of the training loop: `num_steps` updates, read back from the device at once.
 
     Attributes:
-      first_step: global step of the first update of the loop (the first ever is 1).
-      last_step: global step after the loop; `last_step - first_step + 1 == len(losses)`.
-      losses: `[num_steps]` float, the mean over the global batch of each step.
-      examples: training examples consumed by the loop, over all replicas.
-      secs: wall time of the loop, with its input.
-      values: what else the step returned, by name, each stacked `[num_steps, ...]`.
+      first_step: global step of the call's first update; the first update of a model is 1.
+      last_step: global step after the call; `last_step - first_step + 1 == len(losses)`.
+      losses: floats `[num_steps]`, for each step the mean loss over the global batch.
+      examples: number of training examples that the call consumed, over all replicas.
+      secs: wall time of the call in seconds, waiting for input included.
+      values: name -> other results of the steps, each `[num_steps, ...]`.
     """
 
     first_step: int
@@ -218,10 +222,11 @@ class StepResult:
 
 
 class IteratorInitializer:
-    """Stands for the `initializer` of an iterator of TensorFlow 1, which hooks run before the first step.
+    """The `initializer` of a TensorFlow 1 iterator, which a hook runs before the first step.
 
     Attributes:
-      placeholders: of an input function, of which it makes its dataset: each with the variable that holds what is fed.
+      placeholders: the placeholders from which the input function builds its dataset, each with the variable that holds
+        the value fed for it.
     """
 
     def __init__(self) -> None:
@@ -230,12 +235,12 @@ class IteratorInitializer:
 
 @dataclasses.dataclass(frozen=True)
 class StepRequest:
-    """What is asked of one step beside the step itself. False: nothing.
+    """What a hook asks for in one step beside the step itself; falsy if it asks for nothing.
 
     Attributes:
-      fetches: tensors and operations of its trace.
-      feeds: placeholders of its trace.
-      values: of `feeds`, tensors.
+      fetches: tensors and operations of the step's trace to evaluate.
+      feeds: placeholders of the step's trace to feed.
+      values: the tensors for `feeds`, in the same order.
     """
 
     fetches: Sequence[type_of_tensor] = ()
@@ -247,5 +252,5 @@ class StepRequest:
 
     @property
     def key(self) -> tuple[tuple[int, ...], ...]:
-        """The same for requests that differ in nothing but `values`."""
+        """Return a key that is equal for requests that differ only in `values`."""
         return tuple(map(id, self.fetches)), tuple(map(id, self.feeds))

@@ -1,4 +1,4 @@
-"""Saving while training goes on: a copy in memory, and a thread that writes it."""
+"""Save while training continues: a copy in memory, and a thread that writes it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _NONE, _SKIPPED, _SAVED = 0, 1, 2
 
 _log = logging.getLogger(__name__)
 
-# Who saves again while the last checkpoint is still being written is told so after this long.
+# A save that waits longer than this for the previous checkpoint logs a message.
 _SAY_AFTER_SECS = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A checkpoint that is durable and the latest, and what it cost.
+    """A checkpoint that is durable and the latest, and the time it took.
 
     Attributes:
-      copy_secs, input_secs: training stood still for the copy of the values, and for the position of its input.
-      write_secs: writing took so long, beside training where it is asynchronous.
-      waited_secs: somebody stood still so long until it was durable: the next save, an evaluation, the end.
+      copy_secs, input_secs: seconds for which training stopped, to copy the values and to save the input's position.
+      write_secs: seconds of writing; training continues meanwhile if it is asynchronous.
+      waited_secs: seconds for which the next save, an evaluation or the end waited until it was durable.
     """
 
     step: int
@@ -47,18 +47,18 @@ class Saved:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """For the journal."""
+        """Return the fields for the journal."""
         return {name: round(v, 4) if isinstance(v, float) else v for name, v in dataclasses.asdict(self).items()}
 
 
 class Saver:
-    """Saves one checkpoint at a time, each in a thread of its own, and on the chief only.
+    """Saves one checkpoint at a time, each in its own thread, on the chief only.
 
-    What the chief writes is the checkpoint of all workers. Another worker, where each of them reads data of its own,
-    leaves the position of its input to the chief, before that writes the rest.
+    The chief's checkpoint holds for all workers. If each worker reads its own data, the other workers leave the
+    positions of their inputs to the chief before it writes the rest.
 
     Args:
-      inputs_differ: each worker reads data of its own; otherwise the chief's input stands where all of them stand.
+      inputs_differ: each worker reads its own data; False: all inputs have the same position as the chief's.
     """
 
     def __init__(
@@ -73,14 +73,15 @@ class Saver:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a checkpoint was begun that `poll` and `wait` have not yet told of."""
+        """Whether a checkpoint was begun that `poll` and `wait` have not reported yet."""
         return self._write is not None
 
     def fits(self, snapshot: Snapshot, reserve: int | None = None) -> bool:
-        """Report whether a copy of `snapshot` fits into the memory that is free; always where it is held already.
+        """Report whether a copy of `snapshot` fits into free memory; always true if the memory for it is already held.
 
         Args:
-          reserve: bytes that are left to the steps; None: what they took at their peak.
+          snapshot: the values to copy.
+          reserve: bytes to leave for the steps; None: their peak so far.
         """
         missing = 0 if not self._collectives.is_chief else self._memory.missing(snapshot)
         if not missing:
@@ -89,8 +90,8 @@ class Saver:
         if missing > free and not self._has_warned:
             self._has_warned = True
             _log.warning(
-                "Training waits while checkpoints are written: a copy of the variables takes %s, and %s of memory are "
-                "free beside the steps (checkpoint.asynchronous=auto).",
+                "Training waits while checkpoints are written: a copy of the variables needs %s, but only %s of "
+                "memory are free beside the steps (checkpoint.asynchronous=auto).",
                 format_bytes(missing),
                 format_bytes(max(0, free)),
             )
@@ -99,14 +100,15 @@ class Saver:
     def begin(
         self, snapshot: Snapshot, iterators: Mapping[int, Any], *, asynchronous: bool, is_evaluated: bool = False
     ) -> str:
-        """Begin to save, and return the path that the checkpoint will have; `poll` or `wait` tell when it is durable.
+        """Begin to save and return the path that the checkpoint will have; `poll` and `wait` report when it is durable.
 
-        The one before must have been settled by `wait` or `poll`. All workers call this together.
+        `wait` or `poll` must have reported the previous checkpoint. All workers call this together.
 
         Args:
-          snapshot: shares its tensors with variables; they may change when this returns.
-          asynchronous: False writes at once, without a copy.
-          is_evaluated: as for CheckpointWriter.write.
+          snapshot: the values. It shares tensors with the variables, which may change once this returns.
+          iterators: this worker's iterators by worker index.
+          asynchronous: False: write at once, without a copy.
+          is_evaluated: as in CheckpointWriter.write.
         """
         assert self._write is None
         if not self._collectives.is_chief:
@@ -132,10 +134,11 @@ class Saver:
         return saved.path
 
     def _inputs_of_others(self, snapshot: Snapshot, iterators: Mapping[int, Any]) -> Mapping[int, Path | None]:
-        """Return, by worker, what other workers have left for `CheckpointWriter.write` of the chief.
+        """Return by worker what other workers have left for `CheckpointWriter.write` of the chief.
 
         Args:
-          iterators: of this worker, by its index.
+          snapshot: the values to save.
+          iterators: this worker's iterators by worker index.
         """
         if not self._inputs_differ:
             return {}
@@ -153,13 +156,18 @@ class Saver:
         }
 
     def poll(self) -> Saved | None:
-        """The checkpoint that has become durable since it was begun; None: none has. Raises: as `wait`."""
+        """Return the checkpoint that has become durable since it was begun; None: there is none.
+
+        Raises:
+          The error with which writing failed.
+        """
         return None if self._write is None or self._write.is_alive() else self.wait()
 
     def wait(self) -> Saved | None:
-        """The checkpoint that was begun, when it is durable; None where none is under way.
+        """Wait until the checkpoint that was begun is durable and return it; None if none was begun.
 
-        Raises: what went wrong while it was written; DiskFullError among that.
+        Raises:
+          The error with which writing failed, such as DiskFullError.
         """
         write, started = self._write, time.perf_counter()
         if write is None:
@@ -176,8 +184,8 @@ class Saver:
 
 
 class _Write(threading.Thread):
-    """One checkpoint on its way to the disk. Daemonic: who stops at once does not wait for it, and what it leaves is
-    the litter of a killed process, which the next save removes.
+    """A checkpoint that is being written, in a daemon thread: a process that ends does not wait for it. The next
+    save removes the files that it leaves.
     """
 
     def __init__(self, saved: Saved, write: Callable[[], object]) -> None:
@@ -191,5 +199,5 @@ class _Write(threading.Thread):
             self._write()
             secs = time.perf_counter() - started
             self.saved = dataclasses.replace(self.saved, bytes=manifest.size_of(self.saved.path), write_secs=secs)
-        except BaseException as error:  # for whoever waits; a thread has nobody to raise it to
+        except BaseException as error:  # raised later by `wait` or `poll`
             self.error = error

@@ -1,4 +1,4 @@
-"""Where the training input stands, so that a resumed run continues at the very next example."""
+"""The position in the training input, so that a resumed run continues at the very next example."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class InputPosition:
-    """The place of one process in its training input.
+    """The position of one process in its training input.
 
     Attributes:
-      source: what tells this input from another one.
-      ended: it was read to its end; who continues starts from its beginning.
-      elements: elements of the dataset read since its beginning.
-      num_epochs: passes over the examples that it was opened for; None: nobody counts.
-      num_pipelines: processes that read data of their own; 1: one, or all the same.
-      skipped: of `elements`, those that the iterator's dataset leaves out by `skip`. A saved iterator can only be
-        restored into one over a dataset that skips, too.
-      shard: how they divide the data; it tells two divisions by as many processes apart.
-      seed: by which the chief's input was made; None: not known.
+      source: identifies the input; see `source_of`.
+      ended: the input was read to its end; a resumed run starts from its beginning.
+      elements: number of elements read since the beginning of the dataset.
+      num_epochs: number of passes for which the input was opened; None: not limited by passes.
+      num_pipelines: number of processes that read different data; 1 if there is one or all read the same.
+      skipped: how many of `elements` the iterator's dataset leaves out with `skip`. A saved iterator can only be
+        restored into one over a dataset that skips as well.
+      shard: how the processes divide the data; distinguishes two divisions by the same number of processes.
+      seed: the seed of the chief's input; None: not known.
     """
 
     source: str
@@ -52,40 +52,41 @@ class InputPosition:
 
     @classmethod
     def at_start(cls, source: str, pipeline: InputPipeline) -> InputPosition:
-        """Before the first element of `pipeline`."""
+        """Return the position before the first element of `pipeline`."""
         num_epochs, num_pipelines = pipeline.num_epochs, pipeline.num_pipelines
         return cls(source, num_epochs=num_epochs, num_pipelines=num_pipelines, shard=pipeline.shard, seed=pipeline.seed)
 
     def as_extra(self) -> dict[str, Any]:
-        """For the checkpoint; `continued` reads it."""
+        """Return the fields for the checkpoint, which `continued` reads."""
         return dataclasses.asdict(self)
 
 
 def source_of(input_fn: Any, pipeline: InputPipeline) -> str:
-    """Return what tells one training input from another, across processes: `<module>.<function> <settings> [<code>]`.
+    """Return a text that identifies a training input across processes: `<module>.<function> <settings> [<code>]`.
 
-    The settings are a digest of what is bound to the function, of the `Input` and of the element's spec; a digest, as
-    params may be long and may hold what does not belong in a checkpoint. A name is enough for a function of a module:
-    its code may change, and lines may be added above it. Lambdas and local functions share names, so a digest of their
-    code follows; a lambda's name ends in its line, which only tells it from others in checkpoints of before.
+    The settings are a digest of the function's bound arguments, the `Input` and the element's spec; params may be too
+    long or too private for a checkpoint. A function of a module is identified by its name alone, because its code may
+    change and lines may be added above it. Lambdas and local functions share names, so a digest of their code follows.
+    A lambda's name ends in its line number, which is compared only with checkpoints of earlier versions.
     """
     settings = [plain_params(getattr(input_fn, "params", None))]
     settings += [getattr(input_fn, name, None) for name in ("batch_size", "shuffle_seed")]
-    if getattr(input_fn, "first_batch_only", False):  # only then, so that all other digests are those of before
+    # only then, so that all other digests equal those of earlier versions
+    if getattr(input_fn, "first_batch_only", False):
         settings.append("first_batch_only")
     fn, bound = getattr(input_fn, "fn", input_fn), ""
     while isinstance(fn, functools.partial):
         keywords = {name: _named(value) for name, value in fn.keywords.items()}
         bound += repr((tuple(map(_named, fn.args)), keywords))
         fn = fn.func
-    # An address would be another one in each process.
+    # The repr contains an address, which differs in each process.
     details = _ADDRESS.sub("", repr((bound, *settings, pipeline.element_spec)))
     name, *code = _name_and_code(fn)
     return " ".join([name, _digest(details), *code])
 
 
 def _name_and_code(fn: Any) -> list[str]:
-    """Return the qualified name of a function; of a lambda or local function also a digest of its code."""
+    """Return [qualified name] of a function, and for a lambda or local function also a digest of its code."""
     name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__name__)}"
     code = getattr(fn, "__code__", None)
     if code is None or "<" not in name:
@@ -94,7 +95,7 @@ def _name_and_code(fn: Any) -> list[str]:
 
 
 def _named(value: Any) -> Any:
-    """Return a bound argument, or in place of a lambda or local function what tells it from others."""
+    """Return a bound argument, or what identifies it if it is a lambda or local function."""
     found = _name_and_code(value)
     return [_LINE.sub("", found[0]), *found[1:]] if len(found) > 1 else value
 
@@ -102,8 +103,8 @@ def _named(value: Any) -> Any:
 def _is_same_source(saved: str, source: str) -> bool:
     """Report whether two results of `source_of` mean the same input.
 
-    Checkpoints of before hold `<module>.<function>:<line> <settings>`. Nothing else than the line tells two lambdas in
-    them apart; of other functions it is not compared.
+    Checkpoints of earlier versions hold `<module>.<function>:<line> <settings>`. Only for lambdas is the line compared,
+    because nothing else distinguishes them.
     """
     name, settings, *code = source.split(" ")
     saved_name, saved_settings, *saved_code = saved.split(" ")
@@ -124,34 +125,40 @@ def _digest(text: str) -> str:
 
 
 def _facts(constant: Any) -> str:
-    """Return a text of a code object, or of a constant in one, that is the same in every process of one Python."""
+    """Return a text for a code object, or a constant in one, that is the same in every process with one version of
+    Python.
+    """
     if isinstance(constant, types.CodeType):
         inner = ", ".join(map(_facts, constant.co_consts))
         return f"code({constant.co_code.hex()}, {constant.co_names}, {inner})"
     if isinstance(constant, tuple):
         return f"({', '.join(map(_facts, constant))})"
-    if isinstance(constant, frozenset):  # its order depends on the seed of hashes
+    if isinstance(constant, frozenset):  # its order depends on the hash seed
         return f"{{{', '.join(sorted(map(_facts, constant)))}}}"
     return repr(constant)
 
 
 def was_read_to_its_end(source: str, latest: str | None, pipeline: InputPipeline) -> bool:
-    """Report whether the checkpoint `latest` ended this input, and `pipeline` has no more passes over it."""
+    """Report whether the checkpoint `latest` was written at the end of this input, and `pipeline` has no further
+    passes.
+    """
     saved = _saved_position(latest)
     is_at_end = bool(saved) and saved["ended"] and _is_same_source(saved["source"], source)
     return is_at_end and not _has_more(saved, pipeline)
 
 
 def continued(pipeline: InputPipeline, source: str, latest: str | None) -> tuple[Any, InputPosition]:
-    """Return the iterator over `pipeline.dataset`, at the example that follows the last one of the checkpoint `latest`.
+    """Return (iterator, position) at the example after the last one of the checkpoint `latest`.
 
-    It starts at the beginning where there is no checkpoint, where that one was trained on another input, or where the
-    input had been read to its end. So it does where another number of processes had each read a part of its own: parts
-    that were divided otherwise have no place in common. Where the checkpoint holds a count and no state, what was read
-    is read again.
+    The iterator starts at the beginning if there is no checkpoint, if the checkpoint belongs to another input, or if
+    the input was read to its end. It also does if another number of processes read parts of their own, because
+    positions in different divisions cannot be converted. If the checkpoint holds only a count, the elements that were
+    read are read again.
 
     Args:
-      source: tells this input from another one, across processes.
+      pipeline: the input; the iterator is over its dataset.
+      source: identifies the input; see `source_of`.
+      latest: path of the checkpoint; None: there is none.
     """
     saved = _saved_position(latest)
     start = InputPosition.at_start(source, pipeline)
@@ -160,11 +167,11 @@ def continued(pipeline: InputPipeline, source: str, latest: str | None) -> tuple
     is_same, is_divided_alike = _is_same_source(saved["source"], source), _is_divided_alike(saved, pipeline)
     is_at_end = saved["ended"] and not _has_more(saved, pipeline)
     if not is_same and not saved["ended"]:
-        _log.info("The training input is another one than that of %s: it starts from its beginning.", latest)
+        _log.info("The training input differs from that of %s, so it starts from its beginning.", latest)
     elif is_same and not is_at_end and not is_divided_alike:
         _log.warning(
-            "%s was trained on %s, and now it is %s: the input starts from its beginning, and some examples of "
-            "this epoch are seen again. With shard=examples it would go on at the next one.",
+            "%s was trained on %s, and now it is %s: the input starts from its beginning and repeats some examples of "
+            "this epoch. Use shard=examples to continue at the next example.",
             latest, _parts(saved.get("num_pipelines", 1)), _parts(pipeline.num_pipelines),
         )  # fmt: skip
     if not is_same or is_at_end or not is_divided_alike:
@@ -172,12 +179,12 @@ def continued(pipeline: InputPipeline, source: str, latest: str | None) -> tuple
     position = dataclasses.replace(start, elements=saved["elements"])
     same_passes = saved.get("num_epochs") == pipeline.num_epochs
     if pipeline.service is not None and pipeline.service.job_name is not None:
-        # Others read the same job meanwhile: what is left of it follows.
+        # Other runs may read the same job, so this run gets what is left of it.
         return pipeline.open(), position
     if pipeline.why_no_state is None and same_passes and reader.has_iterator(latest, pipeline.pipeline_index):
         iterator, skipped = _restored(pipeline, latest, saved.get("skipped"))
         return iterator, dataclasses.replace(position, skipped=skipped)
-    # One iterator of a dataset and no more: they share the state of its shuffle.
+    # Only one iterator per dataset: two would share the state of its shuffle.
     say = _log.warning if pipeline.is_chief else _log.debug
     say("Reading %d batches again, to continue where %s stopped.", position.elements, latest)
     if saved.get("seed") not in (None, pipeline.seed) and datasets.shuffle_buffers(pipeline.given):
@@ -189,18 +196,21 @@ def continued(pipeline: InputPipeline, source: str, latest: str | None) -> tuple
 
 
 def _restored(pipeline: InputPipeline, latest: str, skipped: int | None) -> tuple[Any, int]:
-    """Return an iterator as `latest` holds it, and how many elements its dataset skips.
+    """Return (iterator restored from `latest`, number of elements that its dataset skips).
 
     Args:
-      skipped: so many were skipped by the iterator that was saved; None: a checkpoint of before, which does not say.
+      pipeline: the input.
+      latest: path of the checkpoint.
+      skipped: number of elements that the saved iterator's dataset skipped; None: a checkpoint of an earlier version,
+        which does not say.
 
     Raises:
-      ValueError: the dataset is not built like the one that was saved.
+      ValueError: the dataset is not built like the saved one.
     """
-    # One that does not say: what its skip had passed is in the state, so the dataset only has to have a skip.
+    # The number is unknown: the state holds how far `skip` has got, so the dataset only needs a `skip` stage.
     choices = [0, 1] if skipped is None else [skipped]
     errors = []
-    # A second iterator over the dataset does no harm: the state holds that of the shuffles, which they share.
+    # A second iterator over the dataset is harmless here: the restored state includes the shuffles that they share.
     for alike, number in itertools.product(_prefetching_alike(pipeline), choices):
         iterator = alike.open(number)
         try:
@@ -212,10 +222,10 @@ def _restored(pipeline: InputPipeline, latest: str, skipped: int | None) -> tupl
 
 
 def _prefetching_alike(pipeline: InputPipeline) -> Iterator[InputPipeline]:
-    """Yield `pipeline`, then with a last stage that prefetches, and without one.
+    """Yield `pipeline`, then the same with a last prefetch stage, and without one.
 
-    TensorFlow 2.21 adds such a stage to a dataset that it may tune (`inject_prefetch`), which a state then has, too: a
-    run whose options differ in `autotune.enabled` finds the place in either.
+    TensorFlow 2.21 adds such a stage to a dataset that it may tune (`inject_prefetch`), and the saved state then
+    includes it. A run whose `autotune.enabled` has changed can therefore restore either.
     """
     yield pipeline
     yield dataclasses.replace(pipeline, dataset=pipeline.dataset.prefetch(1))
@@ -225,13 +235,13 @@ def _prefetching_alike(pipeline: InputPipeline) -> Iterator[InputPipeline]:
 
 
 def _is_divided_alike(saved: Mapping[str, Any], pipeline: InputPipeline) -> bool:
-    """Report whether this process reads the part of the data that it read before, or all of it now as then."""
+    """Report whether this process reads the same part of the data as before, or all of it both times."""
     parts, shard = saved.get("num_pipelines", 1), saved.get("shard") or pipeline.shard
     return parts == pipeline.num_pipelines and (parts == 1 or shard == pipeline.shard)
 
 
 def _saved_position(latest: str | None) -> Mapping[str, Any]:
-    """Return the fields of the `InputPosition` in the checkpoint `latest`; {} where it has none."""
+    """Return the fields of the `InputPosition` in the checkpoint `latest`; {} if it has none."""
     return {} if latest is None else reader.Reader(latest).extra().get("input") or {}
 
 
@@ -243,17 +253,17 @@ def _has_more(saved: Mapping[str, Any], pipeline: InputPipeline) -> bool:
     """Report whether an input that was read to its end has further passes now."""
     counted = saved.get("num_epochs")
     if pipeline.num_epochs is None and counted is not None and pipeline.remaining_steps() == math.inf:
-        return True  # it ended where it was told to, and now nobody tells it to
+        return True  # it ended after num_epochs, which is no longer set
     return (pipeline.num_epochs or 1) > (counted or 1)
 
 
 def state_is_exact(pipeline: InputPipeline) -> bool:
     """Report whether the saved state of an iterator over `pipeline.dataset` leads to the same examples.
 
-    Not for shuffle().batch().repeat() with a smaller last batch: between that batch and the next epoch the state of
-    the shuffle is in no iterator, and TensorFlow 2.21 goes through the first epoch's order again after a restore.
-    `shuffle().repeat().batch()` and `drop_remainder=True` are exact. The stages are read from `__debug_string__`,
-    which is for people; should it change, resuming falls back to what iterators save.
+    It does not for shuffle().batch().repeat() with a smaller last batch: between that batch and the next epoch, the
+    state of the shuffle is in no iterator, and TensorFlow 2.21 repeats the order of the first epoch after a restore.
+    `shuffle().repeat().batch()` and `drop_remainder=True` are exact. The stages are read from `__debug_string__`, which
+    is meant for people; if its format changes, this returns True.
     """
     if pipeline.why_no_state is not None:
         return False
@@ -270,11 +280,11 @@ comes to 100 kB at times."""
 
 
 class InputState:
-    """Decides whether a checkpoint holds the state of the training input's iterator, or only the count of batches read.
+    """Decides whether a checkpoint holds the state of the training input's iterator or only the number of batches read.
 
     Args:
-      choice: `checkpoint.input_state`: saved, counted; auto counts where the state is larger than the variables, and
-        what was read can be read again.
+      choice: `checkpoint.input_state`: saved, counted or auto. auto: counted if the state is larger than the variables
+        and the input can be read again.
 
     Attributes:
       is_saved: a checkpoint holds the state, as far as is known now.
@@ -295,18 +305,17 @@ class InputState:
         key = "input.train.prefetch_to_device" if pipeline.prefetch is not None else "checkpoint.input_state=counted"
         is_counted = choice == "counted" or pipeline.prefetch is not None
         if is_counted and (reason := self._why_not_repeatable()) and pipeline.is_chief:
-            _log.warning(
-                "%s: a run that resumes reads the input again, and may find other examples in it: %s.", key, reason
-            )
+            _log.warning("%s: a resumed run reads the input again and may get other examples: %s.", key, reason)
 
     def is_kept(self, num_bytes: int, variable_bytes: int) -> bool:
         """Report whether a checkpoint keeps a state of `num_bytes` that was written for it.
 
-        Called in the thread that writes. The first state that is larger than the variables decides for all later ones:
-        a shuffle's buffer fills with the first element, and stays full.
+        Called in the thread that writes. The first state larger than the variables decides for all later ones, because
+        a shuffle buffer stays full once it is filled.
 
         Args:
-          num_bytes: of this process; others whose data is another part have as much.
+          num_bytes: size of this process's state; other processes that read their own data have as much.
+          variable_bytes: size of the variables.
         """
         total = num_bytes * self._pipeline.num_pipelines
         if self._is_measured or total <= max(variable_bytes, _SMALL_BYTES):
@@ -331,7 +340,7 @@ class InputState:
         return self.is_saved
 
     def _why_not_repeatable(self) -> str | None:
-        """Return why the examples that were read cannot be found again by reading; None: they can."""
+        """Return why reading the input again may not find the same examples; None: it does."""
         if isinstance(self._pipeline.seed, DrawnSeed) and datasets.shuffle_buffers(self._pipeline.given):
             return "it is shuffled by a seed that each process draws anew (RunConfig(tf_random_seed=...) gives one)"
         return datasets.why_not_repeatable(self._pipeline.given)

@@ -1,4 +1,4 @@
-"""Damaged checkpoints: what is wrong with one, and which whole one takes its place."""
+"""Find damage in a checkpoint, and the whole checkpoint to use in its place."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _log = logging.getLogger(__name__)
 
 
 class DamagedCheckpointsError(RuntimeError):
-    """There are checkpoints, and none of them can be used."""
+    """There are checkpoints, but all of them are damaged."""
 
 
 class VerifiedCheckpoints:
-    """The checkpoints of one model_dir that can be used; each is read once by a process to know that.
+    """The usable checkpoints of a model_dir; a process reads each of them in full once.
 
-    Sizes are compared each time, which costs nothing. The contents of one that this process did not write are read in
-    full before it is used for the first time: that is a third of what restoring it takes
-    (docs/explanation/performance.md), and the bytes are in the system's cache afterwards. To find the damage while
-    restoring would cost nothing and be too late: the global step and the input would have been taken from it by then.
+    Sizes are compared each time, at no cost. Before a checkpoint that this process did not write is used for the first
+    time, its contents are read in full. That takes a third of the time of restoring it
+    (docs/explanation/performance.md), and the bytes are then in the system's cache. Finding the damage while restoring
+    would cost nothing, but too late: the global step and the input position would already come from it.
     """
 
     def __init__(self, model_dir: str | os.PathLike[str]) -> None:
@@ -35,9 +35,11 @@ class VerifiedCheckpoints:
         self._said: dict[str, str] = {}
 
     def latest(self) -> str | None:
-        """The path of the checkpoint to continue from; None when there is none. One warning names those passed over.
+        """Return the path of the checkpoint to continue from; None if there is none. One warning names those that were
+        skipped.
 
-        Raises: DamagedCheckpointsError: there are some, and all are damaged.
+        Raises:
+          DamagedCheckpointsError: all checkpoints are damaged.
         """
         damaged: dict[str, str] = {}
         for path in layout.candidates_in(self._model_dir):
@@ -53,23 +55,23 @@ class VerifiedCheckpoints:
             listed = "".join(f"\n  {os.path.basename(path)}: {damage}" for path, damage in damaged.items())
             raise DamagedCheckpointsError(
                 f"every checkpoint in {self._model_dir} is damaged:{listed}\n"
-                "Restore one of them from a backup, or give another model_dir to begin anew."
+                "Restore one of them from a backup, or use a new model_dir to start over."
             )
         return None
 
     def trust(self, path: str) -> None:
-        """Notes that this process wrote `path`, and knows it to be whole."""
+        """Note that this process wrote `path`, so it is whole."""
         self._known[path] = (manifest.fingerprint(path), None)
 
     def _say(self, damaged: dict[str, str], path: str) -> None:
         if damaged and damaged != self._said:
             self._said = damaged
             found = "; ".join(f"{name}: {damage}" for name, damage in damaged.items())
-            _log.warning("Damaged: %s. %s is used instead.", found, path)
+            _log.warning("Damaged checkpoint: %s. Using %s instead.", found, path)
 
 
 def find_damage(path: str | os.PathLike[str]) -> str | None:
-    """What is wrong with the checkpoint `path`, after reading all of it; None when it is whole."""
+    """Read all of the checkpoint `path` and return what is wrong with it; None if it is whole."""
     path = os.fspath(path)
     damage = manifest.what_is_missing(path) or manifest.what_has_changed(path)
     if damage is not None:
@@ -86,11 +88,12 @@ def find_damage(path: str | os.PathLike[str]) -> str | None:
 
 
 def _read(path: str) -> None:
-    """Reads all of a bundle: tensor by tensor, as it may be larger than half the memory, and one that parameter servers
-    wrote part by part, as it may be larger than all of it.
+    """Read all of a bundle, tensor by tensor, because it may be larger than half the memory; if parameter servers
+    wrote it, slice by slice, because it may be larger than the memory.
     """
     reader = tensor_bundle.open_reader(path)
     shapes, writers = reader.get_variable_to_shape_map(), manifest.num_shards(path)
     for name, dtype in reader.get_variable_to_dtype_map().items():
-        for rows in tensor_bundle.pieces(tf.TensorShape(shapes[name]), max(1, writers - 1)):  # one is the coordinator
+        # one of them is the coordinator's
+        for rows in tensor_bundle.pieces(tf.TensorShape(shapes[name]), max(1, writers - 1)):
             tensor_bundle.read_entries(path, "CPU:0", [(name, rows, dtype)])

@@ -1,15 +1,15 @@
-"""Where checkpoints lie in a model_dir: their names, listing, publishing and the state file. Plain Python.
+"""The files of checkpoints in a model_dir: names, listing, publishing and the state file. No TensorFlow.
 
-The checkpoint of step 500 is, in model_dir:
+The checkpoint of step 500 consists of, in model_dir:
 
-    model.ckpt-500.index, .data-00000-of-00001             TensorFlow's own bundle, keyed by variable name
+    model.ckpt-500.index, .data-00000-of-00001             TensorFlow's bundle, keyed by variable name
     model.ckpt-500.input-<worker>.index, .data-...         position of that worker's input
     model.ckpt-500.manifest.json                           step, time, and every file with its size and checksum
     model.ckpt-500.metrics.json                            results of its evaluations
-    checkpoint                                             names the latest, by relative paths; when the first was saved
+    checkpoint                                             names the latest, by relative paths; time of the first save
 
-The manifest is the last file written and `.index` the last one moved here: without it nobody, TensorFlow included, sees
-a checkpoint. Only then the state file moves, so "latest" is always whole.
+The manifest is written last, and `.index` is moved here last: without it neither the runner nor TensorFlow sees a
+checkpoint. Only then the state file is replaced, so "latest" is always whole.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _LOOK_SECS = 0.2
 
 _OUR_FILE = re.compile(rf"({re.escape(PREFIX)}\d+)\.")
 _STATE_LINE = re.compile(rb'^\s*(model_checkpoint_path|all_model_checkpoint_paths)\s*:\s*"(.*)"\s*$', re.MULTILINE)
-# TensorFlow's name: when it last kept a checkpoint on account of hours, or else when it began to count.
+# TensorFlow's field: when it last kept a checkpoint for keep_every_n_hours, or when it began to count.
 _BEGAN_LINE = re.compile(rb"^\s*last_preserved_timestamp\s*:\s*(\S+)\s*$", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """The state file.
+    """The contents of the state file.
 
     Attributes:
-      latest: None: there is no such file.
-      names: relative to model_dir, oldest first.
-      began: when hours began to count of which a checkpoint each is kept, in seconds since 1970; None: not known.
+      latest: name of the latest checkpoint; None: there is no state file.
+      names: names relative to model_dir, oldest first.
+      began: start of the count for keep_every_n_hours, in seconds since 1970; None: not known.
     """
 
     latest: str | None
@@ -60,13 +60,13 @@ class State:
 
 
 def step_of(name: str) -> int | None:
-    """The step at the end of a checkpoint's name; None when it ends otherwise."""
+    """Return the step at the end of a checkpoint's name; None if there is no number."""
     match = re.search(r"-(\d+)$", name)
     return int(match.group(1)) if match else None
 
 
 def list_names(model_dir: str | os.PathLike[str]) -> list[str]:
-    """The names of the checkpoints of `model_dir` by step, those that are not complete among them."""
+    """Return the names of the checkpoints of `model_dir` by step, incomplete ones included."""
     names = [name for name in groups(Path(model_dir)) if step_of(name) is not None]
     return sorted(names, key=lambda name: (step_of(name) or 0, name))
 
@@ -82,47 +82,49 @@ def latest_checkpoint(model_dir: str | os.PathLike[str]) -> str | None:
     path = next((path for path in candidates if manifest.what_is_missing(path) is None), None)
     if named is not None and path != str(Path(model_dir) / named):
         latest = Path(model_dir) / named
-        _log.warning(
-            "%s cannot be used: %s. The latest checkpoint is %s.", latest, manifest.what_is_missing(latest), path
-        )
+        _log.warning("%s cannot be used: %s. Using %s instead.", latest, manifest.what_is_missing(latest), path)
     return path
 
 
 def candidates_in(model_dir: str | os.PathLike[str]) -> list[str]:
-    """Paths of the checkpoints to continue from, whole or not, in the order in which they are to be tried.
+    """Return the paths of checkpoints to continue from, whole or not, in the order in which to try them.
 
-    The one that the state file names, those of earlier steps from the newest on, the others. What has no index and is
-    not named is what a broken save left, and no checkpoint.
+    First the one that the state file names, then earlier steps from the newest, then the others. Files without an index
+    that the state file does not name are left from a broken save and are not a checkpoint.
     """
     directory = Path(model_dir)
     latest = read_state(directory).latest
     step = None if latest is None else step_of(latest)
     names = [name for name in reversed(list_names(directory)) if (directory / f"{name}.index").exists()]
     before = [name for name in names if step is not None and (step_of(name) or 0) < step]
-    is_there = latest is not None and (names or latest in groups(directory))  # not when all has been removed
+    is_there = latest is not None and (names or latest in groups(directory))  # not if all files were removed
     ordered = dict.fromkeys([*([latest] if is_there and latest else []), *before, *names])
     return [str(directory / name) for name in ordered]
 
 
 def awaited(path: str, secs: float = 60, wait: Callable[[float], None] = time.sleep) -> str:
-    """`path`, of a checkpoint that another process has written, once it can be seen here: shared folders may be slow.
+    """Return `path`, a checkpoint that another process wrote, once it is visible here: shared folders may be slow.
 
     Args:
-      secs: so long at most.
+      path: path of the checkpoint.
+      secs: how long to wait at most.
+      wait: called with seconds between two looks.
 
-    Raises: RuntimeError: it cannot be seen.
+    Raises:
+      RuntimeError: it does not become visible.
     """
     for _ in range(int(secs / _LOOK_SECS)):
         if os.path.exists(f"{path}.index"):
             return path
         wait(_LOOK_SECS)
     raise RuntimeError(
-        f"{path}, from which the chief goes on, cannot be seen here. model_dir must be a folder that all workers share."
+        f"The chief continues from {path}, which does not exist on this worker. model_dir must be a folder that all "
+        "workers share."
     )
 
 
 def groups(directory: Path) -> dict[str, list[str]]:
-    """Name of a checkpoint -> its files, complete or not."""
+    """Return the name of each checkpoint, complete or not -> its files."""
     try:
         files = sorted(os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):
@@ -142,9 +144,9 @@ def groups(directory: Path) -> dict[str, list[str]]:
 
 @contextlib.contextmanager
 def scratch(directory: Path) -> Iterator[Path]:
-    """An empty folder in `directory` to write a checkpoint in; it and what is left in it goes away in any case."""
+    """Yield an empty folder in `directory` in which to write a checkpoint; the folder is removed in any case."""
     folder = directory / SCRATCH
-    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed while it saved
+    shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed while saving
     folder.mkdir(parents=True)
     try:
         yield folder
@@ -153,16 +155,16 @@ def scratch(directory: Path) -> Iterator[Path]:
 
 
 def publish(path: Path, directory: Path) -> None:
-    """Moves the files of the finished checkpoint `path` into `directory`, durably; its index, which vouches, last."""
+    """Move the files of the finished checkpoint `path` into `directory`, durably, its index last."""
     index = f"{path.name}.index"
-    # Saving a step again: it is no checkpoint while its files are exchanged.
+    # When a step is saved again, remove its index first: it is not a checkpoint while its files are replaced.
     (directory / index).unlink(missing_ok=True)
     names = sorted(manifest.sizes_of(path), key=lambda name: (name == index, name.endswith(manifest.MANIFEST), name))
     for name in names:
         _sync(path.parent / name)
     for name in names:
         if name == index:
-            _sync(directory)  # the other names are on disk before this one
+            _sync(directory)  # the other files are durable before the index
         os.replace(path.parent / name, directory / name)
     _sync(directory)
 
@@ -179,19 +181,19 @@ def _sync(path: Path) -> None:
 
 
 def read_state(model_dir: str | os.PathLike[str]) -> State:
-    """What the state file says, TensorFlow's or ours; directories in it are dropped, model_dir may have moved."""
+    """Return the contents of the state file. Folders in its names are dropped, because model_dir may have moved."""
     try:
         text = (Path(model_dir) / STATE_FILE).read_bytes()
     except FileNotFoundError:
         return State(None, ())
     try:
-        # Text protos escape bytes, \346\227\245; what is not escaped is UTF-8.
+        # Text protos escape bytes as \346\227\245; the rest is UTF-8.
         entries = [
             (key, value.decode("unicode_escape").encode("latin-1").decode("utf-8"))
             for key, value in _STATE_LINE.findall(text)
         ]
         began = [float(value) for value in _BEGAN_LINE.findall(text)]
-    except ValueError:  # garbled: as good as none
+    except ValueError:  # unreadable: treat it as missing
         return State(None, ())
     latest = [os.path.basename(value) for key, value in entries if key == b"model_checkpoint_path"]
     names = [os.path.basename(value) for key, value in entries if key == b"all_model_checkpoint_paths"]
@@ -199,8 +201,8 @@ def read_state(model_dir: str | os.PathLike[str]) -> State:
 
 
 def write_state(model_dir: Path, names: Iterable[str], began: float) -> None:
-    """Makes the last of `names` the latest. Args: began: see `State`."""
-    for left in model_dir.glob(f".{STATE_FILE}.*"):  # of a process that was killed before it could move it
+    """Make the last of `names` the latest checkpoint; `began` as in `State`."""
+    for left in model_dir.glob(f".{STATE_FILE}.*"):  # left by a process that was killed before it moved the file
         left.unlink(missing_ok=True)
     quoted = [json.dumps(name, ensure_ascii=False) for name in names]
     lines = [f"model_checkpoint_path: {quoted[-1]}", *(f"all_model_checkpoint_paths: {name}" for name in quoted)]

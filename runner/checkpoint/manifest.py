@@ -1,8 +1,8 @@
-"""The files of one checkpoint, and its manifest: their sizes, checksums and time. Plain Python.
+"""The files of one checkpoint and its manifest: sizes, checksums and time. No TensorFlow.
 
-A checksum is `crc32:<hex>` of the file's bytes, or `tensors`: the data of a bundle is covered by a CRC-32C per tensor
-in its index, which TensorFlow compares on every read. A CRC of the file would add a quarter to the time of a write
-(0.07 s to 0.30 s for 256 MB, with a fast zlib) and tell nothing new.
+A checksum is `crc32:<hex>` of the file's bytes, or `tensors`. The latter stands for a bundle's data: its index holds a
+CRC-32C per tensor, which TensorFlow compares on every read. A CRC of the whole file would add a quarter to the time of
+a write (0.07 s to 0.30 s for 256 MB, with a fast zlib) and find nothing more.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _SHARD = re.compile(r"\.data-(\d{5})-of-(\d{5})$")
 
 
 def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The manifest beside the checkpoint `path`; None when there is none that can be read."""
+    """Return the manifest of the checkpoint `path`; None if there is none or it cannot be read."""
     manifest = read_json(Path(f"{os.fspath(path)}{MANIFEST}"))
     return manifest if manifest and isinstance(manifest.get("files"), dict) else None
 
 
 def write_manifest(path: Path, step: int, time: float, inputs: Mapping[int, str]) -> None:
-    """Measures the files of the checkpoint `path` and says in its manifest what they are."""
+    """Measure the files of the checkpoint `path` and write its manifest."""
     files = {}
     for name, size in sorted(sizes_of(path).items()):
         checksum = "tensors" if _SHARD.search(name) else _checksum(path.parent / name)
@@ -48,9 +48,9 @@ def _checksum(file: Path) -> str:
 
 
 def what_is_missing(path: str | os.PathLike[str]) -> str | None:
-    """Why the checkpoint is not complete: a file that is missing or has another size; None when nothing is.
+    """Return why the checkpoint is not complete, a file that is missing or has another size; None if it is complete.
 
-    Contents are not read; checkpoints.find_damage does that.
+    Contents are not read; `integrity.find_damage` does that.
     """
     path = Path(path)
     sizes = sizes_of(path)
@@ -70,7 +70,7 @@ def what_is_missing(path: str | os.PathLike[str]) -> str | None:
 
 
 def what_has_changed(path: str | os.PathLike[str]) -> str | None:
-    """A file whose bytes are not those of its checksum; None when there is none, or no manifest to say so."""
+    """Return a file whose bytes do not match its checksum; None if there is none, or no manifest."""
     path = Path(path)
     for name, facts in (read_manifest(path) or {"files": {}})["files"].items():
         if facts["checksum"].startswith("crc32:") and facts["checksum"] != _checksum(path.parent / name):
@@ -79,36 +79,38 @@ def what_has_changed(path: str | os.PathLike[str]) -> str | None:
 
 
 def size_of(path: str | os.PathLike[str]) -> int:
-    """Bytes of all files of the checkpoint `path`."""
+    """Return the size in bytes of all files of the checkpoint `path`."""
     return sum(sizes_of(Path(path)).values())
 
 
 def input_size_of(path: str | os.PathLike[str]) -> int:
-    """Bytes of those of its files that hold the states of training inputs."""
+    """Return the size in bytes of its files that hold the states of training inputs."""
     sizes = sizes_of(Path(path))
     return sum(size for name, size in sizes.items() if name.startswith(f"{Path(path).name}.input-"))
 
 
 def num_shards(path: str | os.PathLike[str]) -> int:
-    """Files that the tensors of the bundle `path` are in: one for each process that wrote some of them."""
+    """Return the number of data files of the bundle `path`, one for each process that wrote tensors."""
     return sum(
         bool(_SHARD.search(name)) for name in sizes_of(Path(path)) if name.startswith(f"{Path(path).name}.data-")
     )
 
 
 def fingerprint(path: str | os.PathLike[str]) -> tuple[tuple[str, int, int], ...]:
-    """Tells whether any file of the checkpoint `path` was written anew: names, bytes and times of change."""
+    """Return names, sizes and modification times of the files of `path`; it changes if one is rewritten."""
     path = Path(path)
     facts = []
     for name, size in sorted(sizes_of(path).items()):
-        if not name.endswith(METRICS):  # what evaluations add later
+        if not name.endswith(METRICS):  # evaluations add this file later
             with contextlib.suppress(FileNotFoundError):
                 facts.append((name, size, (path.parent / name).stat().st_mtime_ns))
     return tuple(facts)
 
 
 def time_of(path: str | os.PathLike[str]) -> float | None:
-    """When the checkpoint `path` was written, in seconds since 1970; None where it has neither manifest nor index."""
+    """Return when the checkpoint `path` was written, in seconds since 1970; None if it has neither manifest nor
+    index.
+    """
     path = Path(path)
     try:
         return time_in(path.parent, path.name, [f"{path.name}.index"])
@@ -117,7 +119,7 @@ def time_of(path: str | os.PathLike[str]) -> float | None:
 
 
 def time_in(directory: Path, name: str, files: list[str]) -> float:
-    """When the checkpoint `name` was written; without a manifest, when its index was, or what is left of it."""
+    """Return when the checkpoint `name` was written: by its manifest, else its index, else its remaining files."""
     manifest = read_manifest(directory / name)
     if manifest is not None:
         return float(manifest["time"])
@@ -126,7 +128,7 @@ def time_in(directory: Path, name: str, files: list[str]) -> float:
 
 
 def sizes_of(path: Path) -> dict[str, int]:
-    """File -> bytes of the files of the checkpoint `path`, without what another process removes meanwhile."""
+    """Return file -> bytes of the checkpoint `path`, without files that another process removes meanwhile."""
     sizes = {}
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for file in os.listdir(path.parent):

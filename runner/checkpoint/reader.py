@@ -1,4 +1,4 @@
-"""Opens a checkpoint: values by name, the runner's own state, and the positions of iterators."""
+"""Open a checkpoint: values by variable name, the runner's own state, and iterator positions."""
 
 from __future__ import annotations
 
@@ -30,58 +30,68 @@ _log = logging.getLogger(__name__)
 
 
 class Reader:
-    """Reads one checkpoint: ours, one that a Saver or tf.estimator wrote, or one of objects (tf.train.Checkpoint).
+    """Reads one checkpoint: the runner's, one of a Saver or tf.estimator, or one of tf.train.Checkpoint.
 
-    The keys of objects are the way to them: `layer_with_weights-0/kernel/.ATTRIBUTES/VARIABLE_VALUE`. Their variables
-    go by the names that they have in a graph, `dense/kernel`, as everybody else's; values can be had by either.
+    The keys of tf.train.Checkpoint are paths of objects: `layer_with_weights-0/kernel/.ATTRIBUTES/VARIABLE_VALUE`. Its
+    variables can be read by these keys, or like all others by their names in the graph: `dense/kernel`.
 
     Args:
-      path: the prefix, as from latest_checkpoint. It is opened by the first question.
+      path: the checkpoint's prefix, as from latest_checkpoint. It is opened by the first call.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
 
     def names(self) -> dict[str, tuple[tuple[int, ...], tf.DType]]:
-        """Variable name -> (shape, dtype), slices of one variable as one, without the runner's own state."""
+        """Return variable name -> (shape, dtype), without the runner's own state; the slices of a variable count as
+        one.
+        """
         own = {name: facts for name, facts in self._entries.items() if not name.startswith(EXTRA)}
         if not self.is_of_objects:
             return own
         of_objects = {name: self._entries[key] for name, key in self._keys_of_objects.items()}
         if not self.is_of_a_run:
             return of_objects
-        # A run whose Scaffold has a tf.train.Checkpoint: what no object has goes by its name.
+        # A run whose Scaffold has a tf.train.Checkpoint stores variables that no object holds by name.
         taken = {OBJECT_GRAPH, *self._keys_of_objects.values()}
         return {name: facts for name, facts in own.items() if name not in taken} | of_objects
 
     @property
     def is_of_objects(self) -> bool:
-        """Whether its keys are ways to objects, and not names."""
+        """Whether its keys are paths of objects, not names."""
         return OBJECT_GRAPH in self._entries
 
     @property
     def is_of_a_run(self) -> bool:
-        """Whether a run of ours wrote it, with state of its own."""
+        """Whether the runner wrote it, with state of its own."""
         return any(name.startswith(EXTRA) for name in self._entries)
 
     def key(self, name: str) -> str:
-        """By which `name` is found in the bundle."""
+        """Return the key of `name` in the bundle."""
         return self._keys_of_objects.get(name, name) if self.is_of_objects else name
 
     def has(self, name: str) -> bool:
         return self.key(name) in self._entries
 
     def entry(self, name: str) -> tuple[str, tf.DType]:
-        """Return the key of `name` in the bundle, and its type."""
+        """Return (key of `name` in the bundle, dtype)."""
         key = self.key(name)
         return key, self._entries[key][1]
 
     def get(self, name: str) -> np.ndarray:
-        """The value of `name`. Raises: KeyError: it is not there; the message says what is."""
+        """Return the value of variable `name`, an array of its shape and dtype.
+
+        Raises:
+          KeyError: the checkpoint has no such variable; the message lists similar names.
+        """
         return self.get_many([name])[name]
 
     def get_many(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        """Name -> value, read together, which is faster than one by one. Raises: as `get`."""
+        """Return name -> array of its shape and dtype; reading many together is faster than one by one.
+
+        Raises:
+          KeyError: as in `get`.
+        """
         keys = {name: self.key(name) for name in names}
         for name, key in keys.items():
             if key not in self._entries:
@@ -91,10 +101,10 @@ class Reader:
         return {name: values[key].numpy() for name, key in keys.items()}
 
     def in_parts(self, sources: Mapping[str, str]) -> Iterator[dict[str, np.ndarray]]:
-        """Yield the values of a part of the checkpoint at a time, by other names.
+        """Yield the values in parts of bounded size, each a dict name -> array of its shape and dtype.
 
         Args:
-          sources: name -> its name in the checkpoint.
+          sources: name in the result -> variable name in the checkpoint.
         """
         sizes = {name: tensor_bundle.size_of(*self._entries[self.key(there)]) for name, there in sources.items()}
         for names in tensor_bundle.in_parts(sources, sizes.__getitem__):
@@ -102,7 +112,9 @@ class Reader:
             yield {name: values[sources[name]] for name in names}
 
     def extra(self) -> dict[str, Any]:
-        """What Snapshot.extra held: arrays as arrays, the rest as JSON gives it back; {} of another's checkpoint."""
+        """Return the values of Snapshot.extra: arrays as arrays, the rest as JSON returns it; {} if another program
+        wrote it.
+        """
         values = self.get_many(name for name in self._entries if name.startswith(EXTRA))
         return {
             name.removeprefix(EXTRA): json.loads(value) if isinstance(value, bytes) else value
@@ -114,7 +126,7 @@ class Reader:
         if not os.path.exists(f"{self.path}.index"):
             folder = Path(self.path).parent
             there = [name for name in layout.list_names(folder) if manifest.what_is_missing(folder / name) is None]
-            raise ValueError(f"no checkpoint {self.path}. Its directory has: {', '.join(there) or 'none'}.")
+            raise ValueError(f"no checkpoint {self.path}. Checkpoints in its folder: {', '.join(there) or 'none'}.")
         reader = tensor_bundle.open_reader(self.path)
         dtypes = reader.get_variable_to_dtype_map()
         return {name: (tuple(shape), dtypes[name]) for name, shape in reader.get_variable_to_shape_map().items()}
@@ -126,9 +138,10 @@ class Reader:
 
 
 def checkpoint_step(path: str | os.PathLike[str]) -> int:
-    """The global step of the checkpoint `path`: what its global_step says, else its name.
+    """Return the global step of the checkpoint `path`: the value of its global_step, else the number in its name.
 
-    Raises: ValueError: neither says so, or there is no such checkpoint.
+    Raises:
+      ValueError: it has neither, or there is no such checkpoint.
     """
     reader = Reader(path)
     if reader.has(GLOBAL_STEP):
@@ -136,22 +149,22 @@ def checkpoint_step(path: str | os.PathLike[str]) -> int:
     step = layout.step_of(reader.path)
     if step is None:
         raise ValueError(
-            f"the step of {reader.path} is not known: it has no global_step and its name does not end in one"
+            f"The step of {reader.path} is unknown: it has no global_step, and its name does not end in a number."
         )
     return step
 
 
 def numbered(reader: Reader, shapes: Mapping[str, tf.TensorShape]) -> dict[str, str]:
-    """Name -> the name that it has in a checkpoint of tf.estimator, of the variables that are there under another.
+    """Return name -> name in a checkpoint of tf.estimator, for variables that have another name there.
 
-    In what a run of ours wrote, `count_1` is another variable: of a model that was changed since. Earlier versions gave
-    what is made in a branch the name of its scope: `cond/beta1_power`.
-
-    In 2.15 input and model shared a graph: after `dataset.repeat(3)`, which makes an operation `count`, a
-    `tf.Variable(name="count")` was `count_1`, and its slots `count_1/Adam`.
+    In TensorFlow 2.15, input and model shared a graph. After `dataset.repeat(3)`, which makes an operation `count`, a
+    `tf.Variable(name="count")` was named `count_1`, and its slots `count_1/Adam`. In a checkpoint of the runner,
+    `count_1` is another variable, of a model that was changed since. Earlier versions of the runner prefixed a variable
+    made in a branch with the branch's scope: `cond/beta1_power`.
 
     Args:
-      shapes: of the variables of the model, by name.
+      reader: the checkpoint.
+      shapes: variable name -> shape, of the model's variables.
     """
     there = reader.names()
     missing = {name: shape for name, shape in shapes.items() if name not in there}
@@ -168,14 +181,16 @@ def numbered(reader: Reader, shapes: Mapping[str, tf.TensorShape]) -> dict[str, 
         found |= {name: key for name, key in below.items() if is_free(key, missing[name])}
     if found:
         shown = ", ".join(f"{name!r} ({key!r} there)" for name, key in found.items())
-        _log.info("tf.estimator's input had operations of the same names: %s has %s.", reader.path, shown)
+        _log.info(
+            "Renamed because tf.estimator's input had operations of the same names: %s has %s.", reader.path, shown
+        )
     return found
 
 
 def _named_by_branches(
     reader: Reader, shapes: Mapping[str, tf.TensorShape], missing: Mapping[str, tf.TensorShape]
 ) -> dict[str, str]:
-    """Name -> the name that an earlier version gave it: with the scope of the `tf.cond` that it was made in."""
+    """Return name -> the name with the scope of its `tf.cond` that an earlier version used."""
     there, found = reader.names(), {}
     for name, shape in missing.items():
         scoped = [
@@ -192,15 +207,18 @@ _BRANCH = re.compile(r"(^|/)(cond|while)(_\d+)?/")
 
 
 def has_iterator(path: str | os.PathLike[str], worker: int) -> bool:
-    """Report whether the checkpoint `path` holds where the iterator of `worker` stood."""
+    """Report whether the checkpoint `path` holds the state of the iterator of `worker`."""
     return ((manifest.read_manifest(path) or {}).get("input") or {}).get(str(worker)) == "saved"
 
 
 def restore_iterator(path: str | os.PathLike[str], worker: int, iterator: tf.data.Iterator) -> bool:
-    """Sets `iterator` to where that of `worker` stood when the checkpoint `path` was written.
+    """Restore into `iterator` the state that the iterator of `worker` had in the checkpoint `path`.
 
-    Returns: False when it holds no such state, and `iterator` is as it was.
-    Raises: ValueError: the dataset is not built like the one that was saved; `iterator` is then of no use.
+    Returns:
+      False if the checkpoint holds no such state; `iterator` is then unchanged.
+
+    Raises:
+      ValueError: the dataset is not built like the saved one; `iterator` can then no longer be used.
     """
     path = Path(path)
     if not has_iterator(path, worker):
@@ -210,7 +228,8 @@ def restore_iterator(path: str | os.PathLike[str], worker: int, iterator: tf.dat
         tf.raw_ops.DeserializeIterator(resource_handle=handle_of(iterator), serialized=state)
     except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError) as error:
         raise ValueError(
-            f"the training input is not built as when {path} was saved, so its position cannot be restored. Use the "
+            f"The training input is built differently than when {path} was saved, so its position cannot be restored. "
+            "Use the "
             f"input function of that run, or remove {input_path(path, worker).name}.* and the manifest to start the "
             "input anew."
         ) from error
@@ -218,5 +237,5 @@ def restore_iterator(path: str | os.PathLike[str], worker: int, iterator: tf.dat
 
 
 def input_path(path: Path, worker: int) -> Path:
-    """The bundle beside the checkpoint `path` that says where the input of `worker` stood."""
+    """Return the path of the bundle with the input position of `worker` beside the checkpoint `path`."""
     return path.with_name(f"{path.name}.input-{worker}")

@@ -1,10 +1,11 @@
-"""Which checkpoints stay: the newest, the best by a metric, and one every so many hours. Plain Python.
+"""Which checkpoints to keep: the newest, the best by a metric, and one every N hours. No TensorFlow.
 
-What an evaluation said of a checkpoint lies beside it, in `model.ckpt-<step>.metrics.json`: it is there after a restart
-and goes with it. All else follows from the times in the manifests and from that of the first save, which the state file
-remembers: the first checkpoint goes as others do.
+The results of an evaluation lie beside the checkpoint, in `model.ckpt-<step>.metrics.json`, so they survive a restart
+and are deleted with it. All else follows from the times in the manifests and the time of the first save, which is in
+the state file because the first checkpoint may be deleted.
 
-Another process may evaluate a checkpoint while this one expires: a lease keeps it until its metrics are known.
+An evaluator process may still read a checkpoint when it is due to be deleted; a lease keeps it until its metrics are
+known.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ LEASE = "evaluating.json"
 
 @dataclasses.dataclass(frozen=True)
 class Keep:
-    """What stays; a checkpoint needs one reason.
+    """The reasons to keep a checkpoint; one is enough.
 
     Attributes:
-      newest: so many; None or 0: all.
-      best: so many by a metric; None: none.
-      every_hours: one in so many hours, counted from the first save, which is not one of them; None: none.
+      newest: keep this many of the newest; None or 0: all.
+      best: keep this many of the best by a metric; None: none.
+      every_hours: keep one permanently every N hours, counted from the first save, which is not one of them; None:
+        none.
     """
 
     newest: int | None = 5
@@ -45,7 +47,11 @@ class Keep:
 
 
 def note_evaluation(path: str | os.PathLike[str], best: KeepBest | None, metrics: Mapping[str, float]) -> None:
-    """As `note_metrics`, where the best by `best` stay. Raises: ValueError: this evaluation has no such metric."""
+    """Write the results of an evaluation like `note_metrics`, and check that they have the metric of `best`.
+
+    Raises:
+      ValueError: the evaluation has no such metric.
+    """
     note_metrics(path, metrics)
     if best is None:
         return
@@ -55,20 +61,20 @@ def note_evaluation(path: str | os.PathLike[str], best: KeepBest | None, metrics
 
 
 def note_metrics(path: str | os.PathLike[str], metrics: Mapping[str, float]) -> None:
-    """Writes down what an evaluation found of the checkpoint `path`, beside what others found."""
-    if os.path.exists(f"{os.fspath(path)}.index"):  # else it is gone meanwhile
+    """Write the results of an evaluation beside the checkpoint `path`, next to those of other evaluations."""
+    if os.path.exists(f"{os.fspath(path)}.index"):  # else it was deleted meanwhile
         write_json(Path(f"{os.fspath(path)}{manifest.METRICS}"), {**metrics_of(path), **metrics})
 
 
 def metrics_of(path: str | os.PathLike[str]) -> dict[str, float]:
-    """What evaluations found of the checkpoint `path`, by the names of the journal (eval/accuracy)."""
+    """Return the evaluations' results of the checkpoint `path`, by their names in the journal (eval/accuracy)."""
     noted = read_json(Path(f"{os.fspath(path)}{manifest.METRICS}")) or {}
     return {name: float(value) for name, value in noted.items() if isinstance(value, int | float)}
 
 
 @contextlib.contextmanager
 def lease(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Keeps the checkpoint `path` while another process trains and saves; it may have gone just before."""
+    """Keep the checkpoint `path` while another process trains and saves; it may have been deleted just before."""
     file = Path(path).parent / LEASE
     write_json(file, {"checkpoint": Path(path).name})
     try:
@@ -78,15 +84,15 @@ def lease(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def release(model_dir: str | os.PathLike[str]) -> None:
-    """Ends the lease of a process that was killed."""
+    """End the lease of a process that was killed."""
     (Path(model_dir) / LEASE).unlink(missing_ok=True)
 
 
 def expire(model_dir: Path, latest: str, keep: Keep) -> None:
-    """Makes `latest` the latest and removes every file of the checkpoints that nothing keeps.
+    """Make `latest` the latest checkpoint, and delete every file of checkpoints that nothing keeps.
 
-    Half-written and damaged ones do not count, and go when their age comes. A checkpoint that has no manifest and that
-    the state file does not name was put there by somebody else and stays.
+    Incomplete and damaged checkpoints do not count, and are deleted when they are old enough. A checkpoint without a
+    manifest that the state file does not name was put there by the user and stays.
     """
     state = layout.read_state(model_dir)
     groups = {
@@ -111,9 +117,10 @@ def expire(model_dir: Path, latest: str, keep: Keep) -> None:
 
 
 def why_kept(model_dir: Path, keep: Keep) -> dict[str, list[str]]:
-    """Name of each complete checkpoint -> the reasons for which it stays, in words; none: it goes with the next save.
+    """Return the name of each complete checkpoint -> the reasons why it is kept, in words; none: the next save deletes
+    it.
 
-    (Or it is there because somebody else wrote it, or because it was kept for what another evaluation has beaten.)
+    A checkpoint without a reason may also be the user's own, or have been the best until a later evaluation.
     """
     state, groups = layout.read_state(model_dir), layout.groups(model_dir)
     whole = [
@@ -125,16 +132,16 @@ def why_kept(model_dir: Path, keep: Keep) -> dict[str, list[str]]:
 
 
 def _began(model_dir: Path, state: layout.State, groups: Mapping[str, list[str]]) -> float:
-    """When the first checkpoint was saved; where nobody has noted it, the oldest one that there is."""
+    """Return the time of the first save; if it is not noted, that of the oldest checkpoint."""
     if state.began is not None:
         return state.began
     return min((manifest.time_in(model_dir, name, files) for name, files in groups.items()), default=math.inf)
 
 
 def _by_age(model_dir: Path, groups: Mapping[str, list[str]], latest: str | None) -> list[str]:
-    """Names, the oldest first and `latest` last.
+    """Return the names, oldest first and `latest` last.
 
-    By time, so that what is saved after going back to an earlier step outlives the abandoned ones.
+    Sorted by time, so that after a rollback to an earlier step the new checkpoints outlive the abandoned ones.
     """
     ages = {
         name: (name == latest, manifest.time_in(model_dir, name, files), layout.step_of(name) or 0)
@@ -146,7 +153,12 @@ def _by_age(model_dir: Path, groups: Mapping[str, list[str]], latest: str | None
 def _reasons(
     model_dir: Path, whole: list[str], groups: Mapping[str, list[str]], keep: Keep, began: float
 ) -> dict[str, list[str]]:
-    """Args: whole: the complete ones by age. began: the time of the first save. Returns: name -> why it stays."""
+    """Return name -> why it is kept.
+
+    Args:
+      whole: the complete checkpoints by age.
+      began: the time of the first save.
+    """
     leased = str((read_json(model_dir / LEASE) or {}).get("checkpoint"))
     times = {name: manifest.time_in(model_dir, name, groups[name]) for name in whole}
     kept = [
@@ -159,7 +171,7 @@ def _reasons(
 
 
 def _best(model_dir: Path, whole: list[str], best: KeepBest | None) -> list[str]:
-    """The best first; of equal ones the older."""
+    """Return the names, best first; of equal ones the older first."""
     if best is None:
         return []
     values = {name: metrics_of(model_dir / name).get(best.metric, math.nan) for name in whole}
@@ -167,8 +179,8 @@ def _best(model_dir: Path, whole: list[str], best: KeepBest | None) -> list[str]
 
 
 def _hourly(times: Mapping[str, float], hours: float | None, began: float) -> list[str]:
-    """The first of each so many hours after the first save, as a v1 Saver keeps them: one an hour on average, also
-    where saves do not divide hours.
+    """Return the first checkpoint of each period of `hours` after the first save, as a v1 Saver keeps them: one per
+    period on average, even if saves do not divide hours evenly.
     """
     if hours is None:
         return []

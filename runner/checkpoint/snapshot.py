@@ -1,4 +1,4 @@
-"""What a checkpoint will hold, and a copy of it in memory that training cannot change."""
+"""The contents of a checkpoint, and a copy of them in memory that training cannot change."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from runner.tf_private import tensor_bundle
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint will hold; nobody changes these tensors while they are written.
+    """The contents of a checkpoint; the tensors must not change while they are written.
 
     Attributes:
-      tensors: by variable name: a tensor or array, or a tuple of them, the slices of one variable along axis 0.
-      extra: state of the runner: arrays, or whatever JSON can hold.
+      tensors: variable name -> tensor or array of its shape and dtype, or a tuple of the variable's slices along axis
+        0.
+      extra: the runner's own state: arrays, or values that JSON can hold.
     """
 
     step: int
@@ -28,26 +29,26 @@ class Snapshot:
 
     @property
     def bytes(self) -> int:
-        """Of all tensors together."""
+        """The size of all tensors together, in bytes."""
         parts = (part for value in self.tensors.values() for part in (value if isinstance(value, tuple) else (value,)))
         return sum(int(np.prod(part.shape, dtype=np.int64)) * tf.as_dtype(part.dtype).size for part in parts)
 
 
 class SnapshotMemory:
-    """Holds one copy of the values, in buffers that the next copy fills again.
+    """Holds one copy of the values, in buffers that the next copy reuses.
 
-    TensorFlow would copy on write: what `read_value` gave shares the variable's buffer, and the next step makes a new
-    one for each variable that it updates. That moves the copy into the step after the save, and into new memory. A copy
-    into pages that are there already is faster (256 MB on a virtual machine: 17 ms, and 30 ms to 1.3 s into new ones),
-    and does not depend on how each kernel treats a shared buffer. It costs one copy of the variables while training
-    lasts. What a parameter server holds is copied there.
+    TensorFlow could copy on write: the tensor that `read_value` returned shares the variable's buffer, and the next
+    step allocates a new one for each variable that it updates. That moves the copy into the step after the save, and
+    into new memory. A copy into existing pages is faster (256 MB on a virtual machine: 17 ms, against 30 ms to 1.3 s
+    into new pages), and does not depend on how each kernel treats a shared buffer. The cost is memory for one copy of
+    the variables during training. Variables of a parameter server are copied there.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, int], tf.Tensor] = {}
 
     def copy(self, snapshot: Snapshot) -> Snapshot:
-        """`snapshot` with values of its own; the one that was copied before is no longer valid."""
+        """Return a copy of `snapshot`; the previous copy is no longer valid."""
         tensors: dict[str, Any] = {}
         for name, value in snapshot.tensors.items():
             parts = value if isinstance(value, tuple) else (value,)
@@ -56,9 +57,9 @@ class SnapshotMemory:
         return dataclasses.replace(snapshot, tensors=tensors)
 
     def missing(self, snapshot: Snapshot) -> int:
-        """Return the bytes of memory on this host that a copy of `snapshot` would take, beyond what is held here.
+        """Return the bytes of this host's memory that a copy of `snapshot` needs beyond what is held here.
 
-        What is on a parameter server is copied there.
+        Variables of a parameter server are copied there and need none.
         """
         return sum(
             tensor_bundle.size_of(part.shape, tf.as_dtype(part.dtype))
@@ -82,13 +83,15 @@ class SnapshotMemory:
                 return buffer
         target = _memory(buffer)
         assert target is not None
-        # The buffer belongs to a tensor that only this object and the writer of the last snapshot ever saw.
+        # Only this object and the writer of the last snapshot have ever used the tensor of this buffer.
         ctypes.memmove(target.ctypes.data, source.ctypes.data, source.nbytes)
         return buffer
 
 
 def _memory(tensor: tf.Tensor) -> np.ndarray | None:
-    """The bytes of a tensor on this host, not a copy; None for a dtype that cannot show them (strings, bfloat16)."""
+    """Return the bytes of a tensor on this host, without a copy; None for dtypes that do not show them (strings,
+    bfloat16).
+    """
     try:
         return np.asarray(memoryview(tensor))
     except (BufferError, TypeError, ValueError):

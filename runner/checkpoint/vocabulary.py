@@ -1,4 +1,4 @@
-"""A vocabulary has changed: rows of a variable are found again by the tokens that they stand for."""
+"""Map the rows of a variable to a changed vocabulary, by their tokens."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """What the rows of a variable stand for, here and in the checkpoint that it begins with. Names are VocabInfo's.
+    """The tokens of a variable's rows, here and in the checkpoint it starts from. Names are those of VocabInfo.
 
     Attributes:
-      new_vocab: file of the tokens of the variable, one a line, in the order of its rows.
-      new_vocab_size: so many of its lines; None: all.
-      old_vocab, old_vocab_size: the same of the variable in the checkpoint.
-      num_oov_buckets: rows after those of the tokens, for what is in no vocabulary. They begin anew.
-      axis: 0: the rows; 1: the columns, as of a kernel whose units are classes.
-      initial: makes values of that shape and dtype for what the checkpoint does not have; None: the model's own.
+      new_vocab: file of the variable's tokens, one per line, in the order of its rows.
+      new_vocab_size: use only this many lines; None: all.
+      old_vocab, old_vocab_size: the same for the variable in the checkpoint.
+      num_oov_buckets: number of rows after the tokens' rows, for unknown tokens. They are initialized anew.
+      axis: 0: tokens are rows; 1: tokens are columns, as in the kernel of a layer with a unit per class.
+      initial: function (shape, dtype) -> values for tokens that the checkpoint lacks; None: the model's own initial
+        values.
 
     Raises:
-      ValueError: axis is something else, or a number is negative.
+      ValueError: `axis` is not 0 or 1, or a number is negative.
     """
 
     new_vocab: str
@@ -36,23 +37,22 @@ class Vocabulary:
 
     def __post_init__(self) -> None:
         if self.axis not in (0, 1):
-            raise ValueError(f"axis={self.axis} of a vocabulary: it is 0 (rows) or 1 (columns).")
+            raise ValueError(f"axis={self.axis} of a vocabulary: must be 0 (rows) or 1 (columns).")
         for name in ("new_vocab_size", "old_vocab_size", "num_oov_buckets"):
             if (getattr(self, name) or 0) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} of a vocabulary: it may not be negative.")
+                raise ValueError(f"{name}={getattr(self, name)} of a vocabulary: must not be negative.")
 
     def remapped(self, name: str, new: np.ndarray, old: np.ndarray) -> tuple[np.ndarray, int]:
-        """The value of a variable that begins with what its tokens had.
+        """Return (value, number of tokens found): `new` with the rows of tokens that `old` has.
 
         Args:
-          name: of the variable, for messages.
-          new: its initial value.
-          old: its value in the checkpoint.
-
-        Returns: the value, and how many tokens were found.
+          name: the variable's name, for messages.
+          new: the initial value, [tokens + num_oov_buckets, ...] along `axis`.
+          old: the value in the checkpoint, [tokens of the old vocabulary or more, ...] along `axis`; other sizes as in
+            `new`.
 
         Raises:
-          ValueError: a vocabulary does not fit its variable; a file is not there, has too few lines or a token twice.
+          ValueError: a vocabulary does not fit its variable, or a file is missing, is too short or has a token twice.
         """
         axis = self.axis
         tokens = _tokens(self.new_vocab, self.new_vocab_size)
@@ -68,29 +68,29 @@ class Vocabulary:
         what = f"the vocabulary of variable {name!r}"
         if new.ndim <= self.axis or new.shape[self.axis] != tokens + self.num_oov_buckets:
             raise ValueError(
-                f"{what}: {self.new_vocab} gives {tokens} tokens and {self.num_oov_buckets} buckets for others, and "
-                f"the variable is {list(new.shape)} (axis {self.axis})."
+                f"{what}: {self.new_vocab} has {tokens} tokens plus {self.num_oov_buckets} buckets, but the "
+                f"variable's shape is {list(new.shape)} (axis {self.axis})."
             )
         others = [np.delete(value.shape, self.axis).tolist() for value in (new, old)]
         if old.ndim != new.ndim or others[0] != others[1]:
-            raise ValueError(f"{what}: it is {list(new.shape)} here and {list(old.shape)} in the checkpoint.")
+            raise ValueError(f"{what}: its shape is {list(new.shape)} here and {list(old.shape)} in the checkpoint.")
         if old.shape[self.axis] < old_tokens:
             raise ValueError(
-                f"{what}: {self.old_vocab} gives {old_tokens} tokens, and the variable in the checkpoint is "
+                f"{what}: {self.old_vocab} has {old_tokens} tokens, but the variable's shape in the checkpoint is "
                 f"{list(old.shape)} (axis {self.axis})."
             )
 
 
 def _tokens(file: str, size: int | None) -> list[str]:
-    """The first `size` lines of a file."""
+    """Return the first `size` lines of a file; None: all."""
     if not tf.io.gfile.exists(file):
         raise ValueError(f"there is no vocabulary file {file}.")
     with tf.io.gfile.GFile(file, "rb") as lines:
         tokens = lines.read().decode("utf-8", "surrogateescape").removesuffix("\n").split("\n")
     if size is not None and len(tokens) < size:
-        raise ValueError(f"the vocabulary {file} has {len(tokens)} lines, and its first {size} are asked for.")
+        raise ValueError(f"the vocabulary {file} has {len(tokens)} lines, fewer than the requested {size}.")
     tokens = tokens[:size]
     if len(set(tokens)) < len(tokens):
         twice = next(token for place, token in enumerate(tokens) if token in tokens[:place])
-        raise ValueError(f"the vocabulary {file} has {twice!r} twice.")
+        raise ValueError(f"the vocabulary {file} contains {twice!r} twice.")
     return tokens

@@ -1,4 +1,4 @@
-"""A new model begins with values of another checkpoint: which variable gets which, and what is said of it."""
+"""Warm start: load values of another checkpoint into a new model, and report which variables they set."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _SAVED_MODEL = os.path.join("variables", "variables")
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """What became of the variables of a model.
+    """The outcome of a warm start.
 
     Attributes:
-      path: of the checkpoint.
-      sources: name -> its name in the checkpoint, of those that were loaded.
-      shapes: of these, by name.
-      not_found: name -> the name that was looked for in vain.
-      skipped: name -> why it was not looked for.
-      tokens: name -> how many tokens of its vocabulary were found, of those that have one.
+      path: path of the checkpoint.
+      sources: variable name -> its name in the checkpoint, of those that were loaded.
+      shapes: variable name -> shape, of the same.
+      not_found: variable name -> the name that the checkpoint lacks.
+      skipped: variable name -> why it was not looked for.
+      tokens: variable name -> number of tokens found, of those with a vocabulary.
     """
 
     path: str
@@ -42,7 +42,7 @@ class Loaded:
 
     @property
     def rows(self) -> list[list[str]]:
-        """Of a table: name, shape, what became of it."""
+        """Return the rows of a table: name, shape, outcome."""
         rows = []
         for name, source in self.sources.items():
             said = "loaded" if source == name else f"loaded from {source}"
@@ -55,7 +55,7 @@ class Loaded:
 
     @property
     def facts(self) -> dict[str, object]:
-        """For the journal."""
+        """Return the fields for the journal."""
         return {
             "checkpoint": self.path,
             "loaded": dict(self.sources),
@@ -70,16 +70,17 @@ def load(
     initial: Callable[[str], np.ndarray],
     assign: Callable[[Mapping[str, np.ndarray]], object],
 ) -> Loaded:
-    """Read the values that a new model begins with, in parts.
+    """Load the values of a warm start, in parts.
 
     Args:
-      specs: of the variables of the model.
-      initial: gives the value of a variable so far; asked for those that have a vocabulary.
-      assign: called with the values of each part, by name, before the next is read.
+      settings: the WarmStart.
+      specs: name -> spec (shape and dtype) of the model's variables.
+      initial: returns the current value of a variable; called for those with a vocabulary.
+      assign: called with name -> array for each part before the next is read.
 
     Raises:
-      ValueError: there is no such checkpoint; a variable has another shape there; one that `include` names in full is
-        not there, or any with `strict`; an expression matches no variable; nothing is loaded.
+      ValueError: there is no such checkpoint; a variable has another shape there; a variable named in full in `include`
+        is missing, or with `strict` any; an expression matches no variable; or nothing is loaded.
     """
     source = Reader(_checkpoint(settings.checkpoint, settings.words.checkpoint))
     candidates, skipped = _chosen(settings, specs)
@@ -102,7 +103,7 @@ def load(
 
 
 def _name_in(source: Reader, wanted: str) -> str | None:
-    """Return the name that `wanted` has in a checkpoint; of objects, also the only one that ends with it."""
+    """Return the name of `wanted` in a checkpoint; for a tf.train.Checkpoint also a unique path that ends in it."""
     names = source.names()
     if wanted in names:
         return wanted
@@ -111,7 +112,11 @@ def _name_in(source: Reader, wanted: str) -> str | None:
 
 
 def _checkpoint(where: str, setting: str) -> str:
-    """The path of the checkpoint. Raises: ValueError: there is none, or it is damaged."""
+    """Return the path of the checkpoint.
+
+    Raises:
+      ValueError: there is none, or it is damaged.
+    """
     if not tf.io.gfile.isdir(where):
         damage = find_damage(where) if os.path.exists(f"{where}.index") else "there is no such checkpoint or folder"
         if damage is not None:
@@ -126,7 +131,7 @@ def _checkpoint(where: str, setting: str) -> str:
 
 
 def _chosen(settings: WarmStart, specs: Mapping[str, VariableSpec]) -> tuple[list[str], dict[str, str]]:
-    """The variables to look for, and why the others are not."""
+    """Return (names of the variables to look for, name -> why not for the others)."""
     state = optimizer_state(specs)
     chosen: list[str] = []
     skipped: dict[str, str] = {}
@@ -150,7 +155,7 @@ def _chosen(settings: WarmStart, specs: Mapping[str, VariableSpec]) -> tuple[lis
 
 
 def optimizer_state(specs: Mapping[str, VariableSpec]) -> set[str]:
-    """Names of the variables that belong to optimizers, as v1, tf_keras and Keras 3 name them.
+    """Return the names of optimizer variables, as v1, tf_keras and Keras 3 name them.
 
     v1 and tf_keras: `dense/kernel/Adam`, `beta1_power`. Keras 3: `adam/dense_kernel_momentum`, `adam/iteration`.
     """
@@ -169,9 +174,9 @@ def optimizer_state(specs: Mapping[str, VariableSpec]) -> set[str]:
 
 
 def _renamed(name: str, rename: Mapping[str, str]) -> tuple[str, str]:
-    """What `name` is called in the checkpoint, and the rule that says so ("" where none does).
+    """Return (name in the checkpoint, the rule that gave it or "").
 
-    The whole name comes first, then a regular expression that matches all of it, then the longest prefix.
+    A rule for the whole name comes first, then a regular expression that matches all of it, then the longest prefix.
     """
     if name in rename:
         return rename[name], name
@@ -193,14 +198,12 @@ def _check_rules(settings: WarmStart, specs: Mapping[str, VariableSpec], candida
             raise ValueError(f"{words.include}: {shown!r} matches no variable.{_nearest(str(shown), names)}")
     for name in settings.vocabularies:
         if name not in candidates:
-            raise ValueError(
-                f"{words.vocabularies}: {name!r} is no variable that is taken.{_nearest(name, candidates)}"
-            )
+            raise ValueError(f"{words.vocabularies}: {name!r} is not a variable to load.{_nearest(name, candidates)}")
     for rule in settings.rename:
         if rule not in used:
             raise ValueError(
-                f"{words.rename}: {words.of(rule)!r} is the name of no variable that is taken, nor a prefix or "
-                f"regular expression of one.{_nearest(words.of(rule), names)}"
+                f"{words.rename}: {words.of(rule)!r} matches no variable to load, neither as a name nor as a prefix "
+                f"or regular expression.{_nearest(words.of(rule), names)}"
             )
 
 
@@ -215,8 +218,9 @@ def _check_found(settings: WarmStart, source: Reader, sources: Mapping[str, str]
             )
     if not sources:
         raise ValueError(
-            f"{words.settings}: nothing of {source.path} was taken: it has {', '.join(source.names())}; looked for "
-            f"were {', '.join(not_found.values()) or 'none'}. {words.rename} maps names here to names there."
+            f"{words.settings}: nothing was loaded from {source.path}. It has {', '.join(source.names())}; the model "
+            f"looked for {', '.join(not_found.values()) or 'none'}. Map names of the model to names in the checkpoint "
+            f"with {words.rename}."
         )
 
 
@@ -231,8 +235,8 @@ def _check_shapes(
     ]
     if wrong:
         raise ValueError(
-            f"{words.settings}: shapes differ from those of {source.path}: {'; '.join(wrong)}. Leave such variables "
-            f"out: {words.include} takes regular expressions, (?!head/).* is all but head/."
+            f"{words.settings}: shapes differ from those of {source.path}: {'; '.join(wrong)}. Leave these variables "
+            f"out with a regular expression in {words.include}: (?!head/).* is all but head/."
         )
 
 

@@ -1,6 +1,6 @@
-"""Writes a checkpoint: variables, the runner's own state and the position in the input, of one step.
+"""Write a checkpoint: variables, the runner's own state and the input position of one step.
 
-`runner.checkpoint.layout` says which files that makes, and why they are safe there.
+`runner.checkpoint.layout` describes the files and why a crash cannot harm them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ Inputs = Mapping[int, tf.Tensor | Path | None]
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of one model_dir; one process has it.
+    """Writes the checkpoints of one model_dir, in one process.
 
     Args:
-      keep_max: how many stay, the newest; None or 0: all. A `Keep` says which others do.
-      clock: seconds since 1970.
+      keep_max: how many of the newest to keep, None or 0: all; or a `Keep` with further reasons.
+      clock: returns seconds since 1970.
       written: called with the path of each checkpoint that has become durable, in the thread that wrote it.
-      keeps_input: called with the bytes of an input's state, once they are written, and those of the variables, in the
-        same thread: False removes the state again.
+      keeps_input: called with the size in bytes of an input's written state and that of the variables, in the same
+        thread; if it returns False, the state is removed again.
     """
 
     def __init__(
@@ -57,20 +57,21 @@ class CheckpointWriter:
         self._folder = HeldFolder(self.model_dir) if self.model_dir.is_dir() else None
 
     def save(self, snapshot: Snapshot, iterators: Mapping[int, tf.data.Iterator] | None = None) -> str:
-        """The path of the checkpoint of `snapshot`, durable and the latest when this returns.
+        """Write the checkpoint of `snapshot` and return its path; it is then durable and the latest.
 
         Args:
-          iterators: by worker. Of one that cannot be saved the checkpoint says "skip", and the log, once, what that
-            costs.
+          snapshot: the values.
+          iterators: iterator by worker. If one cannot be saved, the checkpoint says "skip" and a warning says once what
+            that costs.
         """
         return self.write(snapshot, self.serialize(iterators or {}))
 
     def path_of(self, step: int) -> str:
-        """Where the checkpoint of `step` is, or will be."""
+        """Return the path that the checkpoint of `step` has or will have."""
         return str(self.model_dir / f"{layout.PREFIX}{step}")
 
     def serialize(self, iterators: Mapping[int, tf.data.Iterator]) -> dict[int, tf.Tensor | None]:
-        """Where each iterator stands now, for `write`; None for one that cannot tell."""
+        """Return the serialized state of each iterator for `write`: a variant tensor, or None if it cannot be saved."""
         states: dict[int, tf.Tensor | None] = {}
         for worker, iterator in iterators.items():
             try:
@@ -81,9 +82,8 @@ class CheckpointWriter:
         return states
 
     def leave_input(self, snapshot: Snapshot, worker: int, state: tf.Tensor) -> bool:
-        """Write where the input of `worker` stands, for the process that will `write` this checkpoint.
-
-        Returns: False where it is not to be kept.
+        """Write the input state of `worker` for the process that will `write` this checkpoint. Return False if it is
+        not kept.
         """
         self._hold_folder()
         path, free = self.left_input(snapshot.step, worker), free_bytes(self.model_dir)
@@ -98,7 +98,7 @@ class CheckpointWriter:
             raise DiskFullError(said) from error
 
     def _write_input(self, path: Path, state: tf.Tensor, snapshot: Snapshot) -> bool:
-        """Write the state of an input, or remove it again where it is not to be kept. Returns: whether it is there."""
+        """Write the state of an input, or remove it again if it is not to be kept. Return whether it is kept."""
         tensor_bundle.write_bundle(path, {ITERATOR: state})
         if self._keeps_input(manifest.size_of(path), snapshot.bytes):
             return True
@@ -106,26 +106,28 @@ class CheckpointWriter:
         return False
 
     def left_input(self, step: int, worker: int) -> Path:
-        """Where `leave_input` leaves it; one of the `inputs` of `write`."""
+        """Return the path that `leave_input` writes to, for `inputs` of `write`."""
         return input_path(self.model_dir / f"{layout.LEFT}{step}", worker)
 
     def remove_left_inputs(self) -> None:
-        """Removes what was left for checkpoints that nobody has written."""
+        """Remove the input states left for checkpoints that were never written."""
         for file in self.model_dir.glob(f"{layout.LEFT}*"):
             file.unlink(missing_ok=True)
 
     def write(self, snapshot: Snapshot, inputs: Inputs, *, is_evaluated: bool = False) -> str:
-        """The path of the checkpoint; for any thread. Whenever it fails, the latest checkpoint stays what it was.
+        """Write a checkpoint and return its path; callable from any thread. If it fails, the latest checkpoint stays
+        the latest.
 
-        In a scratch folder: the bundle, the input of each worker, the manifest. Then they are moved to model_dir, the
-        state file follows, and what nothing keeps goes.
+        Bundle, input states and manifest are written to a scratch folder and then moved to model_dir. The state file
+        follows, and checkpoints that nothing keeps are deleted.
 
         Args:
-          inputs: by worker, where its input stands: its state, the path of that, or None for one that cannot tell.
-          is_evaluated: a checkpoint of this step is there with the same values: what evaluations found of it holds.
+          snapshot: the values.
+          inputs: by worker: the state of its input, the path of that state, or None if it cannot be saved.
+          is_evaluated: the checkpoint of this step exists with the same values, so its evaluations' results stay valid.
 
         Raises:
-          DiskFullError: it does not fit.
+          DiskFullError: there is not enough space.
           FolderLostError: model_dir was deleted since this object was made.
         """
         self._hold_folder()
@@ -139,19 +141,22 @@ class CheckpointWriter:
                 layout.publish(folder / name, self.model_dir)
                 self._written(path)
             retention.expire(self.model_dir, name, self.keep)
-            self._hold_folder()  # else what was just written lies in a folder that was made for it
+            self._hold_folder()  # else the files would lie in a folder made anew
         except Exception as error:
             if is_disk_full(error):
                 raise DiskFullError(self._disk_full(path, snapshot, inputs, free)) from error
-            self._hold_folder()  # it may have been deleted meanwhile
-            error.add_note(f"while saving {path}; the checkpoints before it are as they were")
+            self._hold_folder()  # the folder may have been deleted meanwhile
+            error.add_note(f"while saving {path}; earlier checkpoints are unchanged")
             raise
         return path
 
     def _hold_folder(self) -> None:
-        """Make model_dir where there is none yet. Raises: FolderLostError: there was one, and it is gone.
+        """Make model_dir if it never existed.
 
-        To make it anew would leave a folder without the run's config, journals and earlier checkpoints.
+        A deleted folder is not made anew: it would lack the run's config, journals and earlier checkpoints.
+
+        Raises:
+          FolderLostError: it existed and was deleted.
         """
         if self._folder is None:
             self.model_dir.mkdir(parents=True, exist_ok=True)
@@ -184,38 +189,39 @@ class CheckpointWriter:
         if not self._warned:
             self._warned = True
             _log.warning(
-                "The position in the training input cannot be saved (%s) A run that resumes has to read and drop every "
-                "batch up to its step before it trains on. Files and arrays can be saved; from_generator, py_function "
-                "and tf.random ops that are not stateless cannot.",
+                "The position in the training input cannot be saved (%s) A resumed run reads and drops every batch up "
+                "to its step before it continues. The position in files and arrays can be saved; from_generator, "
+                "py_function and stateful tf.random ops prevent it.",
                 error.message.split(" [Op:")[0].rpartition("}} ")[2],
             )
 
 
 def serialize_iterator(iterator: tf.data.Iterator) -> tf.Tensor:
-    """Where `iterator` stands, with what its shuffle and prefetch buffers hold: a variant tensor for a bundle.
+    """Return the state of `iterator`, its shuffle and prefetch buffers included: a scalar variant tensor for a bundle.
 
-    Raises: FailedPreconditionError, UnimplementedError: a source or a function of the dataset has state of its own.
+    Raises:
+      FailedPreconditionError, UnimplementedError: a source or a function of the dataset has state of its own.
     """
-    fail = tf.data.experimental.ExternalStatePolicy.FAIL.value  # rather than lose state without a word
-    # What tf.train.Checkpoint(iterator=...) does, without its object graph: 0.5 ms and not 4, and the writing can wait.
+    fail = tf.data.experimental.ExternalStatePolicy.FAIL.value  # so that external state is an error, not lost silently
+    # Like tf.train.Checkpoint(iterator=...) without its object graph: 0.5 ms instead of 4, and it can be written later.
     return tf.raw_ops.SerializeIterator(resource_handle=handle_of(iterator), external_state_policy=fail)
 
 
 def remove_bundle(path: Path) -> None:
-    """Remove the files of the bundle `path`, as far as they are there."""
+    """Remove the existing files of the bundle `path`."""
     for name in manifest.sizes_of(path):
         (path.parent / name).unlink(missing_ok=True)
 
 
 def _size_of(state: tf.Tensor | Path | None) -> int:
-    """Return the bytes that the state of an input takes on the disk, or about that."""
+    """Return the size of an input's state in bytes, on disk or estimated."""
     if state is None:
         return 0
     return manifest.size_of(state) if isinstance(state, Path) else int(tf.strings.length(tf.io.serialize_tensor(state)))
 
 
 def _tensors_of(snapshot: Snapshot) -> dict[str, Any]:
-    """Key -> tensors of the bundle."""
+    """Return key -> tensors of the bundle."""
     tensors = dict(snapshot.tensors)
     tensors.setdefault(GLOBAL_STEP, np.int64(snapshot.step))
     for key, value in snapshot.extra.items():
@@ -224,7 +230,7 @@ def _tensors_of(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _encode(key: str, value: Any) -> Any:
-    """Arrays as they are, the rest as JSON in a scalar string."""
+    """Return arrays unchanged, and other values as JSON in a scalar string."""
     if isinstance(value, np.ndarray | np.generic | tf.Tensor) and not (
         value.shape == () and tf.as_dtype(value.dtype) == tf.string
     ):
@@ -232,5 +238,5 @@ def _encode(key: str, value: Any) -> Any:
     try:
         return json.dumps(value)
     except TypeError as error:
-        error.add_note(f"in the runner's state {key!r}: a checkpoint holds arrays and what JSON can hold")
+        error.add_note(f"in the runner's state {key!r}: a checkpoint holds arrays and values that JSON can hold")
         raise

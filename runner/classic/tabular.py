@@ -19,12 +19,14 @@ from runner.types import Params
 
 
 def linear(features: Any, labels: Any, mode: str, params: Params) -> EstimatorSpec:
-    """A linear model of feature columns.
+    """A linear model on feature columns.
 
     Args:
-      params: columns (see `Columns`), wide (names of the columns that are used; None: all), n_classes (None:
-        regression, of label_dimension numbers), weight_column, label_vocabulary, optimizer, learning_rate,
-        sparse_combiner.
+      features: name -> tensor `[batch, ...]`.
+      labels: `[batch]` or `[batch, 1]` classes, or `[batch, label_dimension]` numbers; None in PREDICT.
+      mode: one of ModeKeys.
+      params: columns (see `Columns`), wide (names of the columns to use; None: all), n_classes (None: regression of
+        label_dimension numbers), weight_column, label_vocabulary, optimizer, learning_rate, sparse_combiner.
     """
     wide = Wide(Columns(params.columns).chosen(params.wide, "model.params.wide"), params.sparse_combiner)
     optimizer = optimizer_of(params.optimizer, params.learning_rate)
@@ -32,10 +34,11 @@ def linear(features: Any, labels: Any, mode: str, params: Params) -> EstimatorSp
 
 
 def dnn(features: Any, labels: Any, mode: str, params: Params) -> EstimatorSpec:
-    """A network over feature columns.
+    """A network on feature columns.
 
     Args:
-      params: as of `linear`, with deep in place of wide; hidden_units, activation, dropout, batch_norm.
+      features, labels, mode: as in `linear`.
+      params: as in `linear`, with deep in place of wide; and hidden_units, activation, dropout, batch_norm.
     """
     optimizer = optimizer_of(params.optimizer, params.learning_rate)
     return dnn_model_fn(_head(params), _deep(params, Columns(params.columns)), optimizer, V2)(features, labels, mode)
@@ -45,7 +48,8 @@ def wide_deep(features: Any, labels: Any, mode: str, params: Params) -> Estimato
     """A linear model and a network, whose logits are added.
 
     Args:
-      params: as of `linear` and `dnn`; the optimizer of each part is wide_optimizer with wide_learning_rate, and
+      features, labels, mode: as in `linear`.
+      params: as in `linear` and `dnn`; the parts' optimizers are wide_optimizer with wide_learning_rate, and
         deep_optimizer with deep_learning_rate.
     """
     columns = Columns(params.columns)

@@ -1,8 +1,8 @@
 """From `conf/` and the command line to one checked `Config`, before TensorFlow is imported.
 
-`schema` declares every key: its type, default and limits. `hydra` tells Hydra where the config files are, composes them
-and words its errors; `parsing` turns a composed tree into a `Config`; `validation` and `strategy_validation` check what
-keys mean together. `error_messages` has the words for a wrong key or value; `changed_keys` the keys that were removed
-or renamed. `saved_config` reads the config.yaml of an earlier run. `user_code` finds the functions that a config
-names by their dotted names, without importing them. Errors here are `ConfigError`s: one message, exit code 2.
+`schema` declares every key with its type, default and limits. `hydra` tells Hydra where config files are, composes them
+and rewords its errors. `parsing` converts a composed tree to a `Config`; `validation` and `strategy_validation` check
+combinations of keys. `error_messages` words mistakes in keys and values; `changed_keys` has removed and renamed keys.
+`saved_config` reads the config.yaml of an earlier run. `user_code` finds the functions that a config names, without
+importing them. Errors are `ConfigError`s: one message, exit code 2.
 """

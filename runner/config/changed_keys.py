@@ -1,7 +1,7 @@
-"""Keys of the config that were added, removed or renamed, and how each is answered.
+"""Keys of the config that were added, removed or renamed.
 
-A removed key is refused with a sentence that says what to do instead. A renamed key still works for one minor version,
-with a warning. In the config.yaml of an earlier run both are read without a fuss, so that old runs can be used.
+A removed key is refused with a sentence about what to do instead. A renamed key works for one more minor version, with
+a warning. Both are accepted in the config.yaml of an earlier run.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from runner.system.standard_streams import say
 
 @dataclass(frozen=True)
 class Removed:
-    """A key that is gone.
+    """A removed key.
 
     Attributes:
-      default: the value that changed nothing; a config.yaml that holds it is read in silence.
-      instead: a sentence for whoever still sets it.
+      default: the value without effect; a config.yaml that holds it is read without a message.
+      instead: what to do instead, in a sentence.
     """
 
     default: Any
@@ -30,7 +30,7 @@ class Removed:
 
 
 REMOVED: Mapping[str, Removed] = {
-    "cluster.standby": Removed(False, "A restarted task imports TensorFlow itself; leave the key out."),
+    "cluster.standby": Removed(False, "A restarted task imports TensorFlow itself. Remove the key."),
     **{
         f"eval_strategy.{name}": Removed(
             None, f"No strategy of evaluation takes it; leave it out, or set strategy.{name}."
@@ -66,7 +66,7 @@ ADDED: Mapping[str, Any] = {
 
 
 def rename_overrides(overrides: Iterable[str]) -> list[str]:
-    """Return the words of a command line with the new names of renamed keys, warning of each old one."""
+    """Return the words of a command line with new names for renamed keys, and warn of each old one."""
     words = []
     for word in overrides:
         for old, new in RENAMED.items():
@@ -79,7 +79,7 @@ def rename_overrides(overrides: Iterable[str]) -> list[str]:
 
 
 def rename_in(tree: DictConfig) -> list[str]:
-    """Give renamed keys in `tree` their new names, and return a warning for each of them."""
+    """Rename old keys in `tree`, and return a warning for each."""
     warnings = []
     for old, new in RENAMED.items():
         node = _take(tree, old)
@@ -90,8 +90,8 @@ def rename_in(tree: DictConfig) -> list[str]:
 
 
 def update_saved(tree: DictConfig, file: str) -> None:
-    """Bring the config that an earlier version saved up to date; say which settings are dropped."""
-    rename_in(tree)  # nobody is warned: the next start writes the new names
+    """Update the config that an earlier version saved; report settings that are dropped."""
+    rename_in(tree)  # without warnings, because the next start writes the new names
     for key, removed in REMOVED.items():
         node = _take(tree, key)
         if node is not None and node._value() != removed.default:
@@ -99,10 +99,11 @@ def update_saved(tree: DictConfig, file: str) -> None:
 
 
 def with_removed(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `tree` with removed keys at their defaults, renamed ones under their old names, and without added ones
-    that are at their defaults.
+    """Return `tree` with removed keys at their defaults, renamed keys under their old names, and without added keys at
+    their defaults.
 
-    The folder of a sweep's job is a hash of its config: with the keys of before, a sweep of before is continued.
+    The folder of a sweep's job is a hash of its config. With the earlier keys, a sweep of an earlier version is
+    resumed.
     """
     node = OmegaConf.create(dict(tree))
     for old, new in RENAMED.items():
@@ -116,10 +117,10 @@ def with_removed(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _take(tree: DictConfig, key: str) -> Any:
-    """Take the node at `key` out of `tree`, interpolations unresolved, and return it; None where there is none."""
+    """Remove the node at `key` from `tree`, with interpolations unresolved, and return it; None if there is none."""
     owner: Any = tree
     for part in key.split("."):
-        # `keys`, since the schema refuses to be asked for a key that it does not have.
+        # `keys`, because the schema raises an error for a key that it does not have.
         if not isinstance(owner, DictConfig) or owner._is_none() or part not in owner.keys():
             return None
         holder, owner = owner, owner._get_node(part)
@@ -128,5 +129,5 @@ def _take(tree: DictConfig, key: str) -> Any:
 
 
 def warn(text: str) -> None:
-    """Say a line on stderr."""
+    """Print a line on stderr."""
     say(f"runner: {text}")

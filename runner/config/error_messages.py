@@ -1,6 +1,6 @@
-"""The words for what is wrong with a key or a value of the config, and "did you mean" for every other room.
+"""Messages about wrong keys and values of the config, and "did you mean" for all rooms.
 
-What Hydra itself refuses to compose is worded in `runner.config.hydra`.
+Messages about what Hydra itself refuses are in `runner.config.hydra`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _TYPES = {
 
 
 def did_you_mean(name: str, names: Iterable[str], n: int = 1) -> str:
-    """Return " Did you mean 'x' or 'y'?" with up to `n` of `names` that are like `name`; '' where none is."""
+    """Return " Did you mean 'x' or 'y'?" with up to `n` of `names` similar to `name`; '' if none is."""
     return _suggestion(nearest(str(name), names, n=n))
 
 
 def nearest(name: str, names: Iterable[str], n: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Return up to `n` of `names` that are like `name`, the most similar first."""
+    """Return up to `n` of `names` similar to `name`, most similar first."""
     return difflib.get_close_matches(name, list(names), n=n, cutoff=cutoff)
 
 
@@ -39,12 +39,12 @@ def _suggestion(names: list[str]) -> str:
 
 
 def unknown_key(key: str, value: Any = None, typed: str = "") -> ConfigError:
-    """Return the error for a key that the schema does not have, or has no longer.
+    """Return the error for a key that the schema does not have, or no longer has.
 
-    It says the nearest key, also when that lives in another group.
+    It names the nearest key, which may be in another group.
 
     Args:
-      typed: the override, where that is of something below `key`.
+      typed: the override, if it sets something below `key`.
     """
     shown = masked_override(typed or f"{key}={value}") if typed or value is not None else key
     if key in REMOVED:
@@ -54,18 +54,18 @@ def unknown_key(key: str, value: Any = None, typed: str = "") -> ConfigError:
     siblings = [setting.name for setting in dataclasses.fields(owner)] if owner else []
     close = [f"{parent}.{sibling}".lstrip(".") for sibling in nearest(name, siblings)]
     same = [other for other in everywhere if other.rpartition(".")[2] == name]
-    # Without its group a key is one that was written elsewhere: seed is run.seed, and no misspelt sweep.
+    # A key without a group was probably meant for another group: seed is run.seed, not a misspelt sweep.
     close = (close or same) if parent else (same or close)
     hint = _suggestion(close[:1] or nearest(key, everywhere, cutoff=0.7))
     if not hint and not parent:
         hint = f" A parameter of the model is model.params.{name}."
     where = f"Keys of {parent}" if parent else "Groups and keys"
-    known = f" {where}: {', '.join(siblings)}." if siblings else ""  # of Hydra's own keys we know none
+    known = f" {where}: {', '.join(siblings)}." if siblings else ""  # Hydra's own keys are not known here
     return ConfigError(f"{shown}: there is no key {key!r}.{hint}{known}")
 
 
 def unknown_flag(flag: str, value: str = "") -> ConfigError:
-    """Return the error for a word with dashes that is no flag: `--max_steps=3`, or `--max_steps` before `value`."""
+    """Return the error for a word with dashes that is not a flag: `--max_steps=3`, or `--max_steps` before `value`."""
     name, _, given = flag.lstrip("-").partition("=")
     key, everywhere = name.replace("-", "_"), list(_all_keys(Config, ""))
     same = [other for other in everywhere if other == key or other.rpartition(".")[2] == key]
@@ -80,7 +80,7 @@ def unknown_flag(flag: str, value: str = "") -> ConfigError:
 
 
 def wrong_type(key: str, value: Any) -> ConfigError:
-    """Return the error for a value that the schema cannot take."""
+    """Return the error for a value of a type that the schema does not allow."""
     parent, _, name = key.rpartition(".")
     owner = class_at(parent)
     words = _type_in_words(get_type_hints(owner).get(name) if owner else None)
@@ -90,7 +90,7 @@ def wrong_type(key: str, value: Any) -> ConfigError:
 
 
 def limits_in_words(key: str) -> str:
-    """Return what a key takes: `A whole number or null, at least 1.`; '' where anything goes."""
+    """Return the values that a key allows: `An integer or null, at least 1.`; '' if anything is allowed."""
     parent, _, name = key.rpartition(".")
     owner = class_at(parent)
     known = {setting.name: setting for setting in dataclasses.fields(owner)} if owner else {}
@@ -110,13 +110,13 @@ def limits_in_words(key: str) -> str:
 
 
 def check_limits(limits: Limits, value: Any, written: Callable[[Any], str]) -> None:
-    """Check a value, or each of a list, against the limits that its field declares.
+    """Check a value, or each value of a list, against the limits of its field.
 
     Args:
-      written: makes "key=value" of a value, as whoever set it wrote it.
+      written: returns "key=value" for a value, as the user wrote it.
 
     Raises:
-      ConfigError: it is not allowed.
+      ConfigError: a value is not allowed.
     """
     if limits.auto and value == "auto":
         return
@@ -127,7 +127,7 @@ def check_limits(limits: Limits, value: Any, written: Callable[[Any], str]) -> N
             choices = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in limits.choices]
             hint = did_you_mean(one, choices)
             raise ConfigError(f"{written(one)} is not allowed.{hint} Allowed: {', '.join(choices)}.")
-    # Each the right way round to refuse NaN, which is neither.
+    # Comparisons are written so that NaN, for which both are false, is refused.
     if limits.minimum is not None and not value >= limits.minimum:
         raise ConfigError(f"{written(value)} must be at least {limits.minimum}.")
     above, below = limits.above, limits.below
@@ -136,7 +136,7 @@ def check_limits(limits: Limits, value: Any, written: Callable[[Any], str]) -> N
         raise ConfigError(f"{written(value)} must be {bounds}.")
     for one in value if isinstance(value, list) else [value]:
         if isinstance(one, float) and not math.isfinite(one):
-            raise ConfigError(f"{written(one)} is not finite. Give a number, or null where that is allowed.")
+            raise ConfigError(f"{written(one)} is not finite. Use a number, or null if that is allowed.")
         if isinstance(one, int) and abs(one) > limits.maximum:
             shown = one if one.bit_length() <= 80 else f"a number of {one.bit_length()} bits"
             raise ConfigError(f"{written(shown)} is too large: at most {limits.maximum}.")

@@ -1,4 +1,4 @@
-"""`--help KEY`, `--help GROUP`, `--help WORD` and `--version`: what the comments of `conf/` say, without composing."""
+"""`--help KEY`, `--help GROUP`, `--help WORD` and `--version`, from the comments of `conf/`, without composing."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Entry:
 
     Attributes:
       key: with its group: `train.max_steps`.
-      value: as the file has it; '' where keys below it follow.
-      comment: what stands over it.
+      value: as in the file; '' if keys below it follow.
+      comment: the comment over it.
       option: the file in the group: `default`.
     """
 
@@ -39,30 +39,30 @@ class Entry:
 
     @property
     def line(self) -> str:
-        """The key, its value and the first sentence about it, in one line of a terminal of 120 columns."""
+        """The key, its value and the first sentence of its comment, in one line of 120 columns."""
         written = f"{self.key}={self.value}" if self.value else f"{self.key}: ..."
         first = re.split(r"(?<=[.;])\s", self.comment, maxsplit=1)[0].rstrip(";")
         return textwrap.shorten(f"{written}  {first}", 119, placeholder=" ...").replace(written, f"{written:<44}", 1)
 
     @property
     def text(self) -> str:
-        """All that is said of it."""
+        """The key, its value, the whole comment and its limits."""
         written = f"{self.key}={self.value}" if self.value else f"{self.key}:"
         said = [self.comment, *([limits_in_words(self.key)] if self.value else [])]
         return "\n".join([written, *(_filled(one) for one in said if one)])
 
 
 def version() -> str:
-    """Return the line of `--version`: ours, and that of what decides how a run behaves."""
+    """Return the line of `--version`: the versions of the runner and of the packages that affect a run."""
     others = [f"{name} {metadata.version(name)}" for name in _SHOWN_PACKAGES]
     return f"tf-runner {runner.__version__} ({', '.join([*others, f'Python {platform.python_version()}'])})"
 
 
 def help_on(words: Sequence[str]) -> str:
-    """Return what is known of each of `words`: a key, a group, or a word that keys or their comments contain.
+    """Return the help on each of `words`: a key, a group, or a word in keys or comments.
 
     Raises:
-      ConfigError: nothing is known of one.
+      ConfigError: nothing matches a word.
     """
     return "\n\n".join(_help_on(word) for word in words)
 
@@ -88,14 +88,14 @@ def _help_on(word: str) -> str:
     if not lines:
         known = [*_keys(entries), *(key.rpartition(".")[2] for key in _keys(entries)), *_groups(files)]
         raise ConfigError(
-            f"--help {word}: there is no such key or group, and no comment has the word.{did_you_mean(word, known)} "
-            f"Groups: {', '.join(_groups(files))}. A line for each key: --help keys."
+            f"--help {word}: no key or group has this name, and no comment contains it.{did_you_mean(word, known)} "
+            f"Groups: {', '.join(_groups(files))}. To list all keys: --help keys."
         )
     return "\n".join(dict.fromkeys(lines))
 
 
 def _texts(key: str, entries: Sequence[Entry]) -> str:
-    """Return what is said of a key; with the name of each file of the group where these say different things."""
+    """Return the help on a key, for each file of the group if they differ."""
     texts: dict[str, str] = {}
     for entry in entries:
         texts.setdefault(entry.text, entry.option)
@@ -114,7 +114,7 @@ def _groups(files: Sequence[Path]) -> list[str]:
 
 
 def _files() -> list[Path]:
-    """Return the config files, the user's before ours; one of theirs takes the place of ours of that name."""
+    """Return the config files, the user's first; a user's file replaces the runner's file of the same name."""
     package = Path(runner.__file__).parent
     ours = package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
     found: dict[Path, Path] = {}
@@ -126,14 +126,14 @@ def _files() -> list[Path]:
 
 
 def head_of(path: Path) -> str:
-    """Return the comment that a file begins with."""
+    """Return the comment at the beginning of a file."""
     lines = path.read_text().splitlines()
     end = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))
     return _joined(line for line in lines[:end] if not line.startswith("# @package"))
 
 
 def entries_in(path: Path) -> Iterator[Entry]:
-    """Yield the keys of a file; of `runner.yaml` those that it has itself, which are in no group."""
+    """Yield the keys of a file; for `runner.yaml` only its own keys, which are in no group."""
     group = "" if path.stem == "runner" else path.parent.name
     if group == "experiment":
         return

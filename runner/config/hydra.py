@@ -1,4 +1,4 @@
-"""All that knows Hydra: what it composes from, how it is kept fast, and its errors in our words."""
+"""Everything that depends on Hydra: where it finds configs, how it stays fast, and its errors in the runner's words."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OPTUNA = "runner.launch.optuna_sweeper.OptunaSweeper"
 
 
 def register_schema() -> None:
-    """Make the schema known to Hydra: `conf/runner.yaml` starts from it."""
+    """Register the schema with Hydra; `conf/runner.yaml` starts from it."""
     store = ConfigStore.instance().store
     store(group="schema", name="config", node=parsing.schema_node(), package="_global_", provider="runner")
     store(group="hydra/sweeper", name="optuna", node=OptunaSettings, package="hydra.sweeper", provider="runner")
@@ -58,16 +58,17 @@ def register_schema() -> None:
 
 @dataclass
 class OptunaSettings:
-    """`hydra/sweeper=optuna`. Hydra would have a plugin in the package `hydra_plugins`, which every Hydra app imports.
+    """The settings of `hydra/sweeper=optuna`. It is not a plugin in `hydra_plugins`, which every Hydra app would
+    import.
 
     Attributes:
-      n_trials: how many jobs, those of earlier starts included.
-      sampler, sampler_params: what suggests values: tpe, random, qmc, gp, cmaes, or a class by its dotted name.
-      pruner, pruner_params: what stops a job by its evaluations: median, percentile, hyperband, successive_halving,
-        threshold, or a class by its dotted name; None: nothing does.
-      seed: of the sampler; None: run.seed.
-      storage: the URL of Optuna's storage; None: a file in the sweep's folder.
-      params: key -> the values to choose from, as on the command line.
+      n_trials: number of jobs, those of earlier starts included.
+      sampler, sampler_params: suggests values: tpe, random, qmc, gp, cmaes, or a class by its dotted name.
+      pruner, pruner_params: stops jobs by their evaluations: median, percentile, hyperband, successive_halving,
+        threshold, or a class by its dotted name; None: no pruning.
+      seed: the sampler's seed; None: run.seed.
+      storage: URL of Optuna's storage; None: a file in the sweep's folder.
+      params: key -> values to choose from, as on the command line.
     """
 
     _target_: str = OPTUNA
@@ -82,10 +83,10 @@ class OptunaSettings:
 
 
 def prepare(note_sweep: Callable[[str], None] = lambda directory: None) -> None:
-    """Makes all of it known to Hydra; may be called again.
+    """Register the schema, resolvers and search path with Hydra; may be called again.
 
     Args:
-      note_sweep: gets the folder of the sweep, when Hydra asks for it.
+      note_sweep: called with the folder of the sweep when Hydra asks for it.
     """
 
     def sweep_dir(given: str | None, overrides: Any) -> str:
@@ -108,7 +109,9 @@ def prepare(note_sweep: Callable[[str], None] = lambda directory: None) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class RefusedJob:
-    """Tells that a job in the process of another launcher was refused for its config. That process has said why."""
+    """The return value of a job in another launcher's process that was refused for its config; that process printed
+    why.
+    """
 
     folder: Path
     name: str
@@ -116,10 +119,10 @@ class RefusedJob:
 
 
 def in_order(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line with its flags first: argparse wants `-m` and `--cfg job` before overrides.
+    """Return the words of a command line, flags first: argparse expects `-m` and `--cfg job` before overrides.
 
     Raises:
-      ConfigError: a word with dashes is no flag of Hydra's, or has a value that it does not take.
+      ConfigError: a word with dashes is not a flag of Hydra, or has a value that the flag does not allow.
     """
     parser = get_args_parser()
 
@@ -136,18 +139,17 @@ def in_order(words: Sequence[str]) -> list[str]:
 
 
 class Composition:
-    """A context in which Hydra composes: methods of Hydra are replaced for its length, and then put back.
+    """The context in which Hydra composes: it replaces methods of Hydra, and restores them at its end.
 
     Attributes:
       refused: folder -> the job in another process whose config was refused there.
-      declared: what the chosen files alone made of the config that was composed last, before the command line changed
-        a value of it; None: nothing was composed here.
+      declared: the last composed config before the command line changed values of it; None: nothing was composed here.
 
     Args:
-      build_optuna: makes what `hydra/sweeper=optuna` stands for.
+      build_optuna: builds the sweeper of `hydra/sweeper=optuna`.
 
     Raises:
-      RuntimeError: it is entered a second time before it was left, and would put back its own methods.
+      RuntimeError: it is entered again before it was left.
     """
 
     _is_under_way = False
@@ -161,16 +163,16 @@ class Composition:
 
     @property
     def num_jobs(self) -> int | None:
-        """Return the number of jobs of a sweep by Hydra's own sweeper; None: another sweeper runs, or none does yet."""
+        """Return the number of jobs of a sweep by Hydra's own sweeper; None: another sweeper runs, or none yet."""
         batches = getattr(self._sweeper, "overrides", None)
         return None if batches is None else sum(map(len, batches))
 
     def __enter__(self) -> Composition:
         if Composition._is_under_way:
-            raise RuntimeError("a config is being composed already, and Hydra's methods are replaced only once")
+            raise RuntimeError("A config is already being composed, and Hydra's methods can be replaced only once.")
         Composition._is_under_way = True
-        # Hydra 1.3 copies all that is stored for each group that --help lists, 125 times (0.55 s); `load` hands out
-        # copies anyway. Leave it out once Hydra does.
+        # Hydra 1.3 copies its whole store for each group that --help lists, 125 times (0.55 s); `load` returns
+        # copies anyway. Remove this once Hydra does.
         ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
         self._load = load = ConfigLoaderImpl._load_single_config
 
@@ -179,7 +181,7 @@ class Composition:
             loaded = load(loader, default, repo)
             renamed = changed_keys.rename_in(loaded.config) if isinstance(loaded.config, DictConfig) else []
             for warning in (f"conf/{default.config_path}.yaml: {text}" for text in renamed):
-                if warning not in self._warnings:  # Hydra loads a file more than once
+                if warning not in self._warnings:  # Hydra loads a file several times
                     changed_keys.warn(warning)
                 self._warnings.add(warning)
             return loaded
@@ -189,15 +191,16 @@ class Composition:
 
         def apply_noted(overrides: list[Override], cfg: DictConfig) -> None:
             """Set what the command line says, in a config that is noted as its files declare it."""
-            self.declared = {  # not `hydra`, whose values are only there once the overrides are known
+            self.declared = {  # not `hydra`, whose values need the overrides
                 str(name): OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
                 for name, node in ((name, cfg._get_node(name)) for name in cfg if name != "hydra")
             }
             apply(overrides, cfg)
             if any(override.key_or_group == "hydra.output_subdir" for override in overrides):
                 raise ConfigError("hydra.output_subdir has no effect: a run's notes are in .hydra of its model_dir.")
-            # Hydra would write before a run has its folder for itself, and for everybody to read. A conf/runner.yaml
-            # of the user's may ask for that.
+            # Hydra would write before the run has locked its folder, with files that everybody can read. A
+            # conf/runner.yaml
+            # of the user may ask for that.
             cfg.hydra.output_subdir = None
 
         ConfigLoaderImpl._apply_overrides_to_config = staticmethod(apply_noted)  # type: ignore
@@ -211,8 +214,8 @@ class Composition:
                 self._sweeper.setup(**settings)
             elif "optuna" in target:
                 raise ConfigError(
-                    f"hydra.sweeper._target_={target} is of hydra-optuna-sweeper, which needs optuna<3 and minimises "
-                    "whatever sweep.metric is. Ours is hydra/sweeper=optuna: pip uninstall hydra-optuna-sweeper, "
+                    f"hydra.sweeper._target_={target} belongs to hydra-optuna-sweeper, which needs optuna<3 and "
+                    "always minimizes. Use hydra/sweeper=optuna instead: pip uninstall hydra-optuna-sweeper, "
                     "pip install 'tf-runner[optuna]'."
                 )
             else:
@@ -221,7 +224,7 @@ class Composition:
             return sweeper
 
         Plugins.instantiate_sweeper = instantiate_ours  # type: ignore
-        # Hydra's note of a sweep holds the config: it is never readable by others, not for a moment.
+        # Hydra's note of a sweep contains the config, so it must never be readable by others.
         self._save = OmegaConf.save
         OmegaConf.save = staticmethod(lambda config, f, resolve=False: _write_privately(Path(f), config, resolve))  # type: ignore
         self._launcher = launcher_of = Plugins.instantiate_launcher
@@ -230,12 +233,12 @@ class Composition:
             config = named["config"] if "config" in named else arguments[-1]
             _keep_private(config)
             name = OmegaConf.select(config, "hydra.runtime.choices")["hydra/launcher"]
-            if name != "basic":  # whose jobs are in processes that draw no line
+            if name != "basic":  # whose jobs are in processes without a progress line
                 START_STATUS.update(f"jobs run under hydra/launcher={name}")
             return launcher_of(plugins, *arguments, **named)
 
         Plugins.instantiate_launcher = private_launcher  # type: ignore
-        # Of a job in another process that failed, Hydra prints the overrides, with the secrets in them.
+        # Hydra prints the overrides of a failed job in another process, secrets included.
         self._return_value: Any = utils.JobReturn.return_value
         utils.JobReturn.return_value = property(self._result_of, self._return_value.fset)  # type: ignore
         return self
@@ -251,7 +254,11 @@ class Composition:
         utils.JobReturn.return_value = self._return_value  # type: ignore[method-assign]
 
     def _result_of(self, job: utils.JobReturn) -> Any:
-        """Return what a job returned. Raises: Exception: the error that it ended with."""
+        """Return what a job returned.
+
+        Raises:
+          Exception: the error with which the job ended.
+        """
         if job.status == utils.JobStatus.FAILED:
             raise job._return_value
         if isinstance(job._return_value, RefusedJob):
@@ -261,7 +268,7 @@ class Composition:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave the composition while a job runs, which may use Hydra itself."""
+        """Restore Hydra's methods while a job runs, which may use Hydra itself."""
         self.__exit__()
         try:
             yield
@@ -270,7 +277,7 @@ class Composition:
 
 
 def _keep_private(config: DictConfig) -> None:
-    """Make the folder in which submitit pickles jobs, with their config, one for its owner alone, before it does."""
+    """Make the folder in which submitit pickles jobs, with their configs, accessible only to its owner."""
     given = OmegaConf.select(config, "hydra.launcher.submitit_folder")
     if given:
         folder = Path(str(given).partition("%")[0])  # %j: the number of a job
@@ -285,13 +292,13 @@ def _write_privately(path: Path, config: Any, resolve: bool = False) -> None:
 
 
 def conf_path() -> str:
-    """Where our `conf/` is: packed as `runner.conf` in an installed wheel, beside the package in a checkout."""
+    """Return the path of the runner's `conf/`: packed as `runner.conf` in a wheel, beside the package in a checkout."""
     package = Path(runner.__file__).parent
     return "pkg://runner.conf" if (package / "conf").is_dir() else str(package.parent / "conf")
 
 
 class UsersConf(SearchPathPlugin):
-    """Puts the user's `./conf` before ours: it adds options to every group, and its files win over ours."""
+    """Adds the user's `./conf` before the runner's: it adds options to every group, and its files take precedence."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         users = Path.cwd() / "conf"
@@ -300,36 +307,36 @@ class UsersConf(SearchPathPlugin):
 
 
 def run_dir(command: str, given: str | None, new: str) -> str:
-    """Hydra's directory of a run: that of a training run is its model_dir; no other command makes one."""
+    """Return Hydra's folder of a run: its model_dir for a training run; no other command makes one."""
     return (given or new) if command in schema.TRAINING_RUNS and not is_url(given) else "."
 
 
 def job_dir(*, _root_: DictConfig) -> str:
-    """The folder of a job in its sweep."""
+    """Return the folder of a job in its sweep."""
     tree: Any = {}
     for name in _root_:
         if name != "hydra":
             value = _root_[name]
             is_node = OmegaConf.is_config(value)
             tree[name] = OmegaConf.to_container(value, resolve=True) if is_node else value
-    if tree.get("command") == "dry_run":  # of a sweep: it tells of the jobs that training has
+    if tree.get("command") == "dry_run":  # of a sweep: it lists the jobs that training has
         tree["command"] = "train_and_evaluate"
     reads_a_run = tree.get("command") not in schema.TRAINING_COMMANDS
     return job_id(changed_keys.with_removed(tree), reads_a_run=reads_a_run)
 
 
 def check_groups(overrides: Sequence[str]) -> None:
-    """Refuse a list of options of a group of ours, which Hydra would load one over the other.
+    """Check that no group has a list of options, which Hydra would load one over the other.
 
     Raises:
       ConfigError: the message says what to write.
     """
     groups = {setting.name for setting in dataclasses.fields(schema.Config) if schema.class_at(setting.name)}
-    # Reading Hydra's grammar takes 1.5 ms a word at each start (measured), and a list has a bracket.
+    # Parsing a word by Hydra's grammar takes 1.5 ms at each start (measured), so parse only words with a bracket.
     for text in (text for text in overrides if "[" in text):
         try:
             override = OverridesParser.create().parse_override(text)
-        except (HydraException, ValueError):  # Hydra says it
+        except (HydraException, ValueError):  # Hydra reports it
             continue
         value = override.value()
         options = value.list if isinstance(value, ChoiceSweep) else [value]
@@ -353,17 +360,17 @@ _HANDED_OVER = ("batch_size", "shuffle_seed")
 
 
 def check_declared_params(overrides: Sequence[str], declared: Mapping[str, Any], final: Mapping[str, Any]) -> None:
-    """Refuse a param on the command line that the chosen group, experiment or saved run does not declare.
+    """Check that the params on the command line are declared by the chosen group, experiment or saved run.
 
-    A misspelt one would be handed to model_fn, which never looks at it. Open are `params: {}`, params of a function
-    that the command line itself names, and tables of named things (`columns`), whose names are the user's.
+    A misspelt param would be passed to a model_fn that never reads it. Not checked are `params: {}`, params of a
+    function that the command line itself names, and tables of named things (`columns`).
 
     Args:
       declared: the config before the command line changed its values.
-      final: and after.
+      final: the config after that.
 
     Raises:
-      ConfigError: `+` is not before it, and it is not declared.
+      ConfigError: a param is not declared and not written with `+`.
     """
     added: list[str] = []
     for text in overrides:
@@ -383,7 +390,8 @@ def _check_declared(key: str, value: Any, declared: Mapping[str, Any], final: Ma
         return
     at, path = match[1], match[2].split(".")
     block = at.removesuffix(".params")
-    blocks = [block, *(["input.eval"] if block.startswith("input.eval.") else [])]  # a named one inherits from it
+    # a named evaluation inherits from it
+    blocks = [block, *(["input.eval"] if block.startswith("input.eval.") else [])]
     function = next(filter(None, (_at(declared, f"{one}.fn") for one in blocks)), None)
     given = next(filter(None, (_at(final, f"{one}.fn") for one in blocks)), None)
     node: Any = {}
@@ -406,7 +414,7 @@ def _check_declared(key: str, value: Any, declared: Mapping[str, Any], final: Ma
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of what an override sets: `a={b: 1, c: 2}` sets two."""
+    """Yield (dotted key, value) of what an override sets: `a={b: 1, c: 2}` sets two."""
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
             yield from _leaves(f"{key}.{name}", inner)
@@ -428,7 +436,7 @@ def _plain(value: Any) -> Any:
 
 
 def worded(error: Exception, argv: Sequence[str]) -> str:
-    """One message for `error`, in terms of what was typed, its value and what is allowed."""
+    """Return one message for `error`, with what was typed, its value and what is allowed."""
     cause = error.__cause__
     if isinstance(error, HydraException):
         in_defaults = _in_defaults(f"{error}\n{cause}", argv)
@@ -445,7 +453,7 @@ def worded(error: Exception, argv: Sequence[str]) -> str:
     if str(error).startswith("In '") and isinstance(error.__context__, OmegaConfBaseException):
         return _in_a_file(str(error).split("'")[1], error.__context__)
     if isinstance(error, ConfigCompositionException):
-        while isinstance(cause, ConfigCompositionException):  # Hydra wraps its own error once more
+        while isinstance(cause, ConfigCompositionException):  # Hydra wraps its own error
             error, cause = cause, cause.__cause__
         key = str(error).partition("Could not override '")[2].partition("'")[0]
         is_unknown = True
@@ -455,7 +463,7 @@ def worded(error: Exception, argv: Sequence[str]) -> str:
             key, is_unknown = str(cause.full_key), False
         if key:
             typed = _values_typed(argv, key)
-            # Of a key that is given twice, the value that the error is about: Hydra sets one after the other.
+            # If a key is given twice, find the value that the error is about: Hydra sets one after the other.
             blamed = [value for value in typed if f"'{_unquoted(value)}'" in str(cause)]
             value = next(iter(blamed or typed), None)
             if not is_unknown:
@@ -464,14 +472,15 @@ def worded(error: Exception, argv: Sequence[str]) -> str:
             return str(unknown_key(key, value, next(iter(below), "")))
     if str(error).startswith("BasicSweeper does not support sweep type"):
         return (
-            "interval(...) in a sweep: Hydra's own sweeper tries listed values. Add hydra/sweeper=optuna, or list them."
+            "interval(...) in a sweep: Hydra's own sweeper needs a list of values. Add hydra/sweeper=optuna, or list "
+            "them."
         )
     if str(error).startswith("Ambiguous value for argument '"):
         override = str(error).partition("'")[2].partition("'")[0]
-        return f"{override} gives several values. Add --multirun to try each; a list is written [1,2]."
+        return f"{override} has several values. Add --multirun to try each of them, or write a list as [1,2]."
     if "does not support deletion" in str(cause):
         key = str(error).partition("~")[2]
-        return f"~{key}: {key} is a key of every run, and cannot be taken away. Set it: {key}=null is nothing."
+        return f"~{key}: {key} cannot be deleted. Use {key}=null to unset it."
     if isinstance(error, ConfigCompositionException) and isinstance(cause, OmegaConfBaseException):
         return f"{error} ({str(cause).splitlines()[0]})"
     if isinstance(error, OmegaConfBaseException):
@@ -481,19 +490,20 @@ def worded(error: Exception, argv: Sequence[str]) -> str:
 
 
 def _in_defaults(said: str, argv: Sequence[str]) -> str | None:
-    """A group that is chosen twice, on the command line or in the defaults of an experiment; None: another mistake.
+    """Return the message for a group chosen twice, on the command line or in an experiment's defaults; None: another
+    error.
 
     Args:
-      said: by Hydra.
+      said: Hydra's message.
     """
     match = re.search(r"Multiple values for ([\w/]+)\. To override a value use 'override [\w/]+: (.*)'", said)
     if match and f"+{match[1]}={match[2]}" in argv:
-        return f"+{match[1]}={match[2]}: every run has the group {match[1]!r}. Write {match[1]}={match[2]}."
+        return f"+{match[1]}={match[2]}: the group {match[1]!r} exists already. Write {match[1]}={match[2]}."
     chosen = _values_typed(argv, "experiment")
     file = f"conf/experiment/{_unquoted(chosen[-1])}.yaml" if chosen else "the experiment's file"
     if match:
         line = f"'- override /{match[1]}: {match[2]}'"
-        return f"{file}: write {line} in its defaults. Every run has the group {match[1]!r}."
+        return f"{file}: write {line} in its defaults, because the group {match[1]!r} exists already."
     if re.search(r"Could not override '[\w/]+@experiment\.", said):
         return _without_package(file)
     if match := re.search(r"Could not override 'experiment/([\w/]+)@", said):
@@ -501,18 +511,18 @@ def _in_defaults(said: str, argv: Sequence[str]) -> str | None:
     if match := re.search(r"In '(experiment/.+)': Could not find 'experiment/([\w/]+)/(\w+)'", said):
         file, group, name = match.groups()
         return (
-            f"conf/{file}.yaml: write '- override /{group}: {name}' in its defaults. '- {group}: {name}' would be a "
-            f"file of conf/experiment/{group}."
+            f"conf/{file}.yaml: write '- override /{group}: {name}' in its defaults. '- {group}: {name}' means a file "
+            f"in conf/experiment/{group}."
         )
     return None
 
 
 def _without_package(file: str) -> str:
-    return f"{file}: its first line must be '# @package _global_'. Without it each of its keys begins with experiment."
+    return f"{file}: its first line must be '# @package _global_'. Without it, its keys would begin with experiment."
 
 
 def _unreadable(override: str, reason: str, argv: Sequence[str]) -> str:
-    """An override that Hydra's grammar does not take, for what it calls `reason`."""
+    """Return the message for an override that Hydra's grammar does not accept, for `reason`."""
     key, equals, value = override.partition("=")
     if not equals:
         if override in schema.COMMANDS:
@@ -531,13 +541,13 @@ def _unreadable(override: str, reason: str, argv: Sequence[str]) -> str:
         return f"cannot read {shown!r}: {reason}"
     quoted = masked_override(f'{key}="{value}"')
     return (
-        f"cannot read {shown!r}: a value with other characters than a-z, A-Z, 0-9 and /-\\+.$%*@?| "
-        f"goes in quotes, and these in those of the shell: '{quoted}'."
+        f"cannot read {shown!r}: quote values with characters other than a-z, A-Z, 0-9 and /-\\+.$%*@?|, inside the "
+        f"shell's quotes: '{quoted}'."
     )
 
 
 def _in_a_file(name: str, error: OmegaConfBaseException) -> str:
-    """A mistake in a config file: `train/default`."""
+    """Return the message for a mistake in a config file, such as `train/default`."""
     key = str(error.full_key or "")
     if not key and isinstance(error, ValidationError):
         return f"conf/{name}.yaml holds no keys with values."
@@ -552,7 +562,7 @@ def _in_a_file(name: str, error: OmegaConfBaseException) -> str:
 
 
 def _missing_option(error: MissingConfigException) -> str:
-    """`strategy=mirored`: names the option, the nearest and all that exist."""
+    """Return the message for `strategy=mirored`: the option, the nearest one and all that exist."""
     missing, options = str(error.missing_cfg_file or ""), list(error.options or ())
     group, _, name = missing.rpartition("/")
     if not options:
@@ -564,7 +574,7 @@ def _missing_option(error: MissingConfigException) -> str:
 
 
 def _values_typed(argv: Sequence[str], key: str) -> list[str]:
-    """The values that the command line gives to `key`, in order."""
+    """Return the values that the command line gives to `key`, in order."""
     values = []
     for text in argv:
         try:

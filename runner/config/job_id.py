@@ -1,4 +1,4 @@
-"""What makes two sweeps, or two jobs, the same: names of their folders that follow from what was asked."""
+"""The identity of sweeps and jobs: folder names that follow from what was asked for."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _SHOWN_ONLY = (
 
 
 def sweep_id(overrides: Iterable[str]) -> str:
-    """The name of a sweep: a hash of its sorted overrides. How many jobs run at a time does not count.
+    """Return the name of a sweep: a hash of its sorted overrides, without the number of parallel jobs.
 
-    With `command=dry_run` it is the name of the sweep that is told of.
+    With `command=dry_run` it is the name of the sweep that is listed.
     """
     kept = (text for text in overrides if text != "command=dry_run")
     return _hash(sorted(text for text in kept if not is_shown_only(text.lstrip("+~").partition("=")[0])))
 
 
 def job_id(tree: Mapping[str, Any], *, reads_a_run: bool = False) -> str:
-    """The name of a job: a hash of its resolved config without its paths.
+    """Return the name of a job: a hash of its resolved config without its paths.
 
     Args:
-      reads_a_run: the job evaluates or predicts with the run in `model_dir`, which is then part of what it computes.
+      reads_a_run: the job reads the run in `model_dir`, which is then part of the identity.
     """
     without = ("model_dir", *_SHOWN_ONLY) if not reads_a_run else _SHOWN_ONLY
     return _hash(_pruned(tree, without))
@@ -47,7 +47,7 @@ def _pruned(tree: Mapping[str, Any], without: Iterable[str]) -> dict[str, Any]:
 
 
 def is_shown_only(key: str) -> bool:
-    """Whether `key` changes how a run is shown, ranked or recorded, not what it computes."""
+    """Report whether `key` only changes how a run is shown, ranked or recorded, not what it computes."""
     return any(key == shown or key.startswith(f"{shown}.") for shown in _SHOWN_ONLY)
 
 

@@ -1,6 +1,6 @@
-"""Which TensorFlow a model was written for: found in its source, which nobody has to import for that.
+"""Which TensorFlow a model was written for, found in its source without importing it.
 
-`model.classic`: the names of tf.estimator and tf.layers are put on TensorFlow. `model.keras`: what `tf.keras` is.
+`model.classic`: put the names of tf.estimator and tf.layers on TensorFlow. `model.keras`: what `tf.keras` is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_FILES = 200
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """A name of TensorFlow in a source file, without `compat.v1`."""
+    """The use of a TensorFlow name in a source file, without `compat.v1`."""
 
     name: str
     file: Path
@@ -33,14 +33,14 @@ class Use:
 
 
 def resolved(config: Config, env: Mapping[str, str]) -> tuple[Config, str]:
-    """`config` with `auto` of `model.classic` and `model.keras` decided, and one line that says why; '' where the
-    decision is TensorFlow's own.
+    """Return (`config` with `auto` of `model.classic` and `model.keras` decided, a line with the reason); '' if
+    TensorFlow's default applies.
 
     Args:
-      env: an environment that sets TF_USE_LEGACY_KERAS decides what `auto` leaves open.
+      env: the environment; TF_USE_LEGACY_KERAS in it decides what `auto` leaves open.
 
     Raises:
-      ConfigError: Keras 2 is needed and not installed.
+      ConfigError: Keras 2 is needed but not installed.
     """
     model = config.model
     is_decided = model.classic != "auto" and model.keras == "keras3"
@@ -70,7 +70,7 @@ def resolved(config: Config, env: Mapping[str, str]) -> tuple[Config, str]:
 
 
 def environment(model: ModelConfig, env: Mapping[str, str]) -> dict[str, str]:
-    """`env` for a process that imports TensorFlow for `model`."""
+    """Return `env` for a process that imports TensorFlow for `model`."""
     if model.keras == "auto":
         return dict(env)
     return {**env, legacy_keras.VARIABLE: "1" if model.keras == "legacy" else "0"}
@@ -81,7 +81,7 @@ def _first(uses: list[Use], names: tuple[str, ...]) -> Use | None:
 
 
 def _uses(config: Config) -> tuple[list[Use], bool]:
-    """(names of TensorFlow in the files of the user's functions, whether one of them imports `keras` itself)."""
+    """Return (TensorFlow names in the files of the user's functions, whether one of them imports `keras` itself)."""
     waiting: list[Path | None] = [user_code.locate(*function).file for function in config.functions()]
     uses: list[Use] = []
     imports_keras = False
@@ -94,7 +94,7 @@ def _uses(config: Config) -> tuple[list[Use], bool]:
         try:
             tree = ast.parse(file.read_bytes())
         except (OSError, SyntaxError, ValueError):
-            continue  # importing it gives the better message
+            continue  # importing it gives a better message
         imports_keras = imports_keras or bool(source_names.uses(tree, "keras"))
         uses += [Use(one.api_name, file, one.line) for one in source_names.uses(tree)]
         waiting += _files_beside(tree, file)
@@ -102,7 +102,7 @@ def _uses(config: Config) -> tuple[list[Use], bool]:
 
 
 def _files_beside(tree: ast.AST, file: Path) -> list[Path | None]:
-    """The files of the user that a file imports: those in the directory of the run."""
+    """Return the user's files that a file imports: those in the directory of the run."""
     names = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,6 +1,6 @@
-"""From what Hydra composed to a checked `Config`; all mistakes are found here, before TensorFlow is imported.
+"""From what Hydra composed to a checked `Config`; all mistakes are found before TensorFlow is imported.
 
-Hydra's own schema check is not enough: `++key=value` gets around it, and it knows types but no limits.
+Hydra's schema check is not enough: `++key=value` bypasses it, and it knows types but no limits.
 """
 
 from __future__ import annotations
@@ -29,22 +29,21 @@ _VOCABULARIES = "train.warm_start.vocabularies"
 
 
 def parse(tree: Mapping[str, Any]) -> Config:
-    """The config in `tree` (plain, resolved), with every value checked.
+    """Return the config in `tree` (plain, resolved), with every value checked.
 
     Raises:
-      ConfigError: a key that does not exist, a value of the wrong type or out of range, what this version cannot do
-        yet, settings that exclude each other.
+      ConfigError: a key does not exist, a value has the wrong type or is out of range, or settings exclude each other.
     """
-    extend_secrets(_secrets_in(tree))  # first, since it holds for what is said of mistakes
+    extend_secrets(_secrets_in(tree))  # first, because messages about mistakes must not show secrets
     for key, value in schema.flatten(tree).items():
         if value == _MISSING or (isinstance(value, list) and _MISSING in value):
-            raise ConfigError(f"{key} is not set: a config file leaves it open (???). Give {key}=...")
+            raise ConfigError(f"{key} is required, but not set: a config file has ??? for it. Set {key}=...")
     config: Config = _merge(Config, tree, "")
     config = dataclasses.replace(config, input=dataclasses.replace(config.input, eval=_evals(config.input.eval or {})))
     warm_start = dataclasses.replace(config.train.warm_start, vocabularies=_vocabularies(config.train.warm_start))
     hooks = _hooks(config.train.hooks)
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, warm_start=warm_start, hooks=hooks))
-    _check_limits(config.run, "run")  # first, since other keys take its seed
+    _check_limits(config.run, "run")  # first, because other keys use its seed
     _check_limits(config, "")
     for name, vocabulary in warm_start.vocabularies.items():
         _check_limits(vocabulary, f"{_VOCABULARIES}.{name}")
@@ -55,7 +54,7 @@ def parse(tree: Mapping[str, Any]) -> Config:
 
 
 def _secrets_in(tree: Mapping[str, Any]) -> list[str]:
-    """The names in `run.secrets`, as far as they are ones."""
+    """Return the valid names in `run.secrets`."""
     settings = tree.get("run")
     names = settings.get("secrets") if isinstance(settings, Mapping) else None
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
@@ -67,7 +66,7 @@ def load(path: Path) -> Config:
 
 
 def schema_node() -> Any:
-    """Return the schema for OmegaConf: the keys that it declares; `params`, `tags` and names of variables are free."""
+    """Return the schema for OmegaConf; `params`, `tags` and variable names are free."""
     node = thawed(OmegaConf.structured(Config))
     inputs = node.input
     free = [node.model.params, inputs.train.params, inputs.eval, inputs.predict.params, node.tracking.tags]
@@ -77,7 +76,7 @@ def schema_node() -> Any:
 
 
 def thawed(node: Any) -> Any:
-    """Make `node` writable and return it: frozen dataclasses make read-only nodes, into which Hydra cannot merge."""
+    """Make `node` writable and return it: frozen dataclasses become read-only nodes, into which Hydra cannot merge."""
     OmegaConf.set_readonly(node, None)
     for key in () if node._is_none() else node:
         child = node._get_node(key)
@@ -87,7 +86,7 @@ def thawed(node: Any) -> Any:
 
 
 def _merge(cls: type, tree: Mapping[str, Any], at: str) -> Any:
-    """`tree` as an instance of the dataclass `cls`; `at` is where it sits, for the error."""
+    """Return `tree` as an instance of the dataclass `cls`; `at` is its key, for messages."""
     node = schema_node() if cls is Config else thawed(OmegaConf.structured(cls))
     if cls in (InputBlock, HookConfig):
         OmegaConf.set_struct(node.params, False)
@@ -98,10 +97,10 @@ def _merge(cls: type, tree: Mapping[str, Any], at: str) -> Any:
 
 
 def _evals(tree: Mapping[str, Any]) -> dict[str, InputBlock]:
-    """The evaluation inputs by name, from `input.eval`: one block, or blocks by name.
+    """Return name -> evaluation input from `input.eval`, which is one block or blocks by name.
 
-    Settings beside named blocks hold for each of them that has none of its own: what a command line or an experiment
-    says is added to the one block that the input's own file has.
+    Settings beside named blocks apply to each block that does not set them itself. Overrides and experiments so change
+    the one block that the input's file has.
     """
     settings = _keys_of(InputBlock)
     common = {name: value for name, value in tree.items() if name in settings}
@@ -115,7 +114,7 @@ def _evals(tree: Mapping[str, Any]) -> dict[str, InputBlock]:
         if not isinstance(block, Mapping):
             shown = masked_override(f"{schema.eval_key(name)}={block!r}")
             raise ConfigError(
-                f"{shown} is neither a setting of an input ({', '.join(settings)}) nor a block of them."
+                f"{shown} is neither a setting of an input ({', '.join(settings)}) nor a block of settings."
                 f"{did_you_mean(name, settings)}"
             )
     blocks = {name: OmegaConf.to_container(OmegaConf.merge(common, block)) for name, block in named.items()}
@@ -126,7 +125,7 @@ def _hooks(blocks: Sequence[Any]) -> list[HookConfig]:
     for place, block in enumerate(blocks):
         if not isinstance(block, Mapping) or not block.get("fn"):
             shown = masked_override(f"train.hooks[{place}]={block!r}")
-            raise ConfigError(f"{shown} is no hook. Give train.hooks=[{{fn: package.module.Class, params: {{}}}}]")
+            raise ConfigError(f"{shown} is not a hook. Write train.hooks=[{{fn: package.module.Class, params: {{}}}}]")
     return [_merge(HookConfig, block, f"train.hooks[{place}]") for place, block in enumerate(blocks)]
 
 
@@ -149,7 +148,7 @@ def _translate(error: OmegaConfBaseException, tree: Mapping[str, Any], at: str) 
         raise unknown_key(full_key, value) from error
     if key:
         raise wrong_type(full_key, value) from error
-    for name, child in tree.items():  # a scalar where a group belongs: OmegaConf does not say which
+    for name, child in tree.items():  # a scalar in place of a group: OmegaConf does not name it
         if dataclasses.is_dataclass(schema.class_at(f"{at}.{name}".strip("."))) and not isinstance(child, Mapping):
             raise ConfigError(f"{name}={child!r} is not a group of settings.") from error
     raise ConfigError(f"{at or 'config'}: {error.msg or error}") from error
@@ -179,13 +178,13 @@ def _check_limits(value: Any, at: str) -> None:
 
 
 def debugged(config: Config) -> Config:
-    """Return `config` with what `run.debug` changes in it; to apply it again changes nothing.
+    """Return `config` with the changes of `run.debug`; applying it again changes nothing.
 
-    fast_dev: two steps of training, one batch of each evaluation, and no tracking.
-    overfit: the first batch again and again (`runner.task.build` sees to that), for `train.max_steps`.
+    fast_dev: two steps of training, one batch of each evaluation, and no tracking. overfit: the first batch in every
+    step (`runner.task.build` does that), for `train.max_steps`.
 
     Raises:
-      ConfigError: overfit, and nothing says when to stop; fast_dev, and steps are to be profiled that it does not take.
+      ConfigError: overfit without a limit of steps, or fast_dev with steps to profile that it does not take.
     """
     train = config.train
     if config.run.debug == "fast_dev":
@@ -203,8 +202,8 @@ def debugged(config: Config) -> Config:
     if config.run.debug == "overfit":
         if train.max_steps is None:
             raise ConfigError(
-                "run.debug=overfit trains on one batch without end, and train.max_steps=null does not end it. "
-                "Set train.max_steps."
+                "run.debug=overfit repeats one batch without end, so train.max_steps=null would never end it. Set "
+                "train.max_steps."
             )
         return dataclasses.replace(config, train=dataclasses.replace(train, max_epochs=None))
     return config

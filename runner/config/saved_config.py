@@ -1,7 +1,7 @@
-"""The config that a run left in its model_dir, changed by what the command line says.
+"""The config of an earlier run in its model_dir, changed by the command line.
 
-`command=evaluate model_dir=outputs/x` evaluates the model that outputs/x trained, not the one that the shipped defaults
-describe. So the commands that read a run begin with its own config.
+`command=evaluate model_dir=outputs/x` evaluates the model of outputs/x, not that of the shipped defaults. Commands that
+read a run therefore start from its own config.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _OF_THIS_COMMAND = ("command", "model_dir", "run.progress", "run.inline", "sweep
 
 
 def read_saved(model_dir: Path) -> dict[str, Any] | None:
-    """The tree in `model_dir/config.yaml`; None when there is none.
+    """Return the tree in `model_dir/config.yaml`; None if there is none.
 
     Raises:
-      ConfigError: it is damaged.
+      ConfigError: the file is damaged.
     """
     path = model_dir / FILE
     return read(path) if path.exists() else None
 
 
 def changed_by(saved: Mapping[str, Any], composed: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """`saved` with what `overrides` say, taken from `composed`, where they have been applied to the defaults.
+    """Return `saved` with the changes of `overrides`, taken from `composed`, where they are applied to the defaults.
 
-    A group that was chosen (`strategy=mirrored`) is taken whole, a value (`eval.steps=3`) alone. `experiment=...` and
-    groups of the user's own can change anything: with them `composed` is taken as it is.
+    A chosen group (`strategy=mirrored`) replaces the whole group, a value (`eval.steps=3`) only that value.
+    `experiment=...` and the user's own groups may change anything; with them `composed` is returned.
     """
     keys = [_key_of(text) for text in overrides]
     if any("." not in key and key not in composed for key in keys) or "experiment" in keys:
@@ -47,12 +47,12 @@ def changed_by(saved: Mapping[str, Any], composed: Mapping[str, Any], overrides:
 
 
 def _key_of(text: str) -> str:
-    """The key that an override is about: `a.b` for `++a.b=1`, `~a.b`, `a.b@x=1`."""
+    """Return the key that an override sets: `a.b` for `++a.b=1`, `~a.b`, `a.b@x=1`."""
     return str(OverridesParser.create().parse_override(text).key_or_group).replace("/", ".")
 
 
 def _take(tree: dict[str, Any], composed: Mapping[str, Any], path: Sequence[str]) -> None:
-    """Set the value at `path` in `tree` to that of `composed`; delete what is not there."""
+    """Copy the value at `path` from `composed` to `tree`; delete it if `composed` lacks it."""
     for part in path[:-1]:
         if not isinstance(composed.get(part), Mapping):
             return

@@ -1,7 +1,7 @@
-"""What a run's config may say: the schema of every group.
+"""The schema of a run's config, group by group.
 
-These dataclasses are what the rest of the program sees. The YAML files under `conf/` hold the same keys with a comment
-over each; Hydra merges them into this schema, and `runner.config.parsing` checks what comes out.
+The rest of the program uses these dataclasses. The YAML files in `conf/` have the same keys with a comment over each.
+Hydra merges them into this schema, and `runner.config.parsing` checks the result.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ SEED_BITS = 31
 
 
 class ConfigError(ValueError):
-    """The config is wrong; the message names the key, the value, what is allowed and the nearest valid name."""
+    """A mistake in the config; the message names the key, the value, what is allowed and the nearest valid name."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The values that a setting may have. `error_messages.check_limits` checks them and words what is wrong.
+    """The values that a setting may have; `error_messages.check_limits` checks them.
 
     Attributes:
-      choices: the value, or each of a list, is one of these; (): anything.
-      minimum, maximum: the smallest and the largest number; what TensorFlow counts has 64 bits at most.
-      above, below: a number lies between them, neither of them included.
-      auto: the word auto may stand in place of a whole number.
+      choices: allowed values, of the setting or of each list element; (): any.
+      minimum, maximum: smallest and largest number; what TensorFlow counts has at most 64 bits.
+      above, below: exclusive bounds of a number.
+      auto: the word auto is allowed in place of an integer.
     """
 
     choices: tuple[Any, ...] = ()
@@ -87,21 +87,21 @@ def _setting(default: Any, **limits: Any) -> Any:
 
 
 def _count(default: Any, **limits: Any) -> Any:
-    """Declare a field for a number of things or seconds, which waits, loops and devices take in 32 bits."""
+    """Declare a field for a number of things or seconds, limited to 32 bits as waits, loops and devices are."""
     return _setting(default, **{"maximum": 2**31 - 1, **limits})
 
 
 def _ranking() -> Any:
-    """The field `mode` beside a metric. None: by the metric's name (`runner.launch.sweep` says how)."""
+    """Declare the field `mode` beside a metric. None: decided by the metric's name (`runner.config.metric_names`)."""
     return _setting(None, choices=("min", "max"))
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which model_fn, the `params` it is called with, and the TensorFlow that it was written for.
+    """The model_fn, its `params`, and the TensorFlow that it was written for.
 
     Attributes:
-      classic: whether the names of tf.estimator are put on TensorFlow: true, false, or auto.
+      classic: put the names of tf.estimator on TensorFlow: true, false, or auto.
     """
 
     fn: str | None = None
@@ -112,7 +112,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class AutotuneConfig:
-    """What tf.data may tune by itself. None: as the function's own options say."""
+    """What tf.data may tune by itself. None: the function's own options apply."""
 
     enabled: bool | None = None
     ram_budget: int | None = _setting(None, minimum=1)
@@ -121,7 +121,7 @@ class AutotuneConfig:
 
 @dataclass(frozen=True)
 class DataOptionsConfig:
-    """How tf.data runs an input: what a user sets of tf.data.Options. None: as the function's own options say."""
+    """How tf.data runs an input: settings of tf.data.Options. None: the function's own options apply."""
 
     deterministic: bool | None = None
     private_threadpool_size: int | None = _count(None, minimum=1)
@@ -131,10 +131,10 @@ class DataOptionsConfig:
 
 @dataclass(frozen=True)
 class DataServiceConfig:
-    """The tf.data service that computes an input. `address` None: none does.
+    """The tf.data service that computes an input. `address` None: no service.
 
     Attributes:
-      job_name: what other runs share the elements by; None: they are this start's own.
+      job_name: name under which runs share the elements; None: only the workers of this start share them.
     """
 
     address: str | None = None
@@ -144,7 +144,7 @@ class DataServiceConfig:
 
 @dataclass(frozen=True)
 class InputBlock:
-    """One input: which input_fn, its params, and how its examples are divided. `batch_size` is global."""
+    """One input: its input_fn, params, and how its examples are divided. `batch_size` is global."""
 
     fn: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class InputBlock:
 
 @dataclass(frozen=True)
 class TrainInputBlock(InputBlock):
-    """The input of training, which may be computed elsewhere, and be on the device before its step."""
+    """The training input, with the settings that only training has."""
 
     prefetch_to_device: int | None = _count(None, minimum=1)
     service: DataServiceConfig = field(default_factory=DataServiceConfig)
@@ -164,11 +164,11 @@ class TrainInputBlock(InputBlock):
 
 @dataclass(frozen=True)
 class InputConfig:
-    """The inputs of a run. `eval` in YAML is one block, or a mapping of names to blocks: several evaluations.
+    """The inputs of a run. `eval` in YAML is one block, or several evaluations as a mapping of names to blocks.
 
     Attributes:
-      eval: None: no evaluation. Once parsed, read `evals` instead.
-      predict: what command=predict reads.
+      eval: None: no evaluation. In a parsed config read `evals` instead.
+      predict: the input of command=predict.
     """
 
     train: TrainInputBlock = field(default_factory=TrainInputBlock)
@@ -177,16 +177,16 @@ class InputConfig:
 
     @property
     def evals(self) -> dict[str, InputBlock]:
-        """The input of each evaluation by its name; a single one has the name ''. Of a parsed config only."""
+        """Evaluation name -> input; a single evaluation has the name ''. Only in a parsed config."""
         return self.eval or {}
 
 
 @dataclass(frozen=True)
 class EvalStrategyConfig:
-    """A tf.distribute strategy of one process and its options; None: TensorFlow's own default.
+    """A tf.distribute strategy of one process with its options. None: TensorFlow's default.
 
     Attributes:
-      name: None: evaluation has the strategy of training.
+      name: None: evaluation uses the strategy of training.
     """
 
     name: str | None = _setting(None, choices=tuple(STRATEGY_OPTIONS))
@@ -199,7 +199,7 @@ class EvalStrategyConfig:
 
 @dataclass(frozen=True)
 class StrategyConfig(EvalStrategyConfig):
-    """The tf.distribute strategy of training, with the options of strategies of several processes and of TPUs."""
+    """The tf.distribute strategy of training, with options for several processes and TPUs."""
 
     name: str | None = _setting("default", choices=tuple(STRATEGY_OPTIONS))
     communication: str | None = _setting(None, choices=("auto", "ring", "nccl"))
@@ -213,11 +213,11 @@ class StrategyConfig(EvalStrategyConfig):
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """The processes that a cluster strategy trains with, and how their loss is met.
+    """The processes of a cluster strategy, and what happens when one is lost.
 
     Attributes:
-      port: what tasks listen on where Slurm or Kubernetes starts them; None: chosen by the resolver.
-      service: the headless Service of Kubernetes; None: it has the name of the Job or StatefulSet.
+      port: port on which tasks listen under Slurm or Kubernetes; None: the resolver chooses.
+      service: headless Service of Kubernetes; None: the name of the Job or StatefulSet.
     """
 
     resolver: str = _setting("auto", choices=("auto", "local", "tf_config", "slurm", "kubernetes", "tpu"))
@@ -232,7 +232,7 @@ class ClusterConfig:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What holds for the whole run."""
+    """Settings of the whole run."""
 
     seed: int | None = _setting(1, minimum=0)
     deterministic: bool = False
@@ -278,9 +278,9 @@ class ReduceLROnPlateauConfig:
 
 @dataclass(frozen=True)
 class VocabularyConfig:
-    """What the rows of a variable stand for, here and in the checkpoint of a warm start: a VocabInfo of tf.estimator.
+    """The tokens of a variable's rows, here and in the checkpoint of a warm start: tf.estimator's VocabInfo.
 
-    Both files have to be given. A size of None: all lines of its file.
+    Both files are required. A size of None: all lines of the file.
     """
 
     new_vocab: str | None = None
@@ -293,10 +293,10 @@ class VocabularyConfig:
 
 @dataclass(frozen=True)
 class WarmStartConfig:
-    """Values that a fresh run begins with. `checkpoint` None: initial values; `include` None: all variables.
+    """Values with which a new run begins. `checkpoint` None: initial values; `include` None: all variables.
 
     Attributes:
-      vocabularies: of variables by their names; once parsed a VocabularyConfig each.
+      vocabularies: variable name -> VocabularyConfig, once parsed.
     """
 
     checkpoint: str | None = None
@@ -307,7 +307,7 @@ class WarmStartConfig:
 
 @dataclass(frozen=True)
 class HookConfig:
-    """A hook of training: the dotted name of a class or function, called with `params` by name."""
+    """A training hook: the dotted name of a class or function, called with `params` by name."""
 
     fn: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
@@ -315,10 +315,10 @@ class HookConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Settings of training: its length, how it takes a step, and what it logs.
+    """Settings of training: its length, its steps, and its log.
 
     Attributes:
-      hooks: once parsed a HookConfig each.
+      hooks: HookConfigs, once parsed.
     """
 
     max_steps: int | None = _setting(None, minimum=1)
@@ -345,7 +345,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """How much is evaluated, and how often; `checkpoint` (None: the newest) and `name` are for command=evaluate."""
+    """How much and how often to evaluate; `checkpoint` (None: the newest) and `name` are for command=evaluate."""
 
     steps: int | None = _setting(None, minimum=1)
     throttle_secs: int = _count(0, minimum=0)
@@ -361,7 +361,7 @@ class EvalConfig:
 
 @dataclass(frozen=True)
 class KeepBestConfig:
-    """The best checkpoints, kept beside the newest. `metric` None: none."""
+    """The best checkpoints to keep beside the newest. `metric` None: none."""
 
     metric: str | None = None
     mode: str | None = _ranking()
@@ -370,14 +370,14 @@ class KeepBestConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When checkpoints are written and how many are kept. Both cadences None: only at the end.
+    """When to write checkpoints and how many to keep. Both cadences None: only at the end.
 
     Attributes:
       asynchronous: true, false, or auto.
     """
 
     save_steps: int | None = _setting(None, minimum=1)
-    save_secs: int | None = _count(600, above=0)  # RunConfig takes fractions of a second
+    save_secs: int | None = _count(600, above=0)  # RunConfig allows fractions of a second
     keep_max: int | None = _count(5, minimum=1)
     keep_best: KeepBestConfig = field(default_factory=KeepBestConfig)
     keep_every_hours: float | None = _setting(None, above=0)
@@ -387,7 +387,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class ExportBestConfig:
-    """What the best model is. `metric` None: the loss of the first evaluation."""
+    """The criterion of the best model. `metric` None: the loss of the first evaluation."""
 
     metric: str | None = None
     mode: str | None = _ranking()
@@ -395,13 +395,13 @@ class ExportBestConfig:
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """Which SavedModels a run leaves. `exporters` None: none; `dir` None: `export` in model_dir.
+    """The SavedModels that a run exports. `exporters` None: none; `dir` None: `export` in model_dir.
 
     Attributes:
-      receiver_fn: None: requests are the features of the input.
-      checkpoint: best, a step, a name or a path, for command=export; None: the newest.
-      register: name in MLflow's registry of which what is exported becomes a version; None: of none.
-      alias: of that version; None: it gets none.
+      receiver_fn: None: requests hold the features of the input.
+      checkpoint: for command=export: best, a step, a name or a path; None: the newest.
+      register: name in MLflow's registry under which exports become versions; None: not registered.
+      alias: alias of that version; None: no alias.
     """
 
     exporters: list[str] | None = _setting(None, choices=("final", "latest", "best"))
@@ -427,7 +427,7 @@ class TrackingBackend:
 
     @property
     def is_users(self) -> bool:
-        """Report whether it is a class of the user's."""
+        """Whether it is a class of the user."""
         return self.name not in TRACKERS
 
 
@@ -450,7 +450,7 @@ class TrackingConfig:
 
     @property
     def backends(self) -> tuple[TrackingBackend, ...]:
-        """Return each place where the run is recorded; of a checked config only."""
+        """The places where the run is recorded; only in a checked config."""
         entries = self.backend if isinstance(self.backend, list | tuple) else [self.backend]
         named = [entry if isinstance(entry, Mapping) else {"fn": entry} for entry in entries]
         found = [TrackingBackend(entry["fn"], entry.get("params") or {}) for entry in named]
@@ -458,12 +458,12 @@ class TrackingConfig:
 
     @property
     def takes_files(self) -> bool:
-        """Report whether anything that records the run takes files; csv has no place for them."""
+        """Whether one of the backends stores files; csv does not."""
         return any(backend.name != "csv" for backend in self.backends)
 
     @property
     def has_mlflow(self) -> bool:
-        """Report whether MLflow records the run."""
+        """Whether MLflow records the run."""
         return any(backend.name == "mlflow" for backend in self.backends)
 
     def classes(self) -> list[tuple[str, str, str]]:
@@ -477,7 +477,7 @@ PREDICTION_FORMATS = {".jsonl": "JSON Lines", ".npz": "NumPy", ".parquet": "Parq
 
 @dataclass(frozen=True)
 class PredictConfig:
-    """What command=predict writes. `output` None: predictions.jsonl in model_dir; `keys` None: all of them;
+    """What command=predict writes. `output` None: predictions.jsonl in model_dir; `keys` None: all predictions;
     `checkpoint` None: the newest.
     """
 
@@ -488,7 +488,7 @@ class PredictConfig:
 
 @dataclass(frozen=True)
 class SweepConfig:
-    """Where the jobs of a sweep live and how they are ranked. `dir` None: by the sweep's identity."""
+    """The folder of a sweep and the ranking of its jobs. `dir` None: derived from the sweep's identity."""
 
     dir: str | None = None
     metric: str | None = None
@@ -505,7 +505,7 @@ class NewConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """A whole run, checked."""
+    """The checked config of a run."""
 
     command: str = _setting("train_and_evaluate", choices=COMMANDS)
     model_dir: str | None = None
@@ -526,14 +526,14 @@ class Config:
 
     @property
     def max_restarts(self) -> int:
-        """`cluster.max_restarts`, and what null means for the strategy."""
+        """`cluster.max_restarts`, or the strategy's default for null."""
         if self.cluster.max_restarts is not None:
             return self.cluster.max_restarts
         return 3 if self.is_cluster or self.run.freeze_secs is not None else 0
 
     @property
     def is_cluster(self) -> bool:
-        """Whether several processes do together what the command says."""
+        """Whether several processes run the command together."""
         return self.strategy.name in CLUSTER_STRATEGIES and self.command in CLUSTER_COMMANDS
 
     @property
@@ -543,16 +543,17 @@ class Config:
 
     @property
     def export_input(self) -> tuple[str, InputBlock]:
-        """(config key, block) of the input whose features are what requests of an exported model hold.
+        """(config key, block) of the input whose features are the requests of an exported model.
 
-        That of prediction last: who gives functions of training and evaluation may have left it at the shipped one.
+        The input of prediction comes last, because users who set training and evaluation may have left the shipped one
+        there.
         """
         evals = [(eval_key(name), block) for name, block in self.input.evals.items()]
         blocks = [*evals, ("input.train", self.input.train), ("input.predict", self.input.predict)]
         return next(((key, block) for key, block in blocks if block.fn), blocks[-1])
 
     def functions(self) -> list[tuple[str, str, str]]:
-        """Return (config key, dotted name, default function) of each function of the user that this run calls."""
+        """Return (config key, dotted name, default function) of each user function that this run calls."""
         if self.command in ("inspect", *ENVIRONMENT_COMMANDS):
             return []
         inputs: dict[str, InputBlock] = {}
@@ -576,17 +577,17 @@ class Config:
 
     @staticmethod
     def notice_function(name: str) -> tuple[str, str, str]:
-        """Return what `functions` says of the user's `run.preemption_notice`."""
+        """Return the entry of `functions` for the user's `run.preemption_notice`."""
         return ("run.preemption_notice", name, "preemption_notice")
 
 
 def eval_key(name: str) -> str:
-    """The config key of the evaluation `name`; '' is the only one."""
+    """Return the config key of the evaluation `name`; '' is the only one."""
     return f"input.eval.{name}" if name else "input.eval"
 
 
 def class_at(key: str) -> type | None:
-    """Return the dataclass that holds the settings under `key`; None where anything goes (`model.params`)."""
+    """Return the dataclass of the settings under `key`; None if anything is allowed there (`model.params`)."""
     cls: Any = Config
     for part in filter(None, key.split(".")):
         if cls is InputConfig and part == "eval":
@@ -598,7 +599,7 @@ def class_at(key: str) -> type | None:
 
 
 def limits_of(setting: dataclasses.Field[Any]) -> Limits:
-    """Return the limits that a field declares; none declared: anything goes."""
+    """Return the limits that a field declares; none declared: no limits."""
     limits: Limits = setting.metadata.get("limits", Limits())
     return limits
 
@@ -607,7 +608,7 @@ def limits_of(setting: dataclasses.Field[Any]) -> Limits:
 
 
 def to_tree(config: Config) -> dict[str, Any]:
-    """The config as plain dicts, as it is written in YAML."""
+    """Return the config as plain dicts, as in YAML."""
     tree = dataclasses.asdict(config)
     if set(tree["input"]["eval"] or ()) == {""}:
         tree["input"]["eval"] = tree["input"]["eval"][""]
@@ -615,7 +616,7 @@ def to_tree(config: Config) -> dict[str, Any]:
 
 
 def flatten(tree: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    """Return dotted key -> value, for what has no nesting (MLflow's parameters). An empty mapping is itself a value."""
+    """Return dotted key -> value, for flat stores such as MLflow's parameters. An empty mapping is a value."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         nested = flatten(value, f"{at}{key}.") if isinstance(value, Mapping) else {}
@@ -629,19 +630,19 @@ def as_yaml(tree: Mapping[str, Any]) -> str:
 
 
 def save(config: Config, path: Path) -> None:
-    """Write the config where a child, a rerun or a person reads it; never leave half a file.
+    """Write the config for a child process, a rerun or a reader; never leave half a file.
 
-    Only its owner may read one that holds secrets.
+    A file with secrets is readable only by its owner.
     """
     tree = to_tree(config)
     write_atomically(path, as_yaml(tree), mode=0o600 if secrets_of(tree) else 0o644)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the tree in a config file that `save` wrote, in this version or an earlier one; it is not checked.
+    """Return the unchecked tree in a config file that `save` wrote, in this version or an earlier one.
 
     Raises:
-      ConfigError: it is damaged.
+      ConfigError: the file is damaged.
     """
     try:
         tree = OmegaConf.load(path)
@@ -651,5 +652,5 @@ def read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
-        raise ConfigError(f"{path} holds no config.")
+        raise ConfigError(f"{path} does not contain a config.")
     return found

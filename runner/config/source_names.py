@@ -1,4 +1,4 @@
-"""The names of TensorFlow that a source file uses, followed from its imports: read in its text, which is never run."""
+"""The TensorFlow names that a source file uses, followed from its imports without running it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ V1 = "tensorflow.compat.v1"
 
 
 def canonical(name: str) -> str:
-    """The one name of what several lead to: `tensorflow.compat.v2.x` is `tensorflow.x`."""
+    """Return the canonical form of a name: `tensorflow.compat.v2.x` is `tensorflow.x`."""
     name = re.sub(r"^tensorflow\.compat\.v2(?=\.|$)", "tensorflow", name)
     shorter = re.sub(r"^(?:tensorflow\.compat\.v1|tensorflow)\.compat\.v1\.compat\.v1(?=\.|$)", V1, name)
     shorter = re.sub(r"^tensorflow\.compat\.v1\.compat\.v1(?=\.|$)", V1, shorter)
@@ -21,11 +21,11 @@ def canonical(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """One place where a name of TensorFlow is used.
+    """A place where a TensorFlow name is used.
 
     Attributes:
       line, column: where it begins, from 1.
-      name: the whole name: `tensorflow.compat.v1.train.AdamOptimizer`.
+      name: the full name: `tensorflow.compat.v1.train.AdamOptimizer`.
     """
 
     line: int
@@ -34,7 +34,7 @@ class Use:
 
     @property
     def api_name(self) -> str:
-        """Without the module that brings it: `train.AdamOptimizer`."""
+        """The name without its module: `train.AdamOptimizer`."""
         for prefix in (f"{V1}.", "tensorflow."):
             if self.name.startswith(prefix):
                 return self.name.removeprefix(prefix)
@@ -48,7 +48,7 @@ class Uses(ast.NodeVisitor):
       roots: the packages whose names are followed.
 
     Attributes:
-      found: filled by `visit`, in the order of the visit; what a subclass adds among them.
+      found: the uses, filled by `visit` in order; subclasses may add to them.
     """
 
     def __init__(self, *roots: str) -> None:
@@ -58,16 +58,16 @@ class Uses(ast.NodeVisitor):
         self._handlers = 0
 
     def use(self, line: int, column: int, name: str, **facts: Any) -> Any:
-        """What is noted of a use; of a subclass, with more facts."""
+        """Return the record of a use; subclasses add facts."""
         return Use(line, column, name)
 
     def add(self, node: Any, name: str, **facts: Any) -> None:
-        """Notes a use of `name`, unless that is TensorFlow itself."""
+        """Record a use of `name`, unless that is TensorFlow itself."""
         if canonical(name) not in ("tensorflow", V1):
             self.found.append(self.use(node.lineno, node.col_offset + 1, canonical(name), **facts))
 
     def dotted(self, node: ast.AST) -> str | None:
-        """The whole name of a chain of attributes that begins with a followed name."""
+        """Return the full name of a chain of attributes that begins with a followed name."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
@@ -100,7 +100,7 @@ class Uses(ast.NodeVisitor):
                 self._bind(target.id, str(name))
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
-        self._handlers += 1  # what the body of `try` imported counts, not what stands in for it
+        self._handlers += 1  # imports in the body of `try` count, not their replacements in `except`
         self.generic_visit(node)
         self._handlers -= 1
 
@@ -125,7 +125,7 @@ class Uses(ast.NodeVisitor):
     def visit_BinOp(self, node: ast.BinOp) -> None:
         left: ast.expr = node
         terms: list[ast.expr] = []
-        while isinstance(left, ast.BinOp):  # a sum of a thousand terms is a thousand deep
+        while isinstance(left, ast.BinOp):  # the tree of a sum of a thousand terms is a thousand levels deep
             terms.append(left.right)
             left = left.left
         for term in (left, *reversed(terms)):

@@ -1,4 +1,4 @@
-"""What does not go together in the settings of strategies and of the cluster."""
+"""Checks of the settings of strategies and clusters that exclude each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runner.config.schema import Config, ConfigError, EvalStrategyConfig
 
 
 def check_strategies(config: Config) -> Iterator[str]:
-    """Yield what is wrong with `strategy`, `eval_strategy` and `cluster`, and with a batch for what they make."""
+    """Yield the mistakes in `strategy`, `eval_strategy` and `cluster`, and in a batch size for them."""
     yield from _check_cluster(config)
     yield from _check_strategy("strategy", config.strategy)
     yield from _check_strategy("eval_strategy", config.eval_strategy)
@@ -17,19 +17,19 @@ def check_strategies(config: Config) -> Iterator[str]:
     train, evaluation = config.strategy.virtual_devices, config.eval_strategy.virtual_devices
     if train is not None and evaluation is not None and train != evaluation:
         yield (
-            f"strategy.virtual_devices={train} and eval_strategy.virtual_devices={evaluation} differ; "
-            "the CPU of a process is split once. Give both the same number."
+            f"strategy.virtual_devices={train} and eval_strategy.virtual_devices={evaluation} differ, but the CPU of "
+            "a process is split only once. Set both to the same number."
         )
     check_batch_divides(config, config.cluster.num_workers if config.cluster.resolver == "local" else 1)
 
 
 def _check_cluster(config: Config) -> Iterator[str]:
-    """Refuse a resolver that cannot serve the strategy, and settings that the resolver does not read."""
+    """Yield the mistakes of a resolver that does not fit the strategy, and of settings that the resolver ignores."""
     resolver, strategy = config.cluster.resolver, config.strategy.name
     if resolver == "tpu" and strategy != "tpu":
-        yield f"cluster.resolver=tpu goes with strategy=tpu, and not with strategy={strategy}."
+        yield f"cluster.resolver=tpu works with strategy=tpu only, not with strategy={strategy}."
     if strategy == "tpu" and resolver not in ("auto", "tpu"):
-        yield f"cluster.resolver={resolver} with strategy=tpu: a TPU is found by auto or tpu."
+        yield f"cluster.resolver={resolver} with strategy=tpu: use auto or tpu."
     for name, resolvers in (("port", ("slurm", "kubernetes")), ("service", ("kubernetes",))):
         value = getattr(config.cluster, name)
         if value is not None and resolver not in ("auto", *resolvers):
@@ -38,7 +38,7 @@ def _check_cluster(config: Config) -> Iterator[str]:
 
 
 def _check_strategy(key: str, strategy: EvalStrategyConfig) -> Iterator[str]:
-    """Refuse options that the chosen strategy would ignore, and those that exclude each other."""
+    """Yield options that the chosen strategy would ignore, and those that exclude each other."""
     if strategy.name is None and key == "strategy":
         yield "strategy.name=null: name a strategy, or leave it at default."
     allowed = schema.STRATEGY_OPTIONS.get(strategy.name or "", ())
@@ -56,51 +56,51 @@ def _check_strategy(key: str, strategy: EvalStrategyConfig) -> Iterator[str]:
         )
     devices, num_gpus, virtual_devices = strategy.devices, strategy.num_gpus, strategy.virtual_devices
     if devices is not None and not devices:
-        yield f"{key}.devices=[] names no device. null means all."
+        yield f"{key}.devices=[] names no device. Use null for all devices."
     if devices and len(set(devices)) < len(devices):
         yield f"{key}.devices={devices} names a device twice."
     if strategy.name == "one_device" and devices and len(devices) != 1:
         yield f"{key}.devices={devices}: one_device takes exactly one. Use {key}=mirrored for more."
     if devices and num_gpus is not None:
-        yield f"{key}.devices and {key}.num_gpus exclude each other: name the devices, or count them."
+        yield f"{key}.devices and {key}.num_gpus exclude each other. Set one of them."
     if num_gpus and virtual_devices is not None:
         yield (
-            f"{key}.num_gpus={num_gpus} and {key}.virtual_devices={virtual_devices} exclude each other: "
-            "compute on GPUs, or split the CPU."
+            f"{key}.num_gpus={num_gpus} and {key}.virtual_devices={virtual_devices} exclude each other. Set one of "
+            "them to null."
         )
     if strategy.num_packs is not None and strategy.cross_device_ops not in schema.PACKED_OPS:
         yield (
             f"{key}.num_packs={strategy.num_packs} has no effect with {key}.cross_device_ops="
-            f"{strategy.cross_device_ops or 'null'}. Set that to {' or '.join(schema.PACKED_OPS)}."
+            f"{strategy.cross_device_ops or 'null'}. Use cross_device_ops={' or '.join(schema.PACKED_OPS)}."
         )
 
 
 def _check_eval_strategy(config: Config) -> Iterator[str]:
-    """Refuse to evaluate with several processes or a TPU: evaluation has the strategy of training, or a small one."""
+    """Yield the mistake of an evaluation with several processes or a TPU, other than the strategy of training."""
     name = config.eval_strategy.name
     if name not in (*schema.CLUSTER_STRATEGIES, "tpu"):
         return
-    instead = "leave eval_strategy at same, which is that of training"
+    instead = "set eval_strategy=same, the strategy of training"
     if name != config.strategy.name:
         instead = (
-            f"evaluate in a run of its own, command=evaluate strategy={name} model_dir=..., or choose same, default, "
+            f"evaluate in a separate run, command=evaluate strategy={name} model_dir=..., or choose same, default, "
             "one_device, mirrored or central_storage"
         )
     yield (
-        f"eval_strategy={name} with strategy={config.strategy.name}: processes and TPUs are joined for one strategy; "
-        f"{instead}."
+        f"eval_strategy={name} with strategy={config.strategy.name}: processes and TPUs can be joined for one "
+        f"strategy only. Instead, {instead}."
     )
 
 
 def check_batch_divides(config: Config, num_workers: int, why: str = "") -> None:
-    """Refuse a train batch that does not divide, as far as the number of replicas is known without TensorFlow.
+    """Check that the training batch divides over the replicas, if their number is known without TensorFlow.
 
     Args:
-      num_workers: that strategy=multi_worker trains with; 1: only the environment tells.
-      why: there are so many, in a sentence; '': the config says so.
+      num_workers: number of workers of strategy=multi_worker; 1: only the environment says.
+      why: where that number comes from, in a sentence; '': the config.
 
     Raises:
-      ConfigError: it does not.
+      ConfigError: it does not divide.
     """
     size, strategy, parts = config.input.train.batch_size, config.strategy, config.train.gradient_accumulation
     replicas = 1

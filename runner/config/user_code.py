@@ -1,4 +1,4 @@
-"""The user's functions, found by the dotted names in the config: first on disk without running it, then imported."""
+"""Find the user's functions by their dotted names: first in the source without running it, then by import."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from runner.config.error_messages import did_you_mean
 
 
 class UserCodeError(ValueError):
-    """A dotted name in the config leads nowhere; the message says what was looked for and where."""
+    """A dotted name in the config that leads to nothing; the message says what was looked for and where."""
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where a dotted name leads: an object in a module.
+    """The place of an object that a dotted name refers to.
 
     Attributes:
-      module: the dotted name of the module.
+      module: the module's dotted name.
       attribute: the object in it, possibly dotted (`Class.method`).
-      file: the source file; None where there is none (built in, compiled, a zip).
+      file: the source file; None if there is none (built in, compiled, a zip).
     """
 
     module: str
@@ -37,42 +37,42 @@ class Location:
 
 
 def add_to_path(directory: Path) -> None:
-    """Puts `directory` first on sys.path, so that a user's ./model_fns and ./input_fns are found, installed or not."""
+    """Put `directory` first on sys.path, so that a user's ./model_fns and ./input_fns are found."""
     entry = str(directory)
     if entry not in (os.path.abspath(existing) for existing in sys.path):
         sys.path.insert(0, entry)
 
 
 def locate(key: str, name: str, default: str) -> Location:
-    """Where `name` leads, found without importing the user's code (importing it may take TensorFlow's four seconds).
+    """Return the place of `name`, found without importing the user's code, which may take TensorFlow's four seconds.
 
     Args:
-      key: the config key that holds the name, for the error.
+      key: the config key that holds the name, for messages.
       name: `package.module` or `package.module.function`.
-      default: the function of a name that is a module: `model_fn`, `input_fn`.
+      default: the function meant by the name of a module: `model_fn`, `input_fn`.
 
     Raises:
-      UserCodeError: no such module, or a module whose source has no such function.
+      UserCodeError: there is no such module, or its source has no such function.
     """
     spec, rest, directories = _deepest_module(key, name)
     attribute = ".".join(rest) or default
     file = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
-    is_bare = spec.origin is None and bool(directories)  # a package without __init__.py defines nothing itself
+    is_bare = spec.origin is None and bool(directories)  # a package without __init__.py defines no names itself
     defined = set[str]() if is_bare else _top_level_names(file) if file else None
     first = attribute.split(".")[0]
     if defined is not None and first not in defined:
         if is_bare or (rest and directories):
             raise UserCodeError(_missing_module(f"{key}={name}", spec.name, rest, directories, defined))
         hint = did_you_mean(first, defined)
-        raise UserCodeError(f"{key}={name}: {file} defines no {first!r}.{hint} Give {spec.name}.<function>.")
+        raise UserCodeError(f"{key}={name}: {file} does not define {first!r}.{hint} Use {spec.name}.<function>.")
     return Location(spec.name, attribute, file)
 
 
 def load(key: str, name: str, default: str) -> Callable[..., Any]:
-    """The object that `name` leads to, imported.
+    """Import and return the object that `name` refers to.
 
     Raises:
-      UserCodeError: it is not there, or cannot be called. What the user's module raises while it is imported passes.
+      UserCodeError: it does not exist, or is not callable. Errors from importing the user's module pass through.
     """
     location = locate(key, name, default)
     found: Any = importlib.import_module(location.module)
@@ -89,10 +89,13 @@ def load(key: str, name: str, default: str) -> Callable[..., Any]:
 
 
 def _deepest_module(key: str, name: str) -> tuple[ModuleSpec, list[str], list[str]]:
-    """The spec of the longest prefix of `name` that is a module, the parts that are left, where its submodules are."""
+    """Return (spec of the longest prefix of `name` that is a module, the remaining parts, folders of its
+    submodules).
+    """
     parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
-        likely = name.replace(".py", "").replace("/", ".").replace(":", ".")  # a path, or module:function
+        # the user wrote a path, or module:function
+        likely = name.replace(".py", "").replace("/", ".").replace(":", ".")
         hint = f" Did you mean {likely!r}?" if all(part.isidentifier() for part in likely.split(".")) else ""
         raise UserCodeError(f"{key}={name} is not a dotted name.{hint} Use package.module or package.module.function.")
     spec = _find_spec(parts[0], None)
@@ -118,8 +121,8 @@ def _find_spec(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
         try:
             spec = finder.find_spec(fullname, path)
         except KeyError:
-            # A directory without __init__.py inside a package: Python asks sys.modules for the package, which nobody
-            # has imported.
+            # A directory without __init__.py inside a package: Python looks for the package in sys.modules, but it
+            # is not imported.
             spec = ModuleSpec(fullname, None, is_package=True)
             entries = [os.path.join(entry, fullname.rpartition(".")[2]) for entry in path or ()]
             spec.submodule_search_locations = [entry for entry in entries if os.path.isdir(entry)]
@@ -129,7 +132,7 @@ def _find_spec(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
 
 
 def _missing_module(written: str, package: str, rest: list[str], path: list[str], defined: Iterable[str]) -> str:
-    """Return what is wrong with a name whose first part is `package`, and whose `rest` nothing in it has."""
+    """Return the message for a name in `package` whose `rest` does not exist."""
     names = sorted(module.name for module in pkgutil.iter_modules(path) if not module.name.startswith("_"))
     directories = ", ".join(entry for entry in path if os.path.isdir(entry))
     if not rest:
@@ -139,11 +142,11 @@ def _missing_module(written: str, package: str, rest: list[str], path: list[str]
 
 
 def _top_level_names(file: Path) -> set[str] | None:
-    """The names that a source file defines at its top level; None when only running it can tell."""
+    """Return the names that a source file defines at its top level; None if only running it can tell."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return None  # importing it gives the better message
+        return None  # importing it gives a better message
     names: set[str] = set()
     for node in ast.walk(tree):
         # Every depth: `if`, `try` and `with` at the top level define names too. A name that only a function defines

@@ -1,6 +1,6 @@
-"""What does not go together in a config: each setting is allowed, and all of them at once cannot work.
+"""Checks of settings that are allowed one by one but cannot work together.
 
-Each check yields what is wrong, in the order in which a person should hear of it; `check` raises the first.
+Each check yields its mistakes in order of importance for the user; `check` raises the first.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ SHOWN_RUNS = 3
 
 
 def check(config: Config) -> None:
-    """Check a config whose every value is allowed by itself.
+    """Check a config whose values are all allowed by themselves.
 
     Raises:
-      ConfigError: settings that exclude each other, that would have no effect, or without which the command cannot
-        work.
+      ConfigError: settings exclude each other or would have no effect, or the command lacks one that it needs.
     """
     for find_mistakes in (
         _check_folders,
@@ -64,30 +63,34 @@ def check(config: Config) -> None:
 
 
 def newest_runs(outputs: Path) -> list[Path]:
-    """Return the runs in `outputs` that saved last, the newest first; those of sweeps included."""
+    """Return the runs in `outputs`, those of sweeps included, by the time of their last save, newest first."""
     files = [*outputs.glob("*/checkpoint"), *outputs.glob("sweeps/*/*/checkpoint")]
     files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
     return [file.parent for file in files[:SHOWN_RUNS]]
 
 
 def is_url(path: str | None) -> bool:
-    """Report whether `path` is a URL: an object store, whose files cannot be locked, appended to or renamed."""
+    """Report whether `path` is a URL: files of an object store cannot be locked, appended to or renamed."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", str(path or "")) is not None
 
 
 def compile_pattern(key: str, pattern: str, shown: str | None = None) -> re.Pattern[str]:
-    """Compile a regular expression, written as `shown`, of a setting. Raises: ConfigError: it is none."""
+    """Compile a regular expression of the setting `key`, which the user wrote as `shown`.
+
+    Raises:
+      ConfigError: it does not compile.
+    """
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise ConfigError(f"{key}: {shown or pattern!r} is no regular expression: {error}.") from error
+        raise ConfigError(f"{key}: {shown or pattern!r} is not a regular expression: {error}.") from error
 
 
 def checkpoint_in(key: str, config: Config) -> str | None:
-    """Return the path that `eval.checkpoint`, `predict.checkpoint` or `export.checkpoint` means; None: the newest.
+    """Return the path to which `eval.checkpoint`, `predict.checkpoint` or `export.checkpoint` refers; None: the newest.
 
     Raises:
-      ConfigError: it is not there.
+      ConfigError: it does not exist.
     """
     chosen, model_dir = _CHECKPOINTS[key][0](config), Path(str(config.model_dir))
     if chosen is None:
@@ -101,7 +104,7 @@ def checkpoint_in(key: str, config: Config) -> str | None:
             return str(path)
     listed = ", ".join(there[step] for step in sorted(there)) or "none"
     raise ConfigError(
-        f"{key}={chosen}: there is no such checkpoint. In {model_dir} are: {listed}. Allowed: null (the newest), best, "
+        f"{key}={chosen}: there is no such checkpoint. {model_dir} has: {listed}. Allowed: null (the newest), best, "
         "a step, a path."
     )
 
@@ -123,15 +126,14 @@ def _steps_in(model_dir: Path) -> Iterator[tuple[str, int]]:
 
 
 def _best_in(key: str, config: Config, names: Sequence[str]) -> str:
-    """Return that of the checkpoints `names`, the oldest first, which is best by `checkpoint.keep_best`."""
+    """Return the best of the checkpoints `names` (oldest first) by `checkpoint.keep_best`."""
     best, model_dir = config.checkpoint.keep_best, Path(str(config.model_dir))
     noted = {name: read_json(model_dir / f"{name}{CHECKPOINT_METRICS}") or {} for name in names}
     listed = "; ".join(f"{name} ({', '.join(sorted(found)) or 'not evaluated'})" for name, found in noted.items())
     there = f"In {model_dir} are: {listed or 'none'}."
     if best.metric is None:
         raise ConfigError(
-            f"{key}=best: checkpoint.keep_best.metric=null says of no metric that it tells the best. "
-            f"Set it, or give a step. {there}"
+            f"{key}=best needs checkpoint.keep_best.metric, which is null. Set it, or use a step. {there}"
         )
     values = {name: found[best.metric] for name, found in noted.items() if best.metric in found}
     ranked = rank_by(values, best.metric, best.mode)
@@ -143,7 +145,7 @@ def _best_in(key: str, config: Config, names: Sequence[str]) -> str:
 
 
 def _check_folders(config: Config) -> Iterator[str]:
-    """Refuse URLs where a run writes: as a path, `gs://bucket` is a folder `gs:` of the current directory."""
+    """Yield URLs in places where a run writes: as a path, `gs://bucket` is a folder `gs:` in the current directory."""
     written = {
         "model_dir": config.model_dir,
         "export.dir": config.export.dir,
@@ -156,56 +158,56 @@ def _check_folders(config: Config) -> Iterator[str]:
             scheme, _, rest = str(path).partition("://")
             rest = rest.partition("?")[0].rpartition("@")[2]  # without a password
             local = "/" + rest.lstrip("/") if scheme == "file" else f"/mnt/{rest.strip('/') or scheme}"
-            mount = "Write the path" if scheme == "file" else "Mount it (gcsfuse, s3fs, a volume), and give the path"
+            mount = "Write the path" if scheme == "file" else "Mount it (gcsfuse, s3fs, a volume), and use the path"
             shown = masked_value(key, path)
-            yield f"{key}={shown} is a URL, and a run lives in a folder of the file system. {mount}: {key}={local}"
+            yield f"{key}={shown} is a URL, but a run needs a folder of the file system. {mount}: {key}={local}"
 
 
 def _check_new(config: Config) -> Iterator[str]:
-    """Demand a folder for a new project, and refuse one where none is written."""
+    """Yield the mistake of command=new without a folder, or of a folder without command=new."""
     path = config.new.path
     if config.command == "new" and not path:
-        yield "command=new writes a project into a folder of its own, and new.path is not set. Give new.path=my_project"
+        yield "command=new needs the folder of the new project. Set new.path=my_project"
     if config.command != "new" and path is not None:
-        yield f"new.path={path} is for command=new, and has no effect with command={config.command}. Leave it out."
+        yield f"new.path={path} has no effect with command={config.command}, only with command=new. Remove it."
 
 
 def _check_functions(config: Config) -> Iterator[str]:
-    """Demand a function for all that the command calls."""
+    """Yield functions that the command calls and that are not set."""
     command, input = config.command, config.input
     if command in schema.ENVIRONMENT_COMMANDS:
         return
     if command != "inspect" and not config.model.fn:
-        yield "model.fn is not set. Give package.module or package.module.function, or choose model=..."
+        yield "model.fn is not set. Use package.module or package.module.function, or choose model=..."
     if command in schema.TRAINING_COMMANDS and not input.train.fn:
-        yield f"input.train.fn is not set, and command={command} trains. Choose input=... or set it."
+        yield f"input.train.fn is not set, but command={command} trains. Choose input=... or set it."
     if command == "predict" and not input.predict.fn:
-        yield "input.predict.fn is not set, and command=predict reads it. Choose input=... or set it."
+        yield "input.predict.fn is not set, but command=predict needs it. Choose input=... or set it."
     if command == "evaluate" and not input.evals:
-        yield "input.eval is empty, and command=evaluate needs at least one evaluation."
+        yield "input.eval is empty, but command=evaluate needs at least one evaluation."
     for name, block in input.evals.items() if command in schema.EVALUATING_COMMANDS else ():
         if not block.fn:
-            without = "" if command == "evaluate" else " Set it, or go without evaluation: input.eval=null."
+            without = "" if command == "evaluate" else " Set it, or turn evaluation off: input.eval=null."
             yield f"{schema.eval_key(name)}.fn is not set.{without}"
 
 
 def _check_model_dir(config: Config) -> Iterator[str]:
-    """Demand a run to read, of a command that reads one."""
+    """Yield the mistake of a command that reads a run, without a run to read."""
     if config.command in (*schema.TRAINING_COMMANDS, *schema.ENVIRONMENT_COMMANDS):
         return
     runs = ", ".join(map(str, newest_runs(Path("outputs"))))
     newest = f" The newest: {runs}." if runs else ""
     if not config.model_dir:
-        yield f"command={config.command} reads what a run left: give model_dir=outputs/<run>.{newest}"
+        yield f"command={config.command} reads an earlier run. Set model_dir=outputs/<run>.{newest}"
     directory, shown = Path(str(config.model_dir)), f"model_dir={config.model_dir}"
     if not directory.is_dir():
         yield f"{shown}: there is no such folder.{newest}"
     if not (directory / "checkpoint").exists() and not any(directory.glob("*.index")):
-        yield f"{shown}: there is no checkpoint in it for command={config.command}.{newest}"
+        yield f"{shown}: it has no checkpoint for command={config.command}.{newest}"
 
 
 def _check_inputs(config: Config) -> Iterator[str]:
-    """Refuse a value in `params` that the setting of the same name would replace."""
+    """Yield values in `params` that the setting of the same name would replace."""
     blocks = {"input.train": config.input.train, "input.predict": config.input.predict}
     blocks |= {schema.eval_key(name): block for name, block in config.input.evals.items()}
     for key, block in blocks.items():
@@ -213,77 +215,81 @@ def _check_inputs(config: Config) -> Iterator[str]:
             setting = getattr(block, name)
             if setting is not None and block.params.get(name, setting) != setting:
                 yield (
-                    f"{key}.params.{name}={block.params[name]} has no effect: {key}.{name}={setting} takes its place. "
-                    f"Set {key}.{name}."
+                    f"{key}.params.{name}={block.params[name]} has no effect: {key}.{name}={setting} replaces it. Set "
+                    f"{key}.{name}."
                 )
 
 
 def _check_train_input(config: Config) -> Iterator[str]:
-    """Refuse what excludes an exact resume where one is asked for, and what strategies do not do."""
+    """Yield settings that prevent an exact resume that is asked for, and those that strategies do not support."""
     block, exact = config.input.train, [("run.deterministic", "true")] if config.run.deterministic else []
     service = block.service
     if service.address is None:
         yield from _check_unused("input.train.service", service, "input.train.service.address")
     elif not re.fullmatch(r"[\w+]+://(\[[^\]\s]+\]|[^\s:/\[\]]+):\d+", service.address):
         yield (
-            f"input.train.service.address={service.address} is no address of a dispatcher. Write protocol, host and "
+            f"input.train.service.address={service.address} is not the address of a dispatcher. Write protocol, host "
+            "and "
             "port: grpc://host:5050"
         )
     if service.job_name == "":
-        yield "input.train.service.job_name='' is empty. Give a name, or null."
+        yield "input.train.service.job_name='' is empty. Use a name, or null."
     if config.command not in schema.TRAINING_COMMANDS:
         return
     strategy, saved = config.strategy.name, [("checkpoint.input_state", "saved")]
     saved = saved if config.checkpoint.input_state == "saved" else []
     for key, value in [*exact, *saved] if service.address else ():
         yield (
-            f"input.train.service.address={service.address} with {key}={value}: the order in which a service gives its "
-            f"elements is no fixed one, and it saves no place. Leave one out."
+            f"input.train.service.address={service.address} with {key}={value}: a service returns elements in no "
+            "fixed order, and has no position to save. Unset one of them."
         )
     if service.address and strategy in ("parameter_server", "tpu"):
         yield (
-            f"input.train.service.address={service.address} does not go with strategy={strategy}. Leave it out, or use "
+            f"input.train.service.address={service.address} does not work with strategy={strategy}. Unset it, or use "
             "another strategy."
         )
     if service.address and block.shard != "auto":
         yield (
-            f"input.train.shard={block.shard} has no effect with input.train.service.address: the service gives each "
-            "worker elements of its own. Set input.train.shard=auto."
+            f"input.train.shard={block.shard} has no effect with input.train.service.address: the service distributes "
+            "the elements among the workers. Set input.train.shard=auto."
         )
     if block.options.deterministic is False:
         counted = [("checkpoint.input_state", "counted")] if config.checkpoint.input_state == "counted" else []
         for key, value in [*exact, *counted]:
             yield (
-                f"input.train.options.deterministic=false with {key}={value}: its examples come in another order each "
-                "time. Leave one out."
+                f"input.train.options.deterministic=false with {key}={value}: its examples come in a different order "
+                "each time. Unset one of them."
             )
     if block.prefetch_to_device is not None:
         given = f"input.train.prefetch_to_device={block.prefetch_to_device}"
         for key, value in saved:
-            yield f"{given} with {key}={value}: no state of batches on a device can be saved. Leave one out."
+            yield f"{given} with {key}={value}: the state of batches on a device cannot be saved. Unset one of them."
         if strategy not in ("default", "one_device"):
-            yield f"{given} does not go with strategy={strategy}, whose replicas divide a batch. Leave it out."
+            yield f"{given} does not work with strategy={strategy}, whose replicas divide a batch. Unset it."
 
 
 def _check_evaluation(config: Config) -> Iterator[str]:
     for name in config.input.evals:
         if name and not re.fullmatch(r"[\w.-]+", name):
-            yield f"{schema.eval_key(name)}: a name of an evaluation is made of letters, digits, '_', '-' and '.'."
+            yield f"{schema.eval_key(name)}: the name of an evaluation may contain letters, digits, '_', '-' and '.'."
     yield from _check_evaluation_name(config)
     if config.eval.at_start and not config.input.evals:
-        yield "eval.at_start=true, and input.eval is empty: there is nothing to evaluate."
+        yield "eval.at_start=true, but input.eval is empty: there is nothing to evaluate."
 
 
 def _check_evaluation_name(config: Config) -> Iterator[str]:
-    """Refuse to record what another input comes to under the name of the run's own evaluation."""
+    """Yield the mistake of recording results on other data under the name of the run's own evaluation."""
     name = config.eval.name
     if name is not None and config.command != "evaluate":
-        yield f"eval.name={name} is for command=evaluate; training names an evaluation by its block: input.eval.{name}."
+        yield (
+            f"eval.name={name} works with command=evaluate only; training names an evaluation by its block: "
+            f"input.eval.{name}."
+        )
     if name is not None and not re.fullmatch(r"[\w.-]+", name):
-        yield f"eval.name={name}: a name of an evaluation is made of letters, digits, '_', '-' and '.'."
+        yield f"eval.name={name}: the name of an evaluation may contain letters, digits, '_', '-' and '.'."
     if config.command != "evaluate":
         return
-    # Not `read_saved`, which says what it drops: the command has read this file with it already.
+    # Not `read_saved`, which would repeat its messages: the command has already read this file with it.
     file = Path(str(config.model_dir)) / FILE
     tree = OmegaConf.load(file) if file.is_file() else OmegaConf.create()
     saved: Any = OmegaConf.to_container(tree, resolve=True)
@@ -294,14 +300,16 @@ def _check_evaluation_name(config: Config) -> Iterator[str]:
         changed = [key for key in ("fn", "params") if known is not None and known.get(key) != getattr(block, key)]
         if changed:
             yield (
-                f"{schema.eval_key(own)}.{changed[0]} is not that of the run in {config.model_dir}, and its metrics "
-                f"would replace those of the run's own {evaluation_prefix(recorded)}/... Give this evaluation a name "
-                "that the run does not have: eval.name=test"
+                f"{schema.eval_key(own)}.{changed[0]} differs from that of the run in {config.model_dir}, so its "
+                f"metrics would replace the run's own {evaluation_prefix(recorded)}/... Choose a name that the run "
+                "does not have: eval.name=test"
             )
 
 
 def _check_checkpoint(config: Config) -> Iterator[str]:
-    """Refuse two cadences (the default of save_secs cannot be told from nothing), and the best by no metric."""
+    """Yield two cadences (save_secs' default cannot be distinguished from an explicit value), and a best without a
+    metric.
+    """
     steps, secs = config.checkpoint.save_steps, config.checkpoint.save_secs
     if steps is not None and secs not in (None, schema.CheckpointConfig().save_secs):
         yield (
@@ -312,50 +320,54 @@ def _check_checkpoint(config: Config) -> Iterator[str]:
 
 
 def _check_chosen_checkpoint(config: Config) -> Iterator[str]:
-    """Refuse a checkpoint that is not there, and one that the command does not read."""
+    """Yield a checkpoint that does not exist, and one that the command does not read."""
     for key, (value_in, command) in _CHECKPOINTS.items():
         if config.command == command:
             checkpoint_in(key, config)
         elif value_in(config) is not None and config.command in schema.TRAINING_COMMANDS:
-            yield f"{key}={value_in(config)} is for command={command}; training goes on from the newest checkpoint."
+            yield (
+                f"{key}={value_in(config)} works with command={command} only; training resumes from the newest "
+                "checkpoint."
+            )
         elif value_in(config) is not None:
-            yield f"{key}={value_in(config)} is for command={command}, and has no effect with {config.command}."
+            yield f"{key}={value_in(config)} works with command={command} only, not with {config.command}."
 
 
 def _check_export(config: Config) -> Iterator[str]:
-    """Refuse settings that nothing reads, and the best of what is not evaluated."""
+    """Yield settings that nothing reads, and a best of something that is not evaluated."""
     export, exporters = config.export, config.export.exporters or []
     if len(set(exporters)) < len(exporters):
         yield f"export.exporters=[{','.join(exporters)}] names one twice."
     if export.exporters is not None and not exporters:
-        yield "export.exporters=[] exports nothing. null says so."
+        yield "export.exporters=[] exports nothing. Use null."
     if "best" not in exporters:
         yield from _check_unused("export.best", export.best, "best in export.exporters")
     if config.exports and not export.receiver_fn and not config.export_input[1].fn:
         yield (
-            f"command={config.command} exports a model for requests like the features of an input, and there is none. "
-            "Set input.eval.fn, or export.receiver_fn."
+            f"command={config.command} exports a model for requests like the features of an input, but there is no "
+            "input. Set input.eval.fn, or export.receiver_fn."
         )
     evaluates = config.command in schema.EVALUATING_COMMANDS and config.input.evals
     if "best" in exporters and config.command in schema.TRAINING_COMMANDS and not evaluates:
-        yield f"export.exporters has best, and command={config.command} evaluates nothing."
+        yield f"export.exporters has best, but command={config.command} does not evaluate."
     if export.register is not None and not config.tracking.has_mlflow:
         yield (
-            f"export.register={export.register} is a name in MLflow's registry, and tracking.backend="
-            f"{_shown(config.tracking.backend)} records nothing there. Set tracking=mlflow, or export.register=null."
+            f"export.register={export.register} is a name in MLflow's registry, but "
+            f"tracking.backend={_shown(config.tracking.backend)} does not record in MLflow. Set tracking=mlflow, or "
+            "export.register=null."
         )
     if export.register is not None and not config.exports and config.command in schema.TRAINING_COMMANDS:
         yield f"export.register={export.register} has no effect without export.exporters, such as [final]."
     if export.alias is not None and export.register is None:
         yield f"export.alias={export.alias} has no effect without export.register, the name of the registered model."
     if export.alias is not None and (export.alias == "latest" or re.fullmatch(r"v\d+", export.alias)):
-        yield f"export.alias={export.alias}: MLflow keeps this name for itself. Use another one, as champion."
+        yield f"export.alias={export.alias}: MLflow reserves this name. Use another one, such as champion."
     if export.best.metric is not None:
         yield from _check_metric("export.best.metric", export.best.metric, config)
 
 
 def _check_warm_start(config: Config) -> Iterator[str]:
-    """Refuse what is not there and what does not compile, before minutes are spent on the way to it."""
+    """Yield checkpoints that do not exist and expressions that do not compile, before the run starts."""
     warm_start = config.train.warm_start
     for index, pattern in enumerate(warm_start.include or ()):
         compile_pattern(f"train.warm_start.include[{index}]", pattern)
@@ -363,21 +375,21 @@ def _check_warm_start(config: Config) -> Iterator[str]:
         groups = compile_pattern("train.warm_start.rename", new).groups
         wanted = max((int(number) for number in re.findall(r"\\(\d+)", old)), default=0)
         if wanted > groups:
-            yield f"train.warm_start.rename: {old!r} asks for group {wanted}, and {new!r} has {groups}."
+            yield f"train.warm_start.rename: {old!r} uses group {wanted}, but the expression has {groups}."
     if warm_start.checkpoint is None:
         for name in ("include", "rename", "vocabularies"):
             if getattr(warm_start, name):
                 yield f"train.warm_start.{name} has no effect without train.warm_start.checkpoint."
         return
     if warm_start.include is not None and not (warm_start.include or warm_start.vocabularies):
-        yield "train.warm_start.include=[] takes nothing. null takes every trainable variable."
+        yield "train.warm_start.include=[] selects nothing. Use null for every trainable variable."
     is_fresh = not config.model_dir or not (Path(config.model_dir) / "checkpoint").exists()
     begins = is_fresh and config.command in schema.TRAINING_COMMANDS
     for name, vocabulary in warm_start.vocabularies.items():
         for setting in ("new_vocab", "old_vocab"):
             key, file = f"train.warm_start.vocabularies.{name}.{setting}", getattr(vocabulary, setting)
             if not file:
-                yield f"{key} is not set. It is a file with a token a line, in the order of the rows."
+                yield f"{key} is not set. It must be a file with one token per line, in the order of the rows."
             if begins and "://" not in file and not Path(file).is_file():
                 yield f"{key}={file}: there is no such file."
     if begins and "://" not in warm_start.checkpoint:
@@ -389,7 +401,7 @@ def _check_warm_start(config: Config) -> Iterator[str]:
 
 
 def _check_rules(config: Config) -> Iterator[str]:
-    """Refuse rules of training whose metric nobody finds, or not in time."""
+    """Yield training rules whose metric does not exist, or not in time."""
     rules: dict[str, schema.EarlyStoppingConfig | schema.ReduceLROnPlateauConfig] = {
         "train.early_stopping": config.train.early_stopping,
         "train.reduce_lr_on_plateau": config.train.reduce_lr_on_plateau,
@@ -401,72 +413,74 @@ def _check_rules(config: Config) -> Iterator[str]:
     metric = config.train.reduce_lr_on_plateau.metric
     if metric is not None and config.cluster.evaluator and config.command == "train_and_evaluate":
         yield (
-            f"train.reduce_lr_on_plateau.metric={metric} with cluster.evaluator=true: an evaluator is behind training, "
-            "so no run would reduce its learning rate at the same step again. Set cluster.evaluator=false."
+            f"train.reduce_lr_on_plateau.metric={metric} with cluster.evaluator=true: an evaluator is behind "
+            "training, so a resumed run would reduce its learning rate at other steps. Set cluster.evaluator=false."
         )
 
 
 def _check_evaluator(config: Config) -> Iterator[str]:
-    """Refuse an evaluator that has nothing to do. Commands that read a run begin with the config of its training."""
+    """Yield the mistake of an evaluator without work. Commands that read a run start from the config of its
+    training.
+    """
     if config.cluster.evaluator and config.command == "train":
         yield f"cluster.evaluator=true {_NOT_EVALUATED}"
     if config.cluster.evaluator and config.command == "train_and_evaluate" and not config.input.evals:
-        yield "cluster.evaluator=true, and input.eval is empty: there is nothing to evaluate."
+        yield "cluster.evaluator=true, but input.eval is empty: there is nothing to evaluate."
 
 
 def _check_prediction(config: Config) -> Iterator[str]:
     output, keys = config.predict.output, config.predict.keys
     if output is not None and not output.endswith(tuple(PREDICTION_FORMATS)):
         known = ", ".join(f"{suffix} ({name})" for suffix, name in PREDICTION_FORMATS.items())
-        yield f"predict.output={output}: its suffix says what is written. Use a name in {known}."
+        yield f"predict.output={output}: its suffix selects the format. Use one of {known}."
     if keys is not None and not keys:
-        yield "predict.keys=[] leaves nothing to write. null means all that model_fn predicts."
+        yield "predict.keys=[] leaves nothing to write. Use null for all predictions."
 
 
 def _check_sweep(config: Config) -> Iterator[str]:
-    """Refuse to rank by an evaluation that the jobs do not have."""
+    """Yield the mistake of ranking by an evaluation that the jobs do not have."""
     if config.sweep.metric is not None:
         yield from _check_metric("sweep.metric", config.sweep.metric, config, of_training=True)
 
 
 def _check_tracking(config: Config) -> Iterator[str]:
-    """Refuse what is no tracker, and the URIs that people write and MLflow cannot open."""
+    """Yield unknown trackers, and URIs that MLflow cannot open."""
     yield from check_backend("tracking.backend=", config.tracking.backend)
     uri = config.tracking.uri or ""
     shown = masked_value("tracking.uri", uri)
     if uri.startswith("sqlite:") and not uri.startswith("sqlite:///"):
-        yield f"tracking.uri={shown}: a database file is sqlite:///relative.db or sqlite:////absolute.db."
+        yield f"tracking.uri={shown}: write a database file as sqlite:///relative.db or sqlite:////absolute.db."
     if "://" not in uri and uri.endswith((".db", ".sqlite", ".sqlite3")):
-        yield f"tracking.uri={shown} is a path. A database file is sqlite:///{shown.removeprefix('file:')}."
+        yield f"tracking.uri={shown} is a path. Write a database file as sqlite:///{shown.removeprefix('file:')}."
     if re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri):
         yield f"tracking.uri={shown} has no scheme. Use http://{shown}."
 
 
 def check_backend(written: str, value: Any, end: str = "") -> Iterator[str]:
-    """Yield what is wrong with a `tracking.backend`.
+    """Yield the mistakes in a `tracking.backend`.
 
     Args:
-      written, end: what stands before and after the value where somebody has written it.
+      written, end: the text before and after the value in the user's setting.
     """
     shown = f"{written}{_shown(value)}{end}"
     entries = value if isinstance(value, list | tuple) else [value]
     if not entries:
-        yield f"{shown} names no tracker. Write none to record nothing outside of model_dir."
+        yield f"{shown} names no tracker. Use none to record only in model_dir."
     names = []
     for entry in entries:
         is_class = isinstance(entry, Mapping) and {*entry} <= {"fn", "params"} and isinstance(entry.get("fn"), str)
         params = entry.get("params") if isinstance(entry, Mapping) else None
         if (not is_class and not isinstance(entry, str)) or not isinstance(params, Mapping | None):
-            yield f"{shown}: {_shown(entry)} is no tracker. {_TRACKERS_IN_WORDS}"
+            yield f"{shown}: {_shown(entry)} is not a tracker. {_TRACKERS_IN_WORDS}"
             return
         name = entry["fn"] if isinstance(entry, Mapping) else entry
         if isinstance(entry, Mapping) and "." not in name:
-            yield f"{shown}: {name} takes no params, and no class has that name. {_TRACKERS_IN_WORDS}"
+            yield f"{shown}: {name} takes no params, and is not the name of a class. {_TRACKERS_IN_WORDS}"
         elif name not in schema.TRACKERS and "." not in name:
             yield f"{written}{name}{end} is not allowed.{did_you_mean(name, schema.TRACKERS)} {_TRACKERS_IN_WORDS}"
         names.append(name)
     if "none" in names and len(names) > 1:
-        yield f"{shown}: none records nothing, and others beside it do. Leave it out."
+        yield f"{shown}: none cannot be combined with other trackers. Remove it."
     if len({*names}) < len(names):
         yield f"{shown} names one twice."
 
@@ -477,7 +491,7 @@ _TRACKERS_IN_WORDS = (
 
 
 def _shown(value: Any) -> str:
-    """Return a value as it is written on the command line, without secrets."""
+    """Return a value as on the command line, without secrets."""
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{name}:{_shown(masked_value(name, one))}" for name, one in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -486,7 +500,7 @@ def _shown(value: Any) -> str:
 
 
 def _check_profile(config: Config) -> Iterator[str]:
-    """Refuse steps that cannot be, and those after the last one of training."""
+    """Yield the mistake of invalid steps, and of steps after the last one of training."""
     profile, max_steps = config.run.profile, config.train.max_steps
     if profile is None:
         if config.run.profile_format != "trace":
@@ -501,57 +515,60 @@ def _check_profile(config: Config) -> Iterator[str]:
 
 
 def _check_inline(config: Config) -> Iterator[str]:
-    """Refuse several tasks in the one process of a debugger."""
+    """Yield the mistake of several tasks in one process."""
     if config.run.inline and config.is_cluster:
         yield (
-            f"run.inline=true with strategy={config.strategy.name}: each task is a process of its own. Leave it "
-            "out, or debug with strategy=default."
+            f"run.inline=true with strategy={config.strategy.name}: each task needs its own process. Unset "
+            "run.inline, or debug with strategy=default."
         )
     if config.run.inline and config.run.freeze_secs is not None:
         yield (
-            f"run.inline=true with run.freeze_secs={config.run.freeze_secs}: no other process sees that it is frozen. "
-            "Leave one out."
+            f"run.inline=true with run.freeze_secs={config.run.freeze_secs}: no other process can notice that it is "
+            "frozen. Unset one of them."
         )
     if config.run.inline and config.cluster.evaluator and config.command == "train_and_evaluate":
-        yield "run.inline=true with cluster.evaluator=true, which is a process of its own. Leave one out."
+        yield "run.inline=true with cluster.evaluator=true: the evaluator needs its own process. Unset one of them."
 
 
 def _check_jit(config: Config) -> Iterator[str]:
-    """Refuse strategies on which the stages of a compiled step were not tried."""
+    """Yield strategies with which train.jit is not supported."""
     if config.train.jit and config.strategy.name not in _TRIED:
         reason = "a TPU compiles every step" if config.strategy.name == "tpu" else "it compiles steps of one process"
         yield (
-            f"train.jit=true does not go with strategy={config.strategy.name}: {reason}. Set train.jit=false, or use "
+            f"train.jit=true does not work with strategy={config.strategy.name}: {reason}. Set train.jit=false, or use "
             f"{', '.join(_TRIED)}."
         )
 
 
 def _check_debug(config: Config) -> Iterator[str]:
-    """Refuse run.debug=nan where values that are not finite belong to a step, or nobody here sees its operations."""
+    """Yield settings under which run.debug=nan cannot work: values that may be infinite, operations that it cannot
+    see.
+    """
     if config.run.debug != "nan" or config.command not in schema.TRAINING_COMMANDS:
         return
     if config.train.jit:
-        yield "run.debug=nan with train.jit=true: XLA makes other operations of them. Set train.jit=false."
+        yield "run.debug=nan with train.jit=true: XLA replaces the operations to check. Set train.jit=false."
     if config.train.precision == "mixed_float16":
         yield (
-            "run.debug=nan with train.precision=mixed_float16: its loss scale is found by gradients that are not "
+            "run.debug=nan with train.precision=mixed_float16: finding its loss scale produces gradients that are not "
             "finite. Set train.precision=float32."
         )
     if config.strategy.name not in _TRIED:
         yield (
-            f"run.debug=nan does not go with strategy={config.strategy.name}: it checks the steps of one process. Use "
+            f"run.debug=nan does not work with strategy={config.strategy.name}: it checks the steps of one process. "
+            "Use "
             f"{', '.join(_TRIED)}."
         )
 
 
 def _check_eager(config: Config) -> Iterator[str]:
-    """Refuse what a step that runs eagerly does not do."""
+    """Yield settings that an eager step does not support."""
     if not config.run.eager or config.command not in schema.TRAINING_COMMANDS:
         return
     if config.strategy.name != "default":
         yield f"run.eager=true with strategy={config.strategy.name}: it uses one device. Use strategy=default."
     if config.run.debug == "nan":
-        yield "run.eager=true with run.debug=nan, which looks into the graph of a step. Leave one out."
+        yield "run.eager=true with run.debug=nan, which needs the graph of a step. Unset one of them."
     for name, default in (("gradient_accumulation", 1), ("jit", False), ("precision", "float32")):
         value = getattr(config.train, name)
         if value != default:
@@ -573,7 +590,7 @@ _NOT_EVALUATED = "has no effect with command=train, which does not evaluate. Use
 
 
 def _check_metric_of(key: str, settings: Any, config: Config) -> Iterator[str]:
-    """Refuse a metric that is not evaluated, and settings beside it where there is none."""
+    """Yield a metric that is not evaluated, and settings beside it if there is no metric."""
     if settings.metric is None:
         yield from _check_unused(key, settings, f"{key}.metric")
     else:
@@ -581,7 +598,7 @@ def _check_metric_of(key: str, settings: Any, config: Config) -> Iterator[str]:
 
 
 def _check_unused(key: str, settings: Any, needed: str) -> Iterator[str]:
-    """Refuse each of `settings` that is not at its default, where what it `needed` is not there."""
+    """Yield each of `settings` that is not at its default although `needed` is missing."""
     for setting in dataclasses.fields(settings):
         value = getattr(settings, setting.name)
         if value != setting.default:
@@ -589,19 +606,19 @@ def _check_unused(key: str, settings: Any, needed: str) -> Iterator[str]:
 
 
 def _check_metric(key: str, metric: str, config: Config, *, of_training: bool = False) -> Iterator[str]:
-    """Refuse the name of a metric that no run has.
+    """Yield the mistake in the name of a metric that no run has.
 
     Args:
-      of_training: it may be one of training: `train/loss`.
+      of_training: a metric of training is allowed: `train/loss`.
     """
     prefixes = [evaluation_prefix(name) for name in config.input.evals]
     prefix, slash, _ = metric.partition("/")
     if not slash:
-        near = metric.removeprefix("val_")  # as Keras calls those of an evaluation
+        near = metric.removeprefix("val_")  # Keras' name for metrics of an evaluation
         yield f"{key}={metric}: prefix the metric with its evaluation: {prefixes[0] if prefixes else 'eval'}/{near}."
     elif not is_of_evaluation(metric) and not of_training:
         near = f"{prefixes[0] if prefixes else 'eval'}/{metric.partition('/')[2]}"
-        yield f"{key}={metric}: {prefix!r} is no evaluation. Write {near}."
+        yield f"{key}={metric}: {prefix!r} is not an evaluation. Write {near}."
     elif re.fullmatch(r"eval(_.*)?", prefix) and prefix not in prefixes:
         there = ", ".join(f"{known}/..." for known in prefixes) or "none, since input.eval is empty"
         yield f"{key}={metric}: there is no such evaluation. There are: {there}."

@@ -1,4 +1,4 @@
-"""The result of an input function as a dataset of (features,) or (features, labels), and the checks of its shapes."""
+"""Convert the result of an input function to a dataset of (features,) or (features, labels), and check its shapes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,21 @@ _log = logging.getLogger(__name__)
 
 
 def as_dataset(result: Any, name: str, mode: str) -> tf.data.Dataset:
-    """`result` of the input function `name` as a dataset of (features,) or (features, labels).
+    """Return `result` of the input function `name` as a dataset of (features,) or (features, labels).
 
-    Tensors are one batch: in TRAIN the batch of every step, as in tf.estimator; in EVAL and PREDICT, where that
-    never ended, they are seen once.
+    Tensors are one batch. In TRAIN every step gets it, as in tf.estimator. In EVAL and PREDICT, which never ended with
+    tensors in tf.estimator, it is read once.
+
+    Args:
+      result: a tf.data.Dataset; or (features, labels) or features as tensors or arrays `[batch, ...]` of any dtype.
+      name: the input function's name, for messages.
+      mode: train, eval or infer.
+
+    Returns:
+      A dataset whose elements are tuples of one or two structures of tensors, with the shapes that were given.
 
     Raises:
-      ValueError: it is something else, or a tuple that is not (features, labels).
+      ValueError: `result` is something else, or a tuple that is not (features, labels).
     """
     if isinstance(result, tf.data.Dataset):
         return _normalised(result, name)
@@ -42,42 +50,46 @@ def as_dataset(result: Any, name: str, mode: str) -> tf.data.Dataset:
         result = tuple(result)
     elif result is None or callable(result) or (hasattr(result, "__next__") and not tf.is_tensor(result)):
         raise ValueError(
-            f"{name} returned {_article(result)}. Return a tf.data.Dataset, (features, labels), or features. Of a "
-            "generator make one with tf.data.Dataset.from_generator."
+            f"{name} returned {_article(result)}. Return a tf.data.Dataset, (features, labels), or features. Wrap a "
+            "generator in tf.data.Dataset.from_generator."
         )
     if all(leaf is None for leaf in tf.nest.flatten(result)):
-        raise ValueError(f"{name} gave no tensors: it returned {result!r}.")
+        raise ValueError(f"{name} returned no tensors: {result!r}.")
     try:
         dataset = tf.data.Dataset.from_tensors(result)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} returned {_article(result)}, which does not become tensors: {error}") from error
+        raise ValueError(
+            f"{name} returned {_article(result)}, which cannot be converted to tensors: {error}"
+        ) from error
     if mode == "train":
-        _log.warning("%s returned tensors, not a tf.data.Dataset: every step trains on these same examples.", name)
+        _log.warning("%s returned tensors, not a tf.data.Dataset: every step trains on the same examples.", name)
         dataset = dataset.repeat()
     return _normalised(dataset, name)
 
 
 def check_batches(element_spec: Any, name: str, setting: str, expected: int | None, *, is_dataset: bool = True) -> None:
-    """Check that what should be batches are batches, as far as the static shapes tell.
+    """Check that the elements of a dataset are batches of the right size, as far as static shapes show it.
 
     Args:
-      element_spec: of a dataset of `as_dataset`.
-      name: of the input function.
-      setting: what the user wrote, such as `input.train.batch_size=100`.
-      expected: params["batch_size"] where the batches must have that size, else None.
-      is_dataset: whether the function gave a dataset, and not tensors, which are one batch.
+      element_spec: spec of an element of `as_dataset`'s dataset: TensorSpecs `[batch, ...]`.
+      name: the input function's name.
+      setting: the setting as the user wrote it, such as `input.train.batch_size=100`.
+      expected: params["batch_size"] if the batches must have that size, else None.
+      is_dataset: the function returned a dataset; False: it returned tensors, which are one batch.
 
     Raises:
-      ValueError: naming the tensor and what to write.
+      ValueError: the message names the tensor and the remedy.
     """
     leaves = tensors(element_spec)
     for leaf, spec in leaves:
         if not isinstance(spec, tf.TensorSpec | tf.SparseTensorSpec | tf.RaggedTensorSpec):
-            raise ValueError(f"{setting} is divided by rows, and {leaf} of {name} is a {type(spec).__name__}.")
+            raise ValueError(
+                f"{setting} needs tensors with rows to divide, but {leaf} of {name} is a {type(spec).__name__}."
+            )
         if spec.shape.rank == 0:
             raise ValueError(
-                f"{setting}, but {name} gives single examples: {leaf} is a scalar. Add "
-                '.batch(params["batch_size"]), or set batch_size=null if its elements are what one replica takes.'
+                f"{setting}, but {name} returns single examples: {leaf} is a scalar. Add "
+                '.batch(params["batch_size"]), or set batch_size=null if each element is the batch of one replica.'
             )
     sizes = {leaf: spec.shape[0] for leaf, spec in leaves if spec.shape.rank and spec.shape[0] is not None}
     if len(set(sizes.values())) > 1:
@@ -92,37 +104,38 @@ def check_batches(element_spec: Any, name: str, setting: str, expected: int | No
         )
     if expected is not None and size is not None and size != expected:
         raise ValueError(
-            f'{setting}, but {name} gives batches of {size} where it was given params["batch_size"]={expected}. Use '
-            "that in .batch(), or set batch_size=null to keep its own size."
+            f'{setting}, but {name} returns batches of {size}, although params["batch_size"]={expected}. Use that in '
+            ".batch(), or set batch_size=null to keep its own size."
         )
 
 
 def tensors(element_spec: Any) -> list[tuple[str, Any]]:
-    """(name as a user would write it, spec) of each tensor of an element."""
+    """Return (name as a user would write it, spec) of each tensor of an element."""
     leaves = _leaves("features", element_spec[0])
     return leaves + (_leaves("labels", element_spec[1]) if len(element_spec) > 1 else [])
 
 
 def none_spec(spec: Any) -> Any:
-    """`spec`, or None for tf.data's spec of None (a type without a public name)."""
+    """Return `spec`, or None if it is tf.data's spec of None, a type without a public name."""
     return None if spec is None or spec.is_compatible_with(None) else spec
 
 
 def _normalised(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
-    # tf.data runs these maps without a function call (they hand their arguments on): they cost nothing measurable.
-    # `map` of a dataset of TF 1 forgets how many elements there are, so it is not the dataset's own.
+    # tf.data short-circuits maps that only pass on their arguments: they cost nothing measurable.
+    # Not `dataset.map`: that of a TensorFlow 1 dataset loses the cardinality.
     spec, mapped = dataset.element_spec, tf.data.Dataset.map
     if not isinstance(spec, tuple):
         dataset = mapped(dataset, lambda features: (features,))
     elif len(spec) != 2:
         raise ValueError(
-            f"the dataset of {name} has elements of {len(spec)} parts. They must be (features, labels), or features "
-            "alone: a tensor or a dict of tensors. Several features go into one dict."
+            f"the dataset of {name} has elements of {len(spec)} parts. Elements must be (features, labels), or "
+            "features "
+            "alone: a tensor or a dict of tensors. Put several features into one dict."
         )
     elif not tf.nest.is_nested(spec[1]) and none_spec(spec[1]) is None:
         dataset = mapped(dataset, lambda features, labels: (features,))
     if not tensors(dataset.element_spec):
-        raise ValueError(f"{name} gave no tensors: its elements are {spec}.")
+        raise ValueError(f"{name} returned a dataset without tensors: its elements are {spec}.")
     return dataset
 
 
@@ -145,21 +158,27 @@ def _article(value: Any) -> str:
 
 
 def call_input_fn(fn: Callable[[], Any], name: str, *, training: bool) -> Any:
-    """Return what `fn` returns; where that is made of elements of v1 iterators, a dataset of what it makes of each.
+    """Return what `fn` returns; if it takes elements of v1 iterators, return a dataset of what it computes from each
+    element.
 
-    A graph of TF 1 gave the tensors of `get_next` new values in each step; what an input function made of them
-    afterwards belonged to the step, too. Here it is eager up to its first `get_next`, which gives a placeholder; the
-    rest of it is a graph, and becomes the function of a `Dataset.map` over the datasets of its iterators. So the data
-    has an end, a position that a checkpoint can hold, and can be divided.
+    In a TensorFlow 1 graph, the tensors of `get_next` had new values in each step, and so had everything that an input
+    function computed from them. Here the function runs eagerly up to its first `get_next`, which returns a placeholder.
+    The rest of the function is traced as a graph and becomes the function of a `Dataset.map` over the datasets of its
+    iterators. The data therefore has an end, a position that a checkpoint can hold, and can be divided.
 
-    In training, tensors that are drawn at random (or read, or come from Python) are a dataset without end, too: a graph
-    of TF 1 drew them anew for each step.
+    In training, tensors that are random, read from a file or made by Python become an endless dataset, too, because a
+    TensorFlow 1 graph computed them anew for each step.
 
     Args:
-      name: of the input function, for messages.
+      fn: the input function with its arguments bound.
+      name: its name, for messages.
+      training: the mode is TRAIN.
+
+    Returns:
+      A tf.data.Dataset, or the structure of tensors or arrays that `fn` returned.
 
     Raises:
-      ValueError: it takes several elements of one iterator for one batch.
+      ValueError: `fn` takes several elements of one iterator for one batch.
     """
     taken: list[_Iterator] = []
 
@@ -203,13 +222,15 @@ _NO_PLACEHOLDER = "placeholder() is not compatible with eager execution"
 
 
 def _fed_by_hooks(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
-    """Return the dataset of a function that makes it of placeholders, which hooks feed when they run the initializer of
-    its iterator, once for a run.
+    """Return the dataset of a function that builds it from placeholders, which a hook feeds once in a run when it runs
+    the iterator's initializer.
 
-    All of the function is called in a graph. What it makes of the placeholders becomes a dataset when the first element
-    is asked for, of variables that have what was fed. An iterator over it has no state that could be restored before.
+    The whole function is called in a graph. What it builds from the placeholders becomes a dataset when the first
+    element is asked for; variables with the fed values take the placeholders' place. Before that, an iterator over the
+    dataset has no state to restore.
 
-    Raises: ValueError: it makes no iterator of what depends on them.
+    Raises:
+      ValueError: no iterator of the function depends on its placeholders.
     """
     taken: list[_Iterator] = []
 
@@ -217,7 +238,7 @@ def _fed_by_hooks(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
         taken.append(iterator)
         return rest.placeholders(iterator.element_spec)
 
-    # Placeholders are keys of what is fed.
+    # Placeholders are keys in `feed_dict`.
     with GraphFromHere() as rest, operators_of_tf1(dimensions=False):
         rest.begin()
         with v1.iterators_made_by(lambda dataset: _Iterator(dataset, take)):
@@ -225,9 +246,9 @@ def _fed_by_hooks(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
         variants = [tf.data.experimental.to_variant(iterator.dataset) for iterator in taken]
     if not taken or isinstance(result, tf.data.Dataset):
         raise ValueError(
-            f"{name} makes placeholders, and nobody can feed them. Return dataset.make_initializable_iterator()"
-            ".get_next(), whose initializer a hook runs: session.run(iterator.initializer, feed_dict=...); or make the "
-            "dataset of the arrays."
+            f"{name} makes placeholders that cannot be fed. Return dataset.make_initializable_iterator()"
+            ".get_next(), whose initializer a hook runs: session.run(iterator.initializer, feed_dict=...); or build "
+            "the dataset from the arrays."
         )
     _check_taken_once(taken, name)
     datasets = tuple(
@@ -253,11 +274,11 @@ def _made_of_what_is_fed(rest: GraphFromHere, iterator: _Iterator, variant: tf.T
 
 
 class _LateIterator(Exception):
-    """An input function makes an iterator when it has taken the element of another one."""
+    """Raised when an input function makes an iterator after it took the element of another one."""
 
 
 def _function_of_rest(rest: GraphFromHere, result: Any) -> Callable[..., Any]:
-    """Return what gives `result` of the values of the placeholders in it; only what it depends on is computed."""
+    """Return a function from the placeholders' values to `result`; it computes only what `result` depends on."""
     result = tuple(result) if isinstance(result, list) else result
     places = {id(placeholder): place for place, placeholder in enumerate(rest.inputs)}
     flat = tf.nest.flatten(result, expand_composites=True)
@@ -282,7 +303,8 @@ def _function_of_rest(rest: GraphFromHere, result: Any) -> Callable[..., Any]:
 def _called_twice(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
     """Return the dataset of a function that makes a dataset after it took the element of another one.
 
-    It is called once eagerly, to see which datasets it takes elements of, and once inside `Dataset.map` over these.
+    The function is called once eagerly, to find the datasets whose elements it takes, and once inside `Dataset.map`
+    over these.
     """
     taken: list[_Iterator] = []
 
@@ -313,12 +335,12 @@ def _check_taken_once(taken: Sequence[_Iterator], name: str) -> None:
 
 
 def _may_change(fn: Callable[[], Any], result: Any) -> bool:
-    """Whether the tensors that `fn` returned would be others in the next step of a session."""
+    """Report whether the tensors that `fn` returned would have other values in the next step of a session."""
     if not any(tf.is_tensor(leaf) for leaf in tf.nest.flatten(result, expand_composites=True)):
         return False
     try:
         graph = tf.function(lambda: tf.nest.flatten(fn()), autograph=False).get_concrete_function().graph
-    except Exception:  # what only runs eagerly gives what it gave
+    except Exception:  # a function that only runs eagerly returned constants
         return False
     return any(has_effect(operation) or operation.type in KERNEL_RANDOM for operation in graph.get_operations())
 
@@ -333,10 +355,10 @@ def _drawn(fn: Callable[[], Any]) -> tf.data.Dataset:
 
 
 class _Iterator:
-    """Stands for a v1 iterator; `take` gives its element.
+    """Takes the place of a v1 iterator while an input function is called; `take` returns its element.
 
     Attributes:
-      initializer: what a graph had to run; here it only takes what is fed.
+      initializer: an operation that a TensorFlow 1 graph had to run; here it only receives what is fed.
     """
 
     def __init__(self, dataset: tf.data.Dataset, take: Callable[[_Iterator], Any]) -> None:

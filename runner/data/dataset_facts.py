@@ -1,4 +1,4 @@
-"""What is known of an input without reading it: its name, a digest of what describes it, its size."""
+"""Facts about an input, found without reading its data: name, digest, size."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ _GENERAL_NAMES = ("input_fn", "train_input_fn", "eval_input_fn", "__call__")
 
 
 def dataset_facts(input_fn: Any, pipeline: InputPipeline, context: str) -> dict[str, Any]:
-    """Return the fields of a `dataset` event of the journal, as `runner.tracking.tracker.DatasetFacts` has them.
+    """Return the fields of a `dataset` event of the journal, those of `runner.tracking.tracker.DatasetFacts`.
 
-    The digest is one of the function, its source, its params, and the sizes and times of the files that they name: data
-    that the function gets elsewhere may change behind it.
+    The digest covers the function's source, its params, and sizes and times of the files that the params name. Data
+    that the function gets from elsewhere may change without changing the digest.
 
     Args:
-      context: what the input is for: train, eval, eval_<name>, predict.
+      input_fn: the input function, a partial of it, or an Input.
+      pipeline: the input pipeline that was built from it.
+      context: what the input is used for: train, eval, eval_<name>, predict.
     """
     fn, params = (input_fn.fn, input_fn.params) if isinstance(input_fn, Input) else (input_fn, None)
     params = plain_params(params)
@@ -51,7 +53,7 @@ def dataset_facts(input_fn: Any, pipeline: InputPipeline, context: str) -> dict[
 
 
 def _name(function: str, files: list[dict[str, Any]]) -> str:
-    """Return what a person calls the data: by its file, where there is one, else by the function."""
+    """Return a readable name of the data: its file's if there is one, else the function's."""
     if len(files) == 1:
         return Path(files[0]["path"]).name
     parts = [part for part in function.split(".") if part not in (*_GENERAL_NAMES, "<locals>", "<lambda>")]
@@ -59,7 +61,7 @@ def _name(function: str, files: list[dict[str, Any]]) -> str:
 
 
 def _size(pipeline: InputPipeline) -> dict[str, Any]:
-    """Return batches and examples, as far as they are known."""
+    """Return the numbers of batches and examples, as far as they are known."""
     batches, size = int(pipeline.given.cardinality()), pipeline.global_batch_size
     found: dict[str, Any] = {"element_spec": str(pipeline.element_spec)}
     if size:
@@ -69,12 +71,12 @@ def _size(pipeline: InputPipeline) -> dict[str, Any]:
     elif batches >= 0:
         found["num_batches"] = batches
         if size:
-            found["num_examples"] = f"{batches * size} at most"  # the last batch may have fewer
+            found["num_examples"] = f"{batches * size} at most"  # not exact: the last batch may be smaller
     return found
 
 
 def _files(params: Any) -> Iterator[dict[str, Any]]:
-    """Yield the files that params name, by path or pattern."""
+    """Yield the facts of the files that `params` name, by path or pattern."""
     texts = [text for _, text in leaves("", params) if isinstance(text, str) and text] if params else []
     found = (path for text in texts if "://" not in text for path in sorted(glob.glob(text)))
     for path in (one for one, _ in zip((Path(each) for each in found), range(MAX_FILES), strict=False)):

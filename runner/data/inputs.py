@@ -1,4 +1,4 @@
-"""An input function and what becomes of it: one dataset a process, and its examples divided over the replicas."""
+"""Input, and the input pipeline of a process: one dataset, whose examples are divided over the replicas."""
 
 from __future__ import annotations
 
@@ -38,26 +38,28 @@ class Input:
     """An input function and how its examples reach the replicas.
 
     Attributes:
-      fn: called with those of mode, params, config, input_context that it declares. Returns a tf.data.Dataset of
-        (features, labels) or of features, or these as tensors. One that declares num_epochs ends after so many
-        passes where training is limited to them (train.max_epochs), and is not given it elsewhere.
-      params: what `fn` gets as params; None: the Estimator's (tf.estimator's rule).
-      batch_size: examples of one step over all replicas; in TRAIN it divides evenly by their number. None: the
-        function's own batches are per replica and taken in turn, as in tf.estimator.
-      shard: how several workers share the data.
-        examples: all run the same pipeline, each takes its rows of each global batch (step k is then the same at any
-          number of workers). files: each opens its own part of the files only; where there are fewer than workers,
-          or none, it is examples. input_fn: the function divides the data by its input_context. off: nobody divides,
-          every worker trains on all of it. auto: input_fn where the function reads `input_context.input_pipeline_id`
-          or `num_input_pipelines`, else files where it reads enough of them, else examples.
-      shuffle_seed: given to `fn` as params["shuffle_seed"]; None: not given.
-      first_batch_only: the batch of the first step comes again and again, without end.
-      options: a tf.data.Options, whose settings take the place of those of the function's dataset; None: none do.
-      prefetch_to_device: in TRAIN so many batches are copied to the GPU before their steps; None: none.
-      service: in TRAIN a tf.data service computes the batches; workers share them, whatever `shard` says.
+      fn: called with those of mode, params, config, input_context that it declares. Returns a tf.data.Dataset whose
+        elements are (features, labels) or features, or these as tensors; each tensor is `[batch, ...]` of any dtype. If
+        it declares num_epochs, it gets the number of passes (train.max_epochs) and must end after them; else num_epochs
+        is not passed.
+      params: what `fn` gets as params; None: the Estimator's params, as in tf.estimator.
+      batch_size: examples per step over all replicas; in TRAIN a multiple of their number. None: each batch of `fn`
+        goes to one replica, in turn, as in tf.estimator.
+      shard: how several workers divide the data.
+        "examples": all workers run the same pipeline, and each takes its rows of each global batch; step k is then the
+        same at any number of workers. "files": each worker opens its own files; with fewer files than workers, it falls
+        back to "examples". "input_fn": the function divides the data by its input_context. "off": every worker trains
+        on all of the data. "auto": "input_fn" if the function reads `input_context.input_pipeline_id` or
+        `num_input_pipelines`; else "files" if it reads enough files; else "examples".
+      shuffle_seed: passed to `fn` as params["shuffle_seed"]; None: not passed.
+      first_batch_only: repeat the batch of the first step without end.
+      options: a tf.data.Options whose settings replace those of the function's dataset; None: no change.
+      prefetch_to_device: in TRAIN, number of batches to copy to the GPU ahead of their steps; None: no copies ahead.
+      service: in TRAIN, the tf.data service that computes the batches; the workers share them, whatever `shard` says.
+        None: this process computes them.
 
     Raises:
-      ValueError: a batch_size that is not a positive int, or an unknown shard.
+      ValueError: `fn` is not callable, `batch_size` is not a positive int, or `shard` is unknown.
     """
 
     fn: Callable[..., Any]
@@ -72,17 +74,17 @@ class Input:
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
-            raise ValueError(f"an input needs a function, got {self.fn!r}.")
+            raise ValueError(f"Input(fn={self.fn!r}): fn must be a function.")
         if self.shard not in SHARD_CHOICES:
             raise ValueError(f"shard={self.shard!r} of {_describe(self.fn)} is not one of {', '.join(SHARD_CHOICES)}.")
         size = self.batch_size
         if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-            raise ValueError(f"batch_size={size!r} of {_describe(self.fn)} is not a number of examples (1 or more).")
+            raise ValueError(f"batch_size={size!r} of {_describe(self.fn)} must be a positive int or None.")
 
 
 @dataclasses.dataclass(frozen=True)
 class DevicePrefetch:
-    """Batches that are copied to a device before their steps: `number` of them."""
+    """How many batches (`number`) are copied to `device` ahead of their steps."""
 
     device: str
     number: int
@@ -90,25 +92,25 @@ class DevicePrefetch:
 
 @dataclasses.dataclass(frozen=True)
 class InputPipeline:
-    """This process's input: a dataset and how one step's examples are divided over the local replicas.
+    """The input of this process: a dataset, and how the examples of one step are divided over the local replicas.
 
     Attributes:
-      dataset: elements are (features,) or (features, labels).
-      num_replicas: replicas of this process.
-      global_batch_size: examples of one step over all replicas; None: whatever the function's batches hold.
-      shard: examples, files, input_fn, off or service; never auto.
-      reason: why, for the log.
-      division: does the dividing.
-      num_micro_batches: a replica computes its batch in so many parts, one after the other.
-      num_epochs: the dataset is so many passes over the examples; None: nobody counts.
-      given: the dataset without what the runner has added to it.
-      is_chief: whether what is to be said of the input is said here, and not by another worker.
-      name: of the input function, for messages.
-      seed: what shuffles without a seed of its own follows it; a `DrawnSeed`: another process has another one.
-      num_pipelines, pipeline_index: processes that read data of their own, and which of them this is; 1 and 0 where
-        there is one, or all read the same.
-      service: computes the dataset; None: this process does.
-      prefetch: None: a step's batch is copied in the step.
+      dataset: its elements are (features,) or (features, labels), tensors `[batch, ...]`.
+      num_replicas: number of replicas of this process.
+      global_batch_size: examples per step over all replicas; None: as many as the function's batches hold.
+      shard: "examples", "files", "input_fn", "off" or "service"; never "auto".
+      reason: why `shard` was chosen, for the log.
+      division: divides each element over the replicas.
+      num_micro_batches: number of parts in which a replica computes its batch, one after the other.
+      num_epochs: number of passes over the examples after which the dataset ends; None: not limited by passes.
+      given: the dataset as the function returned it, without what the runner adds.
+      is_chief: this process logs messages about the input; others stay silent.
+      name: the input function's name, for messages.
+      seed: the seed of shuffles that have none of their own; a `DrawnSeed` differs in each process.
+      num_pipelines, pipeline_index: the number of processes that read different data, and the index of this one; 1 and
+        0 if all read the same.
+      service: the tf.data service that computes the dataset; None: this process does.
+      prefetch: batches copied to a device ahead of their steps; None: each batch is copied in its step.
     """
 
     dataset: tf.data.Dataset
@@ -133,13 +135,15 @@ class InputPipeline:
         """Return an iterator over the dataset without its first `skipped` elements."""
         dataset = self.dataset.skip(skipped) if skipped else self.dataset
         if self.prefetch is not None:
-            # The last stage, as TensorFlow demands: nothing can be skipped behind it.
+            # TensorFlow demands this as the last stage, so `skip` comes before it.
             dataset = dataset.apply(tf.data.experimental.prefetch_to_device(self.prefetch.device, self.prefetch.number))
         return iterate(dataset)
 
     @property
     def why_no_state(self) -> str | None:
-        """Why no checkpoint can hold the state of its iterator, but the count of what was read; None: one can."""
+        """The reason why a checkpoint can hold only a count of the batches read, not the iterator's state; None: it
+        can.
+        """
         if not isinstance(self.dataset, tf.data.Dataset):
             return "workers read the data, each on its own"
         if self.service is not None:
@@ -150,20 +154,23 @@ class InputPipeline:
 
     @property
     def is_timeable(self) -> bool:
-        """Report whether a `WaitTimer` can time its iterator: it is one of this process, on the host."""
+        """Whether a `WaitTimer` can time the iterator: it belongs to this process and is on the host."""
         return isinstance(self.dataset, tf.data.Dataset) and self.prefetch is None
 
     @property
     def element_spec(self) -> Any:
-        """Of `given`; where workers read data of their own, as it is at any number of them."""
+        """The spec of an element of `given`. If each worker reads its own data, it is the same at any number of
+        workers.
+        """
         spec = self.given.element_spec
         return spec if self.num_pipelines == 1 else any_rows(spec)
 
     @property
     def replica_spec(self) -> tuple[Any, Any]:
-        """(features, labels or None) of TensorSpecs, as a replica sees them, one part at a time.
+        """The TensorSpecs (features, labels or None) of one replica's micro-batch.
 
-        The leading dimension is None unless it is static and divides; the others are the dataset's.
+        The leading dimension is None unless it is static and divides evenly; the other dimensions and the dtypes are
+        the dataset's.
         """
         spec = tf.nest.map_structure(none_spec, self.dataset.element_spec)
         spec = part_spec(self.division.replica_spec(spec), self.num_micro_batches)
@@ -171,21 +178,23 @@ class InputPipeline:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Say of an error of the data, while steps that read it run, whose data it is: a mistake of the user's."""
+        """Name the input function in errors of its data while steps read it, and treat them as mistakes of the user."""
         try:
             yield
         except tf.errors.OutOfRangeError:  # the end of the data
             raise
         except tf.errors.OpError as error:
             if comes_from_input(error):
-                error.add_note(f"in the data of {self.name}")
+                error.add_note(f"while reading the data of {self.name}")
                 with user_code():
                     raise
             raise
 
     def remaining_steps(self, elements: int = 0) -> float | None:
-        """Steps to the end of the dataset, of which `elements` have been read: an int; math.inf if it has none; None if
-        nobody knows.
+        """Return how many steps are left in the dataset after `elements` have been read.
+
+        Returns:
+          An int; math.inf for an endless dataset; None if its size is unknown.
         """
         cardinality = int(self.given.cardinality())
         if self.division.ends_together or cardinality == tf.data.UNKNOWN_CARDINALITY:
@@ -196,12 +205,15 @@ class InputPipeline:
 
 
 def say_small_batches(pipeline: InputPipeline, num_steps: int, examples: int) -> None:
-    """Log it where the first batches of training hold fewer examples than `batch_size`, by which a person reckons steps
-    and learning rates. They are trained on: data may have no more, and the last batch of a pass seldom has.
+    """Warn if the first training batches hold fewer examples than `batch_size`, on which users base steps and learning
+    rates.
+
+    Training goes on with them: the data may have no more, and the last batch of a pass is often smaller.
 
     Args:
-      num_steps, examples: of the first loop. One of several steps may have read the ends of passes, so it is named only
-        where the batches are at most half as large.
+      pipeline: the training input.
+      num_steps, examples: numbers of the first loop. A loop of several steps may contain the ends of passes, so it is
+        reported only if its batches are at most half as large.
     """
     size = pipeline.global_batch_size
     if size is None or not examples or not pipeline.is_chief:
@@ -218,15 +230,16 @@ def say_small_batches(pipeline: InputPipeline, num_steps: int, examples: int) ->
 
 
 def check_examples(pipeline: InputPipeline, num_steps: int, examples: int) -> None:
-    """Check that steps of training had no more examples than `batch_size` allows.
+    """Check that training steps had no more examples than `batch_size` allows.
 
-    A dataset of `.batch(32)` without drop_remainder does not say how many its batches hold: only its examples do.
+    The batch size of `.batch(32)` without drop_remainder is not in its static shape; only its examples show it.
 
     Args:
-      num_steps, examples: of one loop.
+      pipeline: the training input.
+      num_steps, examples: numbers of one loop.
 
     Raises:
-      ValueError: there were more; the message has both numbers.
+      ValueError: there were more examples; the message has both numbers.
     """
     size = pipeline.global_batch_size
     if size is None or examples <= num_steps * size:
@@ -248,19 +261,19 @@ def build_input_pipeline(
     config: RunConfig | None = None,
     num_epochs: int | None = None,
 ) -> InputPipeline:
-    """Call the input function and make its result this process's InputPipeline.
+    """Call the input function and return this process's InputPipeline.
 
     Args:
-      input: an Input, or the bare function (no batch_size, shard auto).
+      input: an Input, or the function alone (no batch_size, shard="auto").
       mode: train, eval or infer.
-      params: the Estimator's; used where the Input has none of its own.
-      place: this process among those that train together; all call this with the same input.
-      config: handed to the function as it is; in TRAIN its `gradient_accumulation` divides a replica's batch.
+      place: this process among those that train together; all of them make this call with the same input.
+      params: the Estimator's params, used if the Input has none.
+      config: passed to the function unchanged; in TRAIN its `gradient_accumulation` splits each replica's batch.
       num_epochs: passes over the examples; None: as many as the function makes.
 
     Raises:
-      ValueError: the batch size does not divide (TRAIN), the function cannot be called or returned something else
-        than data; the message names the function or the setting.
+      ValueError: the batch size does not divide over the replicas (TRAIN), or the function cannot be called or does not
+        return data; the message names the function or the setting.
     """
     source = input if isinstance(input, Input) else Input(input)
     num_micro_batches = config.gradient_accumulation if config is not None and mode == "train" else 1
@@ -273,7 +286,7 @@ def build_input_pipeline(
         if source.options is not None:
             dataset = dataset.with_options(source.options)
         if source.batch_size is not None:
-            # EVAL may hold any batches: all are counted right. In TRAIN the size is part of what is trained.
+            # Only TRAIN depends on the batch size: evaluation counts batches of any size exactly.
             setting, expected = f"{_BLOCKS[mode]}.batch_size={source.batch_size}", plan.batch_size
             is_dataset = isinstance(result, tf.data.Dataset)
             check_batches(
@@ -288,7 +301,7 @@ def build_input_pipeline(
         sharded = sharding.choose(source.shard, source.batch_size, place, build)
     if sharded is None:
         raise ValueError(
-            f"{_BLOCKS[mode]}.shard=input_fn leaves it to {name} to take its part of the data, but that reads neither "
+            f"{_BLOCKS[mode]}.shard=input_fn: {name} must divide the data, but it reads neither "
             "input_context.input_pipeline_id nor num_input_pipelines. Read them, or use shard=examples."
         )
     given, division = sharded.dataset, sharded.division
@@ -297,17 +310,19 @@ def build_input_pipeline(
     if isinstance(division, RoundRobin):
         division = dataclasses.replace(division, endless=int(given.cardinality()) == tf.data.INFINITE_CARDINALITY)
     dataset = given
-    # Evaluation counts what each worker has, and adds it up at the end; workers of a coordinator take their own steps.
+    # Evaluation adds up the workers' counts at its end, and a coordinator's workers step independently: no common
+    # division.
     if sharded.is_own and mode == "train" and place.collectives.num_workers > 1:
         dataset, division = sharding.train_division(sharded, given, place)
     elif place.num_workers > 1:
         if source.options is not None and source.options.deterministic is False and place.worker_index == 0:
             _log.warning(
-                "%s.options.deterministic=false has no effect: the workers read the same batches, each its rows.",
+                "%s.options.deterministic=false has no effect: all workers read the same batches and each takes its "
+                "rows, so the order must be the same.",
                 _BLOCKS[mode],
             )
         options = tf.data.Options()
-        options.deterministic = True  # all workers see the same elements at the same place
+        options.deterministic = True  # each element must be the same on all workers
         dataset = given.with_options(options)
     return InputPipeline(
         dataset,
@@ -330,13 +345,15 @@ def build_input_pipeline(
 
 
 def _device_prefetch(number: int | None, place: WorkerPlace, config: RunConfig | None) -> DevicePrefetch | None:
-    """Return where batches are copied to before their steps: the device of the only replica, where that is a GPU."""
+    """Return where to copy batches ahead of their steps: to the device of the only replica if that is a GPU; else
+    None.
+    """
     if number is None:
         return None
     if place.total > 1:
         raise ValueError(
-            f"input.train.prefetch_to_device={number} is for one replica, and there are {place}, which divide a batch. "
-            "Leave it out, or use strategy=default or one_device."
+            f"input.train.prefetch_to_device={number} works with one replica only, but there are {place}. Unset it, "
+            "or use strategy=default or one_device."
         )
     device = step_device(getattr(config, "train_distribute", None))
     if "GPU" in device:
@@ -346,7 +363,7 @@ def _device_prefetch(number: int | None, place: WorkerPlace, config: RunConfig |
 
 
 def step_device(strategy: tf.distribute.Strategy | None) -> str:
-    """Return the name of the device that the only replica computes its steps on."""
+    """Return the name of the device on which the only replica computes its steps."""
     if strategy is not None:
         return str(strategy.extended.worker_devices[0])
     gpus = tf.config.list_logical_devices("GPU")
@@ -354,25 +371,27 @@ def step_device(strategy: tf.distribute.Strategy | None) -> str:
 
 
 def _passes(dataset: tf.data.Dataset, fn: Any, num_epochs: int | None) -> tf.data.Dataset:
-    """`num_epochs` passes over what one call of `fn` gave; as it is where nobody counts, or `fn` has done it."""
-    if num_epochs is None or int(dataset.cardinality()) == 0:  # of nothing, any number of passes is nothing
+    """Return `num_epochs` passes over the dataset that one call of `fn` returned; unchanged if `num_epochs` is None
+    or `fn` takes it.
+    """
+    if num_epochs is None or int(dataset.cardinality()) == 0:  # repeating an empty dataset leaves it empty
         return dataset
     if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
-            f"train.max_epochs={num_epochs}: {_describe(fn)} gives data without end, of which nobody can count the "
-            "passes. Leave out its repeat(); or let it take an argument num_epochs and end after so many; or set "
-            "train.max_steps, and train.max_epochs=null."
+            f"train.max_epochs={num_epochs}: {_describe(fn)} returns an infinite dataset, whose passes cannot be "
+            "counted. Remove .repeat(); or add an argument num_epochs to the function and end after that many passes; "
+            "or set train.max_steps and train.max_epochs=null."
         )
     return dataset if "num_epochs" in _declared(fn) else dataset.repeat(num_epochs)
 
 
 def _call(source: Input, plan: Plan, mode: str, params: Any, config: Any, num_epochs: int | None) -> Any:
-    """Calls the function with those of ARGUMENTS that it declares."""
+    """Call the function with those of ARGUMENTS that it declares."""
     settings = {"batch_size": plan.batch_size, "shuffle_seed": source.shuffle_seed}
     given = {name: value for name, value in settings.items() if value is not None}
     values = copied_params(params if source.params is None else source.params, **given)
     offered = {"mode": mode, "params": values, "config": config, "input_context": plan.context}
-    if num_epochs is not None or _must_be_given(source.fn, "num_epochs"):  # else its own default holds
+    if num_epochs is not None or _must_be_given(source.fn, "num_epochs"):  # else the function's own default
         offered["num_epochs"] = num_epochs
     arguments = {name: offered[name] for name in _declared(source.fn) if name in offered}
     try:
@@ -389,10 +408,10 @@ def _must_be_given(fn: Callable[..., Any], name: str) -> bool:
 
 
 def _declared(fn: Callable[..., Any]) -> list[str]:
-    """Those of ARGUMENTS that `fn` takes by name; not those that a functools.partial already binds."""
+    """Return those of ARGUMENTS that `fn` takes by name and that no functools.partial has bound."""
     try:
         parameters = inspect.signature(fn).parameters
-    except ValueError:  # some builtins have none
+    except ValueError:  # some builtins have no signature
         return []
     bound = set(fn.keywords) if isinstance(fn, functools.partial) else set()
     free = [parameter for name, parameter in parameters.items() if name not in bound]
@@ -407,10 +426,10 @@ def _declared(fn: Callable[..., Any]) -> list[str]:
     ]
     if required:
         raise ValueError(
-            f"{_describe(fn)} needs {', '.join(map(repr, required))}. An input function is given, by name: "
+            f"{_describe(fn)} needs {', '.join(map(repr, required))}. The runner passes, by name: "
             f"{', '.join(ARGUMENTS)}. Bind the rest with functools.partial, or take it from params."
         )
-    # To one that takes anything, num_epochs may mean nothing: it is for those who say that they end.
+    # **kwargs does not promise to end after num_epochs passes: only a declared argument does.
     return [name for name in ARGUMENTS if name in by_name or (takes_all and name not in bound and name != "num_epochs")]
 
 
@@ -427,7 +446,7 @@ def _check_batch_size(source: Input, mode: str, place: WorkerPlace, num_micro_ba
 
 
 def _describe(fn: Any) -> str:
-    """The dotted name of a function, of the function in a partial, or of the class of a callable object."""
+    """Return the dotted name of a function, of a partial's function, or of a callable object's class."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     named = fn if hasattr(fn, "__qualname__") else type(fn)

@@ -1,4 +1,4 @@
-"""Iterators over datasets whose end nobody waits for, and their owner in a process: `OPEN`."""
+"""Iterators over datasets whose deletion does not block, and their owner in a process: `OPEN`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _OURS = 2
 
 
 def handle_of(iterator: tf.data.Iterator) -> tf.Tensor:
-    """Return the tensor that the iterator is for TensorFlow's operations."""
+    """Return the resource tensor (scalar) that stands for the iterator in TensorFlow's operations."""
     return tf.nest.flatten(iterator, expand_composites=True)[0]
 
 
 class OpenIterators:
-    """The iterators of a process, which are deleted in threads, and what becomes of them when it ends.
+    """The iterators of a process. Threads delete them, and the end of the process does not wait for them.
 
-    TensorFlow 2.21: autotuning sleeps between two looks, 10 ms first and each time twice as long, up to 60 s. Who
-    deletes the iterator wakes it, but only then notes that it is to end (CancellationManager): where it looks in
-    between, it sleeps on, and the deletion waits for it. Of 30 iterators that were 6 s old 10 took 4 to 60 s; a process
-    that ends waits, too.
+    TensorFlow 2.21: the autotuning thread of an iterator sleeps 10 ms between two looks, then twice as long each time,
+    up to 60 s. Deleting the iterator wakes the thread before it sets the flag that tells it to end
+    (CancellationManager). If the thread looks in between, it sleeps again and the deletion waits for it. Of 30
+    iterators that were 6 s old, 10 took 4 to 60 s to delete, and so did the end of their process.
     """
 
     def __init__(self) -> None:
@@ -40,19 +40,24 @@ class OpenIterators:
         self._is_registered = False
 
     def iterate(self, dataset: Any) -> Any:
-        """Return an iterator over `dataset` that a thread of its own deletes; over no tf.data.Dataset, its own."""
+        """Return an iterator over `dataset` that a thread deletes; if `dataset` is not a tf.data.Dataset, return its
+        own iterator.
+
+        Args:
+          dataset: a tf.data.Dataset of any element spec, or another iterable.
+        """
         iterator = iter(dataset)
         if not isinstance(dataset, tf.data.Dataset):
             return iterator
         weakref.finalize(iterator, self._drop, [handle_of(iterator)])
         if not self._is_registered:
             self._is_registered = True
-            # After the first `weakref.finalize`: what is registered last is called first when Python ends.
+            # After the first `weakref.finalize`: Python calls exit functions in reverse order of registration.
             atexit.register(self._end)
         return iterator
 
     def have_ended(self) -> bool:
-        """Report whether no iterator is being deleted any more, after a short wait; from here on no other is.
+        """Report whether all deletions have ended, after a short wait. No further iterator is deleted from now on.
 
         Called when the process ends.
         """
@@ -60,10 +65,10 @@ class OpenIterators:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _end(self) -> None:
-        """Let no deletion go on while Python ends, as far as that can be waited for.
+        """Wait for running deletions, for a limited time, before Python ends.
 
-        A daemon thread that comes back from TensorFlow then is ended by Python inside of TensorFlow's destructors, and
-        the process is aborted (Python before 3.14: "FATAL: exception not rethrown").
+        Before Python 3.14, a daemon thread that returns from TensorFlow while Python ends is unwound inside
+        TensorFlow's destructors, and the process is aborted ("FATAL: exception not rethrown").
         """
         self._is_ending.set()
         last = time.monotonic() + _LAST_SECS
@@ -74,13 +79,13 @@ class OpenIterators:
         if self._is_ending.is_set():
             self._leave(handles)
             return
-        # A daemon: a process that ends leaves the thread, and the iterator, behind.
+        # A daemon thread, so that the end of the process need not wait for it.
         thread = threading.Thread(target=self._drop_last, args=(handles,), name="iterator-end", daemon=True)
         self._threads.add(thread)
         thread.start()
 
     def _drop_last(self, handles: list[tf.Tensor]) -> None:
-        """Drop the last reference; the iterator object, which is about to be deleted, still has its own."""
+        """Drop the last reference; the iterator object that is about to be deleted still holds its own."""
         while sys.getrefcount(handles[0]) > _OURS and not self._is_ending.is_set():
             time.sleep(_GLANCE_SECS)
         if self._is_ending.is_set():
@@ -90,7 +95,7 @@ class OpenIterators:
 
     @staticmethod
     def _leave(handles: list[tf.Tensor]) -> None:
-        """Have an iterator never deleted: the process ends, and need not wait for that."""
+        """Keep the iterator from ever being deleted: the process is ending and need not wait for it."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(handles[0]))
 
 

@@ -1,4 +1,4 @@
-"""Data that all workers of a coordinator read: ranges of batches are handed out, each of them once."""
+"""Data that all workers of a coordinator read: each range of batches is handed out once."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any
 
 import tensorflow as tf
 
-_OPENING = "@" * 20  # it is as long as the number that takes its place: lengths are part of what is serialized
+_OPENING = "@" * 20  # as long as the number that replaces it: lengths are part of the serialized graph
 _PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc", "GeneratorDataset")
 
 
 @dataclasses.dataclass(frozen=True)
 class PsDataset:
-    """What workers train on; an InputPipeline has it in place of a tf.data.Dataset.
+    """The training data of a coordinator's workers; an InputPipeline has it in place of a tf.data.Dataset.
 
     Attributes:
-      datasets: one, of which every worker has a copy; or one for each worker, where they divide the data themselves.
-      coordinator: of the workers.
-      skipped: elements before the first one that is handed out, those of all workers together.
+      datasets: one dataset, of which every worker has a copy; or one for each worker if they divide the data
+        themselves.
+      coordinator: the workers' coordinator.
+      skipped: number of elements before the first one that is handed out, over all workers.
     """
 
     datasets: Sequence[tf.data.Dataset]
@@ -29,29 +30,31 @@ class PsDataset:
 
     @property
     def is_divided(self) -> bool:
-        """Whether each worker reads data of its own."""
+        """Whether each worker reads its own data."""
         return len(self.datasets) > 1
 
     @property
     def element_spec(self) -> Any:
-        """Of one element, as the input function gave it."""
+        """The spec of one element, as the input function returned it."""
         return self.datasets[0].element_spec
 
     def cardinality(self) -> tf.Tensor:
-        """Elements of the data, those that were skipped included, as tf.data tells it."""
+        """Return the number of elements, skipped ones included, as tf.data does: an int64 scalar."""
         found = [int(dataset.cardinality()) for dataset in self.datasets]
-        special = min(found)  # infinite, unknown
+        special = min(found)  # tf.data's INFINITE_CARDINALITY and UNKNOWN_CARDINALITY
         return tf.constant(special if special < 0 else sum(found), tf.int64)
 
     def skip(self, count: int) -> PsDataset:
-        """The same without its first `count` elements; where workers have data of their own, each its part of that."""
+        """Return the same data without its first `count` elements; workers with their own data each skip their part
+        of them.
+        """
         return dataclasses.replace(self, skipped=self.skipped + count)
 
     def __iter__(self) -> RangeIterator:
         return RangeIterator(self)
 
     def from_graph(self, graph: tf.Tensor) -> tf.data.Dataset:
-        """A new dataset, whose shuffles begin anew; after those elements that were skipped.
+        """Build a new dataset after the skipped elements, with shuffles that start afresh.
 
         Args:
           graph: `[pieces]` strings, of `_graph_of`.
@@ -64,14 +67,15 @@ class PsDataset:
 
 
 class RangeIterator:
-    """An iterator over a PsDataset, which hands out ranges of its elements.
+    """An iterator over a PsDataset that hands out ranges of its elements.
 
     Attributes:
-      dataset: what is read.
-      reason: why workers cannot read it themselves; None: they do.
-      workers: of the coordinator's kind, an iterator over (number, element) for each worker.
-      ended: workers whose own data has come to its end.
-      end: the number after the last element that a worker has seen; where one has come to the end, that is all of them.
+      dataset: the data.
+      reason: why workers cannot read the data themselves, so that the coordinator reads it; None: they can.
+      workers: a per-worker iterator of the coordinator over (number, element).
+      ended: the workers whose own data has ended.
+      end: number after the last element that a worker has seen; once a worker has reached the end, the size of the
+        data.
     """
 
     def __init__(self, dataset: PsDataset) -> None:
@@ -91,12 +95,12 @@ class RangeIterator:
         return self
 
     def __next__(self) -> tuple[int, int]:
-        """The range of the next element alone."""
+        """Return the range that holds only the next element: (first, number)."""
         return self.take(1, 1)[0]
 
-    @tf.autograph.experimental.do_not_convert  # there is nothing in it to convert, which takes 0.9 s
+    @tf.autograph.experimental.do_not_convert  # AutoGraph would take 0.9 s and find nothing to convert
     def _numbered(self) -> tf.data.Dataset:
-        """What one worker reads; traced for all of them."""
+        """Return the dataset that one worker reads; it is traced once for all workers."""
         graph = self._graphs[0]
         if self.dataset.is_divided:
             worker = tf.distribute.coordinator.experimental_get_current_worker_index()
@@ -104,24 +108,28 @@ class RangeIterator:
         return self.dataset.from_graph(graph).enumerate()
 
     def take(self, count: int, each: int) -> list[tuple[int, int]]:
-        """Hands out the next `count` elements: (first, number) of ranges of at most `each`."""
+        """Hand out the next `count` elements as ranges (first, number) of at most `each` elements."""
         ends = [*range(self._position, self._position + count, each), self._position + count]
         self._position += count
         return [(first, end - first) for first, end in itertools.pairwise(ends)]
 
     def elements(self, count: int) -> tuple[int, list[Any]]:
-        """(the number of the first, the next elements, read here); fewer where the data ends."""
+        """Read the next `count` elements in this process; fewer at the end of the data.
+
+        Returns:
+          (number of the first element, the elements, each with the data's element spec).
+        """
         first, found = self._position, list(itertools.islice(self._here, count))
         self._position += len(found)
         return first, found
 
     def read_again(self, first: int, count: int) -> list[Any]:
-        """Elements that were handed out before, read here from the beginning."""
+        """Read elements that were handed out before, in this process and from the beginning of the data."""
         return list(self.dataset.from_graph(self._graphs[0]).skip(first).take(count))
 
 
 def _why_here(data: PsDataset) -> tuple[str | None, list[tf.Tensor]]:
-    """(why workers cannot read the data by themselves, nothing), or (None, the datasets as graphs)."""
+    """Return (the reason why workers cannot read the data themselves, []), or (None, the datasets as graphs)."""
     try:
         definitions = [_definition(dataset) for dataset in data.datasets]
     except tf.errors.OpError as error:
@@ -135,17 +143,19 @@ def _why_here(data: PsDataset) -> tuple[str | None, list[tf.Tensor]]:
 
 
 def _definition(dataset: tf.data.Dataset) -> Any:
-    ignore = tf.data.experimental.ExternalStatePolicy.IGNORE.value  # what is random may differ between workers
+    ignore = tf.data.experimental.ExternalStatePolicy.IGNORE.value  # random elements may differ between workers
     variant = tf.data.experimental.to_variant(dataset)
     graph = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=ignore)
     return tf.compat.v1.GraphDef.FromString(graph.numpy())
 
 
 def _graph_of(definition: Any) -> tf.Tensor:
-    """The serialized graph of a dataset, cut where a number of its opening belongs.
+    """Return the serialized graph of a dataset, `[pieces]` strings, cut at the places of a number that is new each time
+    it is opened.
 
-    The graph names the resources that count the epochs of a shuffle. Under the same name they would go on, in each
-    process, where the last dataset of this graph left them: another order than that of a worker that was started again.
+    The graph names the resources that count the epochs of a shuffle. Under an unchanged name they would continue, in
+    each process, where the previous dataset of this graph left them. A worker that was restarted would then read
+    another order than the others.
     """
     for node in definition.node:
         for handle in node.attr["value"].tensor.resource_handle_val if "value" in node.attr else ():

@@ -1,4 +1,4 @@
-"""How the examples of one step are divided over the replicas. In graph; nothing here reads or batches."""
+"""How the examples of one step are divided over the replicas. All of it runs in the graph and reads no data."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from runner.types import Features, Labels
 
 
 class ReplicaBatch(NamedTuple):
-    """What one replica gets in one step.
+    """The examples of one replica in one step.
 
     Attributes:
-      features: the nest that the input function gave, `[count, ...]`; `[1 or more, ...]` where count is 0.
-      labels: like features; None where the input has none.
-      count: int64 scalar, the real examples in it. 0: a placeholder, which must not count anywhere (no replica is
-        given an empty batch: a mean over nothing is NaN, and 0 x NaN is NaN).
+      features: structure of tensors as the input function returned it, each `[count, ...]`, or `[1 or more, ...]` if
+        count is 0.
+      labels: like `features`; None if the input has no labels.
+      count: int64 scalar, the number of real examples. 0: the rows are a placeholder that must not count anywhere. A
+        replica never gets an empty batch, because a mean over nothing is NaN, and so is 0 x NaN.
     """
 
     features: Features
@@ -33,12 +34,12 @@ Batches = tuple[tuple[ReplicaBatch, ...], tf.Tensor]
 
 
 class Division(abc.ABC):
-    """One way to divide the elements of a dataset over the replicas.
+    """The interface of a way to divide the elements of a dataset over the replicas.
 
     Attributes:
-      ends_together: the end of the data is a step of no examples on all workers, and no end of the iterator.
-      divides_batches: several replicas get examples of one batch of the input function.
-      elements_per_step: elements of the dataset that one step reads, the last one perhaps fewer.
+      ends_together: the data ends with a step without examples on all workers, and the iterator never ends.
+      divides_batches: one batch of the input function is divided over several replicas.
+      elements_per_step: number of elements that one step reads; the last step may read fewer.
     """
 
     ends_together: bool = False
@@ -53,32 +54,33 @@ class Division(abc.ABC):
 
     @abc.abstractmethod
     def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> Batches:
-        """Return the batches of this process's replicas, in replica order, and how many examples the step has.
+        """Return the batches of this process's replicas, in replica order, and the number of examples in the step.
 
-        Called in graph, once a step. The number is an int64 scalar: real examples over all replicas of all processes.
+        Called in the graph, once per step. The number is an int64 scalar: real examples over all replicas of all
+        processes.
 
         Args:
-          element: the first element of the step, which the caller pulled from `iterator`.
-          iterator: of the dataset; more is pulled from it where the replicas take batches in turn. These pulls must not
-            be pruned, even where their value is not used.
+          element: the first element of the step, already pulled from `iterator`; tensors `[batch, ...]`.
+          iterator: the dataset's iterator. If replicas take batches in turn, more elements are pulled from it; these
+            pulls must not be pruned, even if their values are unused.
         """
 
     def replica_spec(self, element_spec: Any) -> Any:
-        """Return `element_spec` (a nest of TensorSpecs and None) as one replica sees it."""
+        """Return the element spec (a structure of TensorSpecs and None) of one replica's batch."""
         return element_spec
 
 
 @dataclasses.dataclass(frozen=True)
 class SplitRows(Division):
-    """Each element is a global batch; every replica gets a run of its rows.
+    """Divides each element, a global batch, into consecutive rows for each replica.
 
-    The rows are contiguous, in replica order and as even as can be, the longer runs first: 5 rows over 2 are 3 + 2.
-    A replica for which none is left gets row 0, count 0.
+    The parts are in replica order and as even as possible, larger ones first: 5 rows over 2 replicas are 3 + 2. A
+    replica without rows gets row 0 with count 0.
 
     Attributes:
-      first: which of all replicas is the first of this process.
-      num_replicas: replicas of this process.
-      total: replicas of all processes, which see the same element each.
+      first: index, over all replicas, of this process's first replica.
+      num_replicas: number of replicas of this process.
+      total: number of replicas of all processes, which all see the same elements.
     """
 
     first: int
@@ -86,12 +88,14 @@ class SplitRows(Division):
     total: int
 
     def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> Batches:
-        """Return slices of `element`; with one replica the element as it is and no op but its count."""
+        """Return slices `[rows of the replica, ...]` of `element`; one replica gets `element` itself, and only the
+        count is computed.
+        """
         if self.total == 1:
             batch = _replica_batch(element)
             return (batch,), batch.count
         rows = num_rows(element)
-        # The clearest case first: a batch with a static size that divides costs one aligned (copy-free) slice a tensor.
+        # A static batch size that divides evenly costs one aligned, copy-free slice per tensor.
         static = _static_rows(element)
         if static is not None and static % self.total == 0:
             size = static // self.total
@@ -106,15 +110,17 @@ class SplitRows(Division):
         return tuple(batches), rows
 
     def _bounds(self, rows: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
-        """(first row, row after the last, examples to count) of each replica: int64 `[1]`, `[1]` and scalar."""
+        """Return (first row, row after the last, examples to count) of each replica: int64 `[1]`, `[1]` and scalar."""
         replica = tf.range(self.first, self.first + self.num_replicas, dtype=tf.int64)
         starts, ends, counts = _even_parts(rows, replica, self.total)
-        # As [1] vectors a slice takes them as they are; from scalars each slice would pack its own (4 us a step more).
+        # `[1]` vectors, because a slice takes them directly; it would pack scalars into vectors (4 us more per step).
         split = functools.partial(tf.split, num_or_size_splits=self.num_replicas)
         return list(zip(split(starts), split(ends), tf.unstack(counts), strict=True))
 
     def replica_spec(self, element_spec: Any) -> Any:
-        """The specs with the leading dimension divided where it is static and divides, else None."""
+        """Return the specs with the leading dimension divided by `total` if it is static and divides evenly, else
+        None.
+        """
         return part_spec(element_spec, self.total)
 
     @property
@@ -124,15 +130,16 @@ class SplitRows(Division):
 
 @dataclasses.dataclass(frozen=True)
 class RoundRobin(Division):
-    """Each element is one replica's batch; the replicas take them in replica order.
+    """Gives each replica an element of its own as its batch, in replica order.
 
-    At the end of the data those without one get the step's first element again, count 0.
+    At the end of the data, replicas without an element get the step's first one again, with count 0.
 
     Attributes:
       first, num_replicas: as in SplitRows.
-      total: replicas that take from this data. Those of other processes are taken and dropped: each of them
-        goes through the same data, so all agree where it ends, and one iterator state serves any number of processes.
-      endless: the data is known not to end, which saves the test.
+      total: number of replicas that take from this data. The elements of other processes' replicas are read and
+        dropped. So every process reads the same elements, all agree where the data ends, and one iterator state serves
+        any number of processes.
+      endless: the data is known not to end, which saves the test for its end.
     """
 
     first: int
@@ -141,7 +148,7 @@ class RoundRobin(Division):
     endless: bool = False
 
     def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> Batches:
-        """`element` is that of replica 0; pulls `total - 1` more from `iterator`."""
+        """Give `element` to replica 0 and pull `total - 1` more elements from `iterator`."""
         every = [_replica_batch(element)]
         for _ in range(1, self.total):
             if self.endless:
@@ -158,15 +165,15 @@ class RoundRobin(Division):
 
 @dataclasses.dataclass(frozen=True)
 class PerWorker(Division):
-    """Each worker has data of its own; an element is the batch of one of its replicas, which take them in turn.
+    """Divides data that each worker reads for itself: its replicas take one element each, in turn.
 
     Attributes:
-      num_replicas: of this process.
-      sum_over_workers: of a tensor, in graph; all workers take part in it.
-      full_count: examples of each step over all workers, where all batches are full and nobody comes to an end. None:
-        they are added up in each step.
-      ends_together: workers come to their end at different steps. The elements then say in a last part whether they are
-        real (`sharding.train_division`).
+      num_replicas: number of replicas of this process.
+      sum_over_workers: sums a tensor over all workers, in the graph; all of them take part.
+      full_count: examples per step over all workers if all batches are full and the data is endless. None: they are
+        counted in each step.
+      ends_together: the workers' data ends at different steps. The last part of each element then says whether the
+        element is real (`sharding.train_division`).
     """
 
     num_replicas: int
@@ -175,7 +182,7 @@ class PerWorker(Division):
     ends_together: bool
 
     def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> Batches:
-        """`element` is that of the first replica; pulls one more for each other replica from `iterator`."""
+        """Give `element` to the first replica and pull one more element from `iterator` for each other replica."""
         elements = [element, *(next(iterator) for _ in range(1, self.num_replicas))]
         batches = tuple(self._marked_batch(one) for one in elements)
         if self.full_count is not None:
@@ -189,7 +196,7 @@ class PerWorker(Division):
         return _replica_batch(tuple(parts), num_rows(parts) * tf.cast(is_real, tf.int64))
 
     def replica_spec(self, element_spec: Any) -> Any:
-        """The specs as they are, without that of what says whether an element is real."""
+        """Return the specs without the one that says whether an element is real."""
         return element_spec[:-1] if self.ends_together else element_spec
 
     @property
@@ -198,12 +205,12 @@ class PerWorker(Division):
 
 
 def full_rows(element_spec: Any) -> int | None:
-    """The leading dimension that all parts of an element state; None where one does not, or is sparse or ragged."""
+    """Return the static leading dimension common to all tensors; None if a tensor has none, or is sparse or ragged."""
     return _static_rows(tf.nest.map_structure(none_spec, element_spec))
 
 
 def any_rows(element_spec: Any) -> Any:
-    """`element_spec` without the leading dimensions."""
+    """Return `element_spec` without the sizes of the leading dimensions."""
 
     def without(spec: Any) -> Any:
         return spec if not spec.shape.rank else _with_shape(spec, tf.TensorShape([None]).concatenate(spec.shape[1:]))
@@ -212,10 +219,15 @@ def any_rows(element_spec: Any) -> Any:
 
 
 def micro_batch_of(batch: ReplicaBatch, index: tf.Tensor, num_micro_batches: int) -> ReplicaBatch:
-    """Return micro-batch `index` of `num_micro_batches` of a replica's batch: consecutive rows, sizes that differ by
-    one at most, the longer ones first.
+    """Return micro-batch `index` of `num_micro_batches` of a replica's batch: consecutive rows.
 
-    A part for which no row is left has row 0 and count 0. Scalars are in every part as they are.
+    The sizes differ by at most one, larger ones first. A micro-batch without rows gets row 0 with count 0. Scalars are
+    part of every micro-batch unchanged.
+
+    Args:
+      batch: the replica's batch, tensors `[count, ...]`.
+      index: int64 scalar.
+      num_micro_batches: number of parts.
     """
     start, end, count = _even_parts(batch.count, index, num_micro_batches)
 
@@ -232,9 +244,9 @@ def micro_batch_of(batch: ReplicaBatch, index: tf.Tensor, num_micro_batches: int
 
 
 def _even_parts(rows: tf.Tensor, index: tf.Tensor, num_parts: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return (first row, row after the last, rows to count) of the part `index`: int64, shaped like `index`.
+    """Return (first row, row after the last, rows to count) of part `index`: int64, shaped like `index`.
 
-    Sizes differ by one at most, the longer ones first. A part for which no row is left is row 0, and counts none.
+    The sizes differ by at most one, larger ones first. A part without rows gets row 0 and counts none.
     """
     each = rows // num_parts
     extra = rows - each * num_parts
@@ -244,14 +256,16 @@ def _even_parts(rows: tf.Tensor, index: tf.Tensor, num_parts: int) -> tuple[tf.T
 
 
 def part_spec(specs: Any, num_parts: int) -> Any:
-    """Return a nest of TensorSpecs and None as each of the even parts sees it."""
+    """Return the specs (a structure of TensorSpecs and None) of one of `num_parts` even parts of a batch."""
     if num_parts == 1:
         return specs
     return _map_leaves(lambda spec: _with_shape(spec, part_shape(spec.shape, num_parts)), specs)
 
 
 def part_shape(shape: tf.TensorShape, num_parts: int) -> tf.TensorShape:
-    """Return `shape` with its leading dimension divided where it is static and divides, else None."""
+    """Return `shape` with its leading dimension divided by `num_parts` if it is static and divides evenly, else
+    None.
+    """
     if shape.rank in (None, 0):
         return shape
     rows = shape[0]
@@ -259,9 +273,11 @@ def part_shape(shape: tf.TensorShape, num_parts: int) -> tf.TensorShape:
 
 
 def num_rows(element: Any) -> tf.Tensor:
-    """The examples of a batch, an int64 scalar: its leading dimension, or 1 where every tensor of it is a scalar."""
+    """Return the number of examples of a batch, an int64 scalar: its leading dimension, or 1 if all its tensors are
+    scalars.
+    """
     leaves = [leaf for leaf in tf.nest.flatten(element) if leaf is not None]
-    # A scalar beside batched tensors (a flag, say) does not tell the number of rows.
+    # A scalar beside batched tensors, such as a flag, says nothing about the number of rows.
     leaf = next((leaf for leaf in leaves if leaf.shape.rank != 0), None)
     if leaf is None:
         return tf.constant(1, tf.int64)
@@ -279,7 +295,7 @@ def _total(batches: Sequence[ReplicaBatch]) -> tf.Tensor:
 
 
 def _replica_batch(element: tuple[Any, ...], count: tf.Tensor | None = None) -> ReplicaBatch:
-    """Return an element as the batch of a replica. Args: count: of its real examples; None: all its rows."""
+    """Return an element as a replica's batch with `count` real examples; None: all its rows are real."""
     return ReplicaBatch(
         element[0], element[1] if len(element) > 1 else None, num_rows(element) if count is None else count
     )
@@ -295,7 +311,7 @@ def _next_or_placeholder(optional: Any, element: tuple[Any, ...]) -> ReplicaBatc
 
 
 def _static_rows(element: Any) -> int | None:
-    """The leading dimension that all dense tensors state; None where one does not, or is sparse or ragged."""
+    """Return the static leading dimension of all dense tensors; None if one has none, or is sparse or ragged."""
     rows = {
         leaf.shape[0] if isinstance(leaf, tf.Tensor | tf.TensorSpec) and leaf.shape.rank else None
         for leaf in tf.nest.flatten(element)
@@ -305,7 +321,7 @@ def _static_rows(element: Any) -> int | None:
 
 
 def _slice(leaf: Any, start: tf.Tensor, end: tf.Tensor) -> Any:
-    """The rows of `leaf` from `start` up to `end`, both int64 `[1]`."""
+    """Return rows `start` to `end` of `leaf`; both bounds are int64 `[1]`."""
     if isinstance(leaf, tf.RaggedTensor):
         return leaf[start[0] : end[0]]
     if not isinstance(leaf, tf.SparseTensor):
@@ -323,5 +339,5 @@ def _with_shape(spec: Any, shape: tf.TensorShape) -> Any:
 
 
 def _map_leaves(fn: Any, nest: Any) -> Any:
-    """`fn` of every tensor or spec; None stays None."""
+    """Apply `fn` to every tensor or spec of a structure; None stays None."""
     return tf.nest.map_structure(lambda leaf: None if leaf is None else fn(leaf), nest)

@@ -1,4 +1,4 @@
-"""A tf.data service (`input.train.service`) computes an input in processes beside the run."""
+"""`input.train.service`: a tf.data service computes the training input in other processes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ANSWER_SECS = 30.0
 
 @dataclasses.dataclass(frozen=True)
 class DataService:
-    """A tf.data service, and how an input is computed by it.
+    """A tf.data service and how it computes an input.
 
     Attributes:
-      address: of its dispatcher: grpc://host:port.
-      processing_mode: as of `tf.data.experimental.service.distribute`.
-      job_name: other datasets that are read under this name share the elements; None: those of this input alone.
+      address: the dispatcher's address: grpc://host:port.
+      processing_mode: that of `tf.data.experimental.service.distribute`.
+      job_name: all datasets that are read under this name share their elements; None: only the workers of this run do.
     """
 
     address: str
@@ -34,22 +34,23 @@ class DataService:
     job_name: str | None = None
 
     def distribute(self, dataset: tf.data.Dataset, collectives: Collectives) -> tf.data.Dataset:
-        """Return `dataset` as the service computes it; workers, which call this together, share its elements.
+        """Return `dataset` as the service computes it, with the same element spec. Workers call this together and share
+        its elements.
 
         Raises:
-          ValueError: no dispatcher answers.
+          ValueError: the dispatcher does not answer.
         """
         service = tf.data.experimental.service
         if collectives.is_chief:
             self._wait_for_dispatcher()
             _log.warning(
-                "input.train.service: the order of what %s computes is no fixed one. A run that resumes leaves out as "
-                "many batches as it had read, which may be others than those.", self.address,
+                "input.train.service: the order of the batches from %s is not fixed. A resumed run skips as many "
+                "batches as were read, which may not be the same batches.", self.address,
             )  # fmt: skip
         job = self.job_name
         if collectives.num_workers == 1:
             return dataset.apply(service.distribute(self.processing_mode, self.address, job))
-        # The graphs of several workers may differ (by names of resources): all read that of the chief, in one job.
+        # The workers' graphs may differ in resource names, so all of them read the chief's dataset, in one job.
         ours = ""
         if collectives.is_chief:
             ours = f"{_text(service.register_dataset(self.address, dataset))} {job or uuid.uuid4().hex}"
@@ -66,9 +67,9 @@ class DataService:
             except OSError as error:
                 if time.monotonic() >= last:
                     raise ValueError(
-                        f"input.train.service.address={self.address}: no dispatcher answers there for "
-                        f"{ANSWER_SECS:.0f} s ({error}). Start one (tf.data.experimental.service.DispatchServer), or "
-                        "leave the key out: the run then computes its input itself."
+                        f"input.train.service.address={self.address}: no dispatcher answered within {ANSWER_SECS:.0f} "
+                        f"s ({error}). Start one (tf.data.experimental.service.DispatchServer), or unset the key to "
+                        "compute the input in the run itself."
                     ) from error
                 time.sleep(0.2)
 

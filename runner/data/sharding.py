@@ -16,13 +16,13 @@ from runner.tf_private import cluster
 
 _log = logging.getLogger(__name__)
 
-# From the one that any function allows to the one that asks most of it: where workers find different ones, all take the
-# first of theirs.
+# Ordered by how much they ask of the function, least first. If the workers find different ways, all of them use the
+# first of those in this order.
 _WAYS = ("examples", "files", "input_fn")
 
 
 class InputContext(tf.distribute.InputContext):
-    """tf.distribute's InputContext, which remembers whether the function looked at its place among the pipelines."""
+    """tf.distribute's InputContext; it notes whether the function read its index among the input pipelines."""
 
     def __init__(self, num_input_pipelines: int = 1, input_pipeline_id: int = 0, num_replicas_in_sync: int = 1) -> None:
         super().__init__(num_input_pipelines, input_pipeline_id, num_replicas_in_sync)
@@ -30,33 +30,34 @@ class InputContext(tf.distribute.InputContext):
 
     @property
     def input_pipeline_id(self) -> int:
-        """Which of the pipelines this is, from 0."""
+        """Index of this pipeline, from 0."""
         self._was_sharded = True
         return self._input_pipeline_id
 
     @property
     def num_input_pipelines(self) -> int:
-        """Pipelines that share the data."""
+        """Number of pipelines that divide the data."""
         self._was_sharded = True
         return self._num_input_pipelines
 
     @property
     def was_sharded(self) -> bool:
-        """Whether one of the two was read. Reading the batch size alone does not divide the data."""
+        """Whether one of the two was read. Reading only the batch size does not divide the data."""
         return self._was_sharded
 
     def __str__(self) -> str:
-        # Of the fields, since the base class prints the properties: to log a context is not to divide by it.
+        # The base class prints the properties, which would count as reading them: logging a context does not divide the
+        # data.
         return f"InputContext(input pipeline id {self._input_pipeline_id}, total: {self._num_input_pipelines})"
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerPlace:
-    """This process among those that train together; all of them read the same input.
+    """The place of this process among those that train together on the same input.
 
     Attributes:
-      num_replicas: of this process.
-      collectives: of those processes; a coordinator's workers have none, and take steps of their own.
+      num_replicas: number of replicas of this process.
+      collectives: collectives of those processes. A coordinator's workers have none and step independently.
     """
 
     num_replicas: int = 1
@@ -80,10 +81,10 @@ class WorkerPlace:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What the function is told, and how its elements are then divided.
+    """What is passed to the function, and how its elements are then divided.
 
     Attributes:
-      batch_size: its `params["batch_size"]`; None: not given.
+      batch_size: the function's `params["batch_size"]`; None: not passed.
     """
 
     context: InputContext
@@ -96,13 +97,13 @@ Build = Callable[[Plan], tf.data.Dataset]
 
 @dataclasses.dataclass(frozen=True)
 class ShardedInput:
-    """What one worker reads.
+    """The part of the data that one worker reads.
 
     Attributes:
-      shard: examples, files, input_fn or off; service, of what a tf.data service computes.
+      shard: "examples", "files", "input_fn" or "off"; "service" if a tf.data service computes the data.
       reason: why, for the log.
-      is_own: others read other examples, or the same ones in steps of their own; else all read the same.
-      whole: gives the undivided data, of elements like the dataset's.
+      is_own: other workers read other examples, or the same ones in steps of their own; False: all read the same.
+      whole: returns the undivided data, with elements like the dataset's.
     """
 
     shard: str
@@ -114,16 +115,18 @@ class ShardedInput:
 
 
 def choose(shard: str, batch_size: int | None, place: WorkerPlace, build: Build) -> ShardedInput | None:
-    """Decide how the workers divide the data (`shard: auto`), and return what this one reads.
+    """Decide how the workers divide the data (`shard: auto`), and return this worker's part.
 
-    Workers that find different ways take the first of `_WAYS` that any of them found.
+    If the workers come to different decisions, all use the first of them in `_WAYS`.
 
     Args:
-      shard: as of `Input`; auto finds out by calling the function.
-      batch_size: examples of one step over all replicas; None: the function's own batches are per replica.
-      build: calls the function, and gives its dataset.
+      shard: that of `Input`; "auto" decides after calling the function.
+      batch_size: examples per step over all replicas; None: each batch of the function goes to one replica.
+      place: this process among the workers.
+      build: calls the function and returns its dataset.
 
-    Returns: None where shard=input_fn, and the function does not read its place.
+    Returns:
+      This worker's part; None if shard="input_fn" and the function does not read its index.
     """
     if place.num_workers == 1 or shard in ("examples", "off"):
         reason = "one worker reads all of it" if shard == "auto" else f"shard={shard}"
@@ -137,7 +140,7 @@ def choose(shard: str, batch_size: int | None, place: WorkerPlace, build: Build)
                 "of its own on each worker in training; without a shuffle all of them train on the same examples"
             )
         return ShardedInput(shard, reason, plan.division, dataset, is_own, lambda: dataset)
-    # For `auto` the function is asked first for the whole data: most do not look at their place, and are then done.
+    # For "auto", build the whole data first: most functions ignore their index, and this call is then the only one.
     plan = _plan("examples" if shard == "auto" else shard, batch_size, place)
     undivided = _plan("off", batch_size, place)
     dataset = build(plan)
@@ -150,17 +153,21 @@ def choose(shard: str, batch_size: int | None, place: WorkerPlace, build: Build)
     counts = place.collectives.sum([way == one for one in _WAYS])
     way = next(one for one, count in zip(_WAYS, counts, strict=True) if count)
     if way == "input_fn":
-        # Called again, now with its true place: what it built for "one pipeline" is of no use here.
+        # It reads its index, so call it again with the true one; the dataset built for "one pipeline" is dropped.
         plan = _plan("input_fn", batch_size, place)
         reason = "the function read its place among the input pipelines"
         return ShardedInput("input_fn", reason, plan.division, build(plan), True, lambda: build(undivided))
-    if way == "files":  # each worker reads its part of them, of which the function knows nothing
+    if way == "files":  # each worker reads its own files, which the runner chooses
         whole = build(undivided)
         own = cluster.part_of_files(whole, place.num_workers, place.worker_index)
         return ShardedInput("files", found, undivided.division, own, True, lambda: whole)
     reason = f"the function did not read its place among the input pipelines, and {found}"
     if shard == "files":
-        _log.warning("shard=files: %s. Every worker reads all of the data instead, and takes its examples.", found)
+        _log.warning(
+            "shard=files: %s. Using shard=examples instead: every worker reads all of the data and takes its rows of "
+            "each batch.",
+            found,
+        )
         reason = f"shard=files, and {found}"
         plan = _plan("examples", batch_size, place)
         dataset = build(plan)
@@ -168,10 +175,11 @@ def choose(shard: str, batch_size: int | None, place: WorkerPlace, build: Build)
 
 
 def of_service(service: DataService, batch_size: int | None, place: WorkerPlace, build: Build) -> ShardedInput:
-    """Return what this worker reads of data that `service` computes: each element goes to one of the workers.
+    """Return this worker's part of data that `service` computes: each element goes to one of the workers.
 
     Args:
-      batch_size, build: as of `choose`.
+      service: the tf.data service.
+      batch_size, place, build: as in `choose`.
     """
     plan = _plan("examples" if place.num_workers == 1 else "off", batch_size, place)
     whole = build(plan)
@@ -185,10 +193,16 @@ def of_service(service: DataService, batch_size: int | None, place: WorkerPlace,
 def train_division(
     sharded: ShardedInput, dataset: tf.data.Dataset, place: WorkerPlace
 ) -> tuple[tf.data.Dataset, Division]:
-    """Return what training reads, and how it is divided, where workers read data of their own.
+    """Return the training dataset and its division if each worker reads its own data.
 
     Args:
-      dataset: that of `sharded`, perhaps made endless.
+      sharded: this worker's part.
+      dataset: the dataset of `sharded`, perhaps repeated without end.
+      place: this process among the workers.
+
+    Returns:
+      (dataset, division). If the workers' data may end at different steps, each element has a bool scalar as its last
+      part: whether the element is real.
     """
     is_endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
     rows = full_rows(dataset.element_spec)
@@ -197,19 +211,20 @@ def train_division(
     division = PerWorker(place.num_replicas, place.collectives.sum_in_graph, full_count, ends_together=ends > 0)
     if not ends:
         return dataset, division
-    # To open what a service computes a second time, for one element, would be a second pass there.
+    # Not a second read for the first element: the service would start a second pass.
     of_own = sharded.whole() if sharded.shard == "service" else dataset
     return _marked(dataset, of_own.take(1).concatenate(sharded.whole().take(1))), division
 
 
 def _marked(own: tf.data.Dataset, first: tf.data.Dataset) -> tf.data.Dataset:
-    """`own`, each element with True; then, without end, one that counts for nothing, with False.
+    """Return a dataset of the elements of `own` with True, followed without end by one placeholder element with False.
 
     Args:
-      first: the first element of it is that one, something that the model is made for: its own first one, or where
-        it has none the first one of all.
+      own: this worker's data.
+      first: its first element is the placeholder, so that it fits the model: the first element of `own`, or that of the
+        whole data if `own` is empty.
     """
-    # The iterator never ends, so its state is saved and restored like that of any other input.
+    # The iterator never ends, so its state can be saved and restored like that of any other input.
     placeholder = first.take(1).cache().repeat()
     return own.map(_saying(True)).concatenate(placeholder.map(_saying(False)))
 
@@ -219,7 +234,7 @@ def _saying(is_real: bool) -> Callable[..., tuple[Any, ...]]:
 
 
 def _files(dataset: tf.data.Dataset, place: WorkerPlace) -> tuple[bool, str]:
-    """(whether each worker can read files of its own, what was found)."""
+    """Return (whether each worker can read its own files, the reason)."""
     count = cluster.num_files(dataset)
     if not count:
         return False, "its data is not read from files that TensorFlow can divide"
@@ -231,11 +246,11 @@ def _plan(shard: str, batch_size: int | None, place: WorkerPlace) -> Plan:
     if shard in ("files", "input_fn") or (shard == "off" and place.num_workers > 1):
         is_told = shard != "off"
         context = InputContext(place.num_workers if is_told else 1, place.worker_index if is_told else 0, place.total)
-        # EVAL takes any global size: rounded down, so that a step never holds more examples than the user allowed.
+        # EVAL accepts any global size. Rounded down, so that a step never holds more examples than the user allowed.
         per_replica = None if batch_size is None else max(1, batch_size // place.total)
         return Plan(context, per_replica, RoundRobin(0, place.num_replicas, place.num_replicas))
-    # One pipeline and one replica: the function gives whole global batches. Without a batch_size its batches are per
-    # replica, so that is the number it must be able to divide its own size by.
+    # One pipeline and one replica: the function returns global batches. Without a batch_size its batches are per
+    # replica, so it must be able to divide its own size by the number of replicas.
     kind = RoundRobin if batch_size is None else SplitRows
     context = InputContext(1, 0, 1 if batch_size else place.total)
     return Plan(context, batch_size, kind(place.first, place.num_replicas, place.total))

@@ -1,4 +1,4 @@
-"""How much of training's time steps wait for their input: measured in some of the steps."""
+"""The share of training time that steps wait for their input, measured in samples."""
 
 from __future__ import annotations
 
@@ -18,37 +18,36 @@ SAMPLE_STEPS, SAMPLE_SECS = 500, 0.5
 
 
 class WaitTimer:
-    """Times how long steps wait for `get_next` of their iterator, in samples of some hundred steps.
+    """Times how long steps wait for `get_next` of their iterator, in samples of a few hundred steps.
 
-    A loop on the devices is given another iterator for a sample: one over a dataset whose elements are those of the
-    loop's own iterator, with the time that each of them took. It holds no element, so the own iterator stands where it
-    would without it; and its elements have the same spec, so no program is traced for it. Loops that are not sampled
-    have nothing of it.
+    For a sample, the loop on the devices gets another iterator: it returns the elements of the loop's own iterator and
+    notes the time that each took. It keeps no element, so the loop's own iterator is where it would be without it. Its
+    elements have the same spec, so no program is traced anew. Loops that are not sampled are unchanged.
 
-    The iterations of a `tf.while_loop` around a step follow each other (TensorFlow 2.21): the next element is asked for
-    when the step before has ended, so all of that time is time that training waits.
+    A `tf.while_loop` runs the iterations around a step one after the other (TensorFlow 2.21): the next element is asked
+    for when the previous step has ended. All of that time is therefore time in which training waits.
 
     Attributes:
-      share: of the time of all sampled steps that they waited for their input; None: there was no sample yet.
+      share: the waiting share of the time of all sampled steps, from 0 to 1; None: there was no sample yet.
     """
 
     def __init__(self) -> None:
         self.share: float | None = None
         self._due_secs = FIRST_SECS
-        self._steps, self._secs = 0, 0.0  # of the sample that is being taken
+        self._steps, self._secs = 0, 0.0  # of the current sample
         self._waited, self._total = 0.0, 0.0  # of all samples
         self._timed: tuple[Any, Any] = (None, None)
 
     def steps_to_sample(self, secs: float) -> int:
-        """Return how many steps the next loop may have, all of which are sampled; 0: it is not sampled.
+        """Return the number of steps of the next loop, all of which are sampled; 0: do not sample.
 
         Args:
-          secs: of training so far.
+          secs: seconds of training so far.
         """
         return SAMPLE_STEPS - self._steps if secs >= self._due_secs else 0
 
     def timed(self, iterator: tf.data.Iterator) -> tf.data.Iterator:
-        """Return what gives the elements of `iterator`, and times it; neither reads ahead of the other."""
+        """Return an iterator that returns the elements of `iterator` and times it; neither reads ahead."""
         if self._timed[0] is not iterator:
             with tf.device("CPU:0"):
                 self._secs_waited = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="secs_waited")
@@ -56,11 +55,13 @@ class WaitTimer:
         return self._timed[1]
 
     def took(self, num_steps: int, secs: float, secs_of_training: float) -> float | None:
-        """Note a loop that was sampled. Returns: the share of the sample that it ends; None: the sample goes on.
+        """Add the times of a sampled loop, and return the share of the sample that it completes; None: the sample
+        continues.
 
         Args:
-          secs: of the loop.
-          secs_of_training: so far, this loop included.
+          num_steps: number of steps of the loop.
+          secs: duration of the loop in seconds.
+          secs_of_training: duration of the training so far in seconds, this loop included.
         """
         self._steps, self._secs = self._steps + num_steps, self._secs + secs
         if self._steps < SAMPLE_STEPS and self._secs < SAMPLE_SECS:

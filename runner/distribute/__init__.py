@@ -1,7 +1,7 @@
-"""Who this process is among whom, and how processes and replicas compute together.
+"""This process's place in the cluster, and how processes and replicas compute together.
 
-`cluster` is the answer (`Cluster`), `cluster_resolver` asks the detectors for it: `tf_config`, `slurm`, `kubernetes`,
-`tpu`, `local_cluster`. `strategy` builds the tf.distribute.Strategy of a config. `collectives` lets the workers of a
-run agree on host values (a sum, any, a broadcast); `reductions` averages gradients and metrics over replicas by the
-examples that each has. `errors` tells the loss of a peer from an error of one's own.
+`cluster` has the place (`Cluster`); `cluster_resolver` finds it with the detectors `tf_config`, `slurm`, `kubernetes`,
+`tpu` and `local_cluster`. `strategy` builds the tf.distribute.Strategy of a config. `collectives` lets the workers of a
+run agree on host values (a sum, any, a broadcast). `reductions` averages gradients and metrics over replicas, weighted
+by their numbers of examples. `errors` distinguishes the loss of a peer from a task's own error.
 """

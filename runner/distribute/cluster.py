@@ -1,4 +1,4 @@
-"""Who this process is, among whom."""
+"""The cluster of a run, and this process's place in it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Cluster:
     """The processes of a run and this one's place among them.
 
     Attributes:
-      task_type: worker, chief, ps or evaluator; a single process is worker 0. An evaluator takes no part in training:
-        for itself it is a single process.
-      task_index: among the tasks of that type.
+      task_type: worker, chief, ps or evaluator; a single process is worker 0. An evaluator takes no part in training
+        and sees itself as a single process.
+      task_index: index among the tasks of that type.
       tasks: task type -> addresses `host:port`; empty for a single process.
     """
 
@@ -24,7 +24,9 @@ class Cluster:
 
     @classmethod
     def from_tf_config(cls, text: str | None) -> Cluster:
-        """The place that a supervisor gave its task, in the form that `tf_config` writes; None: a single process."""
+        """Return the place that a supervisor gave its task, in the form that `tf_config` writes; None: a single
+        process.
+        """
         if not text:
             return cls()
         known = json.loads(text)
@@ -32,14 +34,14 @@ class Cluster:
 
     @property
     def tf_config(self) -> str:
-        """The text of TF_CONFIG that says the same; '' for a single process."""
+        """The text of TF_CONFIG for this place; '' for a single process."""
         if self == Cluster():
             return ""
         cluster = {name: list(addresses) for name, addresses in self.tasks.items()}
         return json.dumps({"cluster": cluster, "task": {"type": self.task_type, "index": self.task_index}})
 
     def with_chief(self) -> Cluster:
-        """The same processes with a chief: worker 0 where none is named, and the workers after it count from 0."""
+        """Return the same processes with a chief: if there is none, worker 0, and later workers count from 0."""
         workers = self.tasks.get("worker", ())
         if "chief" in self.tasks or not workers:
             return self
@@ -51,34 +53,34 @@ class Cluster:
 
     @property
     def role(self) -> str:
-        """What the task's journal is named by: its type; a single process is the chief of its run."""
+        """The name of the task's journal: its type. A single process is the chief of its run."""
         return "chief" if self.is_chief else self.task_type
 
     @property
     def name(self) -> str:
-        """What a person calls the task: chief, worker:1, ps:0, evaluator."""
+        """The readable name of the task: chief, worker:1, ps:0, evaluator."""
         return self.role if self.role in ("chief", "evaluator") else f"{self.task_type}:{self.task_index}"
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes checkpoints and decides: the chief, or worker 0 where there is none."""
+        """Whether this process writes checkpoints and decides: the chief, or worker 0 if there is none."""
         if self.task_type == "chief":
             return True
         return self.task_type == "worker" and self.task_index == 0 and "chief" not in self.tasks
 
     @property
     def is_server(self) -> bool:
-        """Whether this process does what a coordinator asks it to: a parameter server, or a worker beside one."""
+        """Whether this process serves a coordinator: a parameter server, or a worker beside one."""
         return self.task_type == "ps" or (self.task_type == "worker" and "ps" in self.tasks)
 
     @property
     def is_evaluator(self) -> bool:
-        """Whether this process only evaluates what others train."""
+        """Whether this process only evaluates."""
         return self.task_type == "evaluator"
 
     @property
     def num_workers(self) -> int:
-        """Processes that train, the chief included; 1 for a single process."""
+        """The number of processes that train, the chief included; 1 for a single process."""
         if self.is_evaluator:
             return 1
         return len(self.tasks.get("chief", ())) + len(self.tasks.get("worker", ())) or 1
@@ -89,7 +91,7 @@ class Cluster:
 
     @property
     def worker_index(self) -> int:
-        """Place among the processes that train: the chief first."""
+        """The index among the processes that train: the chief first."""
         return self.task_index + (len(self.tasks.get("chief", ())) if self.task_type == "worker" else 0)
 
 

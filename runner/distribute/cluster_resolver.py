@@ -1,4 +1,4 @@
-"""From the environment of this process to its place in a cluster, and why: TF_CONFIG, Slurm, Kubernetes, TPU, here."""
+"""Find this process's place in a cluster from its environment: TF_CONFIG, Slurm, Kubernetes, TPU or local."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from runner.distribute.tf_config import read_tf_config
 
 @dataclasses.dataclass(frozen=True)
 class Detected:
-    """What the environment says of this process.
+    """What the environment says about this process.
 
     Attributes:
-      cluster: its place: `chief` is always in the tasks of a strategy of several processes, the evaluator never.
+      cluster: its place. `tasks` always has a `chief` for a strategy of several processes, and never the evaluator.
         `ALONE`: a single process, or one that starts the others.
       source: tf_config, slurm, kubernetes, tpu or local.
-      why: which variables were seen, in a sentence.
-      has_evaluator: whether a process of its own evaluates.
+      why: the variables that were found, in a sentence.
+      has_evaluator: a separate process evaluates.
     """
 
     cluster: Cluster
@@ -36,16 +36,16 @@ class Detected:
 
     @property
     def has_others(self) -> bool:
-        """Whether something else has started other processes of this run, each with a supervisor of its own."""
+        """Whether other processes of this run were started from outside, each with its own supervisor."""
         is_given = self.source in ("tf_config", "slurm", "kubernetes")
         return is_given and bool(self.cluster.tasks or self.has_evaluator or self.cluster.task_type == "evaluator")
 
 
 def detect(env: Mapping[str, str], settings: ClusterConfig, strategy: StrategyConfig) -> Detected:
-    """Whom this process belongs to, by `cluster.resolver`; auto: the first that the environment shows.
+    """Return this process's place by `cluster.resolver`; auto: by the first detector that finds something.
 
     Raises:
-      ConfigError: the environment names a cluster that cannot be, or one that the strategy cannot use.
+      ConfigError: the environment describes an impossible cluster, or one that the strategy cannot use.
     """
     if strategy.name == "tpu":
         address, why = tpu.find_tpu(env, strategy.address)
@@ -65,14 +65,14 @@ def detect(env: Mapping[str, str], settings: ClusterConfig, strategy: StrategyCo
 
 
 def _names_somebody(env: Mapping[str, str]) -> bool:
-    """Whether TF_CONFIG says more than that this process is alone."""
+    """Report whether TF_CONFIG says more than that this process is alone."""
     given = read_tf_config(env.get("TF_CONFIG", ""))
     return bool(given.tasks) or given.task_type == "evaluator"
 
 
 def _from_tf_config(env: Mapping[str, str], settings: ClusterConfig, strategy: str) -> Detected:
     if not env.get("TF_CONFIG", "").strip():
-        raise ConfigError("cluster.resolver=tf_config, and TF_CONFIG is not set.")
+        raise ConfigError("cluster.resolver=tf_config, but TF_CONFIG is not set.")
     given = read_tf_config(env["TF_CONFIG"])
     tasks = {task_type: addresses for task_type, addresses in given.tasks.items() if task_type != "evaluator"}
     why = f"TF_CONFIG says that this is {given.task_type} {given.task_index} of {_counted(tasks)}."
@@ -97,8 +97,8 @@ def _from_kubernetes(env: Mapping[str, str], settings: ClusterConfig, strategy: 
     if pod.role:
         if not pod.index < counts.get(pod.role, 0):
             raise ConfigError(
-                f"Kubernetes: HOSTNAME={env['HOSTNAME']} is {pod.role} {pod.index}, and strategy={strategy} has "
-                f"{_counted_by(counts)} ({_keys(settings)}). Give the same numbers to the manifest and the config."
+                f"Kubernetes: HOSTNAME={env['HOSTNAME']} is {pod.role} {pod.index}, but strategy={strategy} has "
+                f"{_counted_by(counts)} ({_keys(settings)}). Set the same numbers in the manifest and the config."
             )
         trainers = task_counts(settings, strategy).items()
         tasks = {role: pod.addresses(role, count, settings.service, settings.port) for role, count in trainers}
@@ -107,8 +107,9 @@ def _from_kubernetes(env: Mapping[str, str], settings: ClusterConfig, strategy: 
         total = sum(counts.values())
         if pod.index >= total:
             raise ConfigError(
-                f"Kubernetes: HOSTNAME={env['HOSTNAME']} is pod {pod.index}, and strategy={strategy} has {total}, "
-                f"0 to {total - 1}: {_counted_by(counts)} ({_keys(settings)}). Set them by the Job's completions."
+                f"Kubernetes: HOSTNAME={env['HOSTNAME']} is pod {pod.index}, but strategy={strategy} has {total}, 0 "
+                f"to {total - 1}: {_counted_by(counts)} ({_keys(settings)}). Set these keys to match the Job's "
+                "completions."
             )
         addresses = pod.addresses("", total, settings.service, settings.port)
         place = _by_rank(pod.index, addresses, settings, strategy, "Kubernetes")
@@ -140,18 +141,18 @@ _DETECTORS: Mapping[str, Callable[[Mapping[str, str], ClusterConfig, str], Detec
 
 
 def _counts(settings: ClusterConfig, strategy: str) -> dict[str, int]:
-    """Task type -> how many processes the config asks for, the evaluator included."""
+    """Return task type -> number of processes that the config asks for, the evaluator included."""
     return {**task_counts(settings, strategy), **({"evaluator": 1} if settings.evaluator else {})}
 
 
 def _by_rank(rank: int, addresses: Sequence[str], settings: ClusterConfig, strategy: str, source: str) -> Cluster:
-    """The place of number `rank` of equal processes: the chief, then parameter servers, workers, the evaluator."""
+    """Return the place of process `rank` among equal processes: chief, then parameter servers, workers, evaluator."""
     trainers = list(addresses[: len(addresses) - settings.evaluator])
     num_ps = settings.num_ps if strategy == "parameter_server" else 0
     if len(trainers) < 1 + num_ps + bool(num_ps):
         needed = {"chief": 1, "ps": num_ps, "worker": int(bool(num_ps)), "evaluator": int(settings.evaluator)}
         raise ConfigError(
-            f"{source}: strategy={strategy} needs {_counted_by({k: n for k, n in needed.items() if n})} at least, and "
+            f"{source}: strategy={strategy} needs {_counted_by({k: n for k, n in needed.items() if n})} at least, but "
             f"there are {len(addresses)} processes."
         )
     tasks = {"chief": trainers[:1], "ps": trainers[1 : 1 + num_ps], "worker": trainers[1 + num_ps :]}
@@ -164,7 +165,7 @@ def _by_rank(rank: int, addresses: Sequence[str], settings: ClusterConfig, strat
 
 
 def _fitting(place: Cluster, strategy: str, source: str) -> Cluster:
-    """`place` as `strategy` needs it.
+    """Return `place` in the form that `strategy` needs.
 
     Raises:
       ConfigError: the strategy cannot use these processes.
@@ -174,12 +175,12 @@ def _fitting(place: Cluster, strategy: str, source: str) -> Cluster:
         trainers = len(tasks.get("chief", ())) + len(tasks.get("worker", ()))
         if trainers > 1 or "ps" in tasks:
             raise ConfigError(
-                f"{source} names several processes ({_counted(tasks)}), and strategy={strategy} trains in one. Use "
-                f"strategy={'parameter_server' if 'ps' in tasks else 'multi_worker'}; or cluster.resolver=local, and "
-                "each process is a run of its own."
+                f"{source} names several processes ({_counted(tasks)}), but strategy={strategy} trains in one. Use "
+                f"strategy={'parameter_server' if 'ps' in tasks else 'multi_worker'}; or cluster.resolver=local to "
+                "make each process a run of its own."
             )
         return Cluster("evaluator", 0) if task_type == "evaluator" else ALONE
-    if task_type == "evaluator" and not tasks:  # it needs nobody but the checkpoints
+    if task_type == "evaluator" and not tasks:  # it needs only the checkpoints
         return place
     if strategy == "parameter_server":
         fitted = place.with_chief()
@@ -192,15 +193,13 @@ def _fitting(place: Cluster, strategy: str, source: str) -> Cluster:
             )
         return fitted
     if "ps" in tasks:
-        # Ignored, they would run the same command, hold their machines and never be asked for anything.
+        # If ignored, they would run the same command, occupy their machines and never get a request.
         raise ConfigError(
-            f"{source} names {_counted(tasks)}: strategy=multi_worker has no parameter servers, its variables live in "
-            "the workers. Take ps out, or use strategy=parameter_server."
+            f"{source} names {_counted(tasks)}: strategy=multi_worker has no parameter servers. Remove ps, or use "
+            "strategy=parameter_server."
         )
     if not tasks:
-        raise ConfigError(
-            f"{source} names no cluster, and strategy=multi_worker trains with one. Add a chief or worker."
-        )
+        raise ConfigError(f"{source} names no cluster, but strategy=multi_worker needs one. Add a chief or worker.")
     return place.with_chief()
 
 

@@ -1,7 +1,7 @@
-"""What the workers of a cluster agree on: small sums over all of them, which every worker takes part in.
+"""Agreement between the workers of a cluster: small sums in which every worker takes part.
 
-Whatever depends on a clock, a signal, a file or a hook differs between workers, and a worker that acted on its own
-would leave the others waiting in a collective. So it is agreed here first, at the same places on all of them.
+A clock, a signal, a file or a hook differs between workers, and a worker that acted alone on it would leave the others
+waiting in a collective. So all workers agree first, at the same points of the program.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from runner.distribute.strategy import is_parameter_server
 
 _SUM = tf.distribute.ReduceOp.SUM
 
-# A sum is of so many numbers, or of a larger power of two: each size is a function to trace, and the losses of a loop,
-# of which there are others in every loop, are summed too.
+# Vectors are padded to this length, or to a larger power of two: each length is a function to trace, and the losses of
+# loops, whose lengths differ, are summed too.
 _FEWEST = 16
 
-# Sums wait for whoever writes a checkpoint or evaluates alone; that a peer is gone, its heartbeat tells.
+# No timeout: a sum waits for a worker that writes a checkpoint or evaluates. Heartbeats detect lost peers.
 _PATIENT_SECS = 1e9
 
 _LOST = tuple(getattr(tf.errors, name) for name in OF_A_LOST_PEER)
-# TensorFlow 2.21 has no code of its own for these: a peer that ends while it is waited for.
+# Messages for a peer that ended during a wait; TensorFlow 2.21 has no error code of its own for them.
 _LOST_WORDS = ("Collective ops is aborted", "onnection reset", "Socket closed", "coordination service", "heartbeat")
 
 
 class Collectives:
-    """How the workers of a cluster agree. This is a single process: what it thinks is agreed.
+    """The collectives of a single process, in which every value is agreed; base class of the others.
 
     Every worker calls the same methods in the same order.
     """
@@ -43,9 +43,10 @@ class Collectives:
     num_workers, worker_index, is_chief = 1, 0, True
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Return the sum over the workers, element by element in float64, of as many values on each.
+        """Return the sum over the workers, element by element in float64; every worker passes the same number of
+        values.
 
-        No values: all have met here.
+        Without values, it is a barrier.
         """
         return list(values)
 
@@ -54,7 +55,7 @@ class Collectives:
         return flag
 
     def broadcast(self, values: Sequence[float]) -> list[float]:
-        """Return the chief's values, which are as many as those of each worker."""
+        """Return the chief's values; every worker passes the same number of values."""
         return list(values)
 
     def broadcast_text(self, text: str) -> str:
@@ -62,11 +63,11 @@ class Collectives:
         return text
 
     def sum_in_graph(self, value: tf.Tensor) -> tf.Tensor:
-        """Return `value` (the same shape on all workers) summed over the workers; for use inside a tf.function."""
+        """Return `value` (numeric, the same shape on all workers) summed over the workers; inside a tf.function."""
         return value
 
     def noticing_lost_peers(self) -> contextlib.AbstractContextManager[None]:
-        """While entered, what TensorFlow raises when a peer has gone is raised as PeerLost."""
+        """Raise PeerLost for TensorFlow's errors about a lost peer, inside this context."""
         return contextlib.nullcontext()
 
 
@@ -74,7 +75,9 @@ SINGLE_PROCESS = Collectives()
 
 
 class CoordinatorCollectives(Collectives):
-    """The coordinator of parameter servers: it agrees with nobody, and its variables are in other processes."""
+    """The collectives of a coordinator of parameter servers: it trains alone, but its variables are in other
+    processes.
+    """
 
     @contextlib.contextmanager
     def noticing_lost_peers(self) -> Iterator[None]:
@@ -83,7 +86,7 @@ class CoordinatorCollectives(Collectives):
         except tf.errors.UnavailableError as error:
             named = re.search(r"/job:ps/replica:\d+/task:(\d+)", error.message)
             which = f" (ps:{named[1]})" if named else ""
-            raise PeerLost(f"a parameter server was lost{which}, and with it the variables that it held") from error
+            raise PeerLost(f"A parameter server was lost{which}, with the variables that it held") from error
 
 
 class WorkerCollectives(Collectives):
@@ -143,22 +146,23 @@ class WorkerCollectives(Collectives):
 
 
 def check_evaluation(training: Any, evaluation: Any) -> None:
-    """Checks the strategies of a RunConfig. Several processes are joined for one strategy.
+    """Check the strategies of a RunConfig: several processes can be joined for one strategy only.
 
-    Raises: ValueError: evaluation has one of several processes that is not that of training.
+    Raises:
+      ValueError: evaluation has a strategy of several processes that is not that of training.
     """
     if not isinstance(evaluation, tf.distribute.Strategy) or evaluation is training:
         return
     if is_parameter_server(evaluation) or collectives_of(evaluation).num_workers > 1:
         raise ValueError(
-            f"RunConfig(eval_distribute={type(evaluation).__name__}): processes are joined for one strategy. Give the "
-            "object that is train_distribute, None (which means that), or a strategy of one process; or evaluate in a "
-            "program of its own."
+            f"RunConfig(eval_distribute={type(evaluation).__name__}): processes can be joined for one strategy only. "
+            "Use None or the same object as train_distribute, or a strategy of one process; or evaluate in another "
+            "program."
         )
 
 
 def collectives_of(strategy: tf.distribute.Strategy | None) -> Collectives:
-    """How the processes that train with `strategy` agree."""
+    """Return the collectives of the processes that train with `strategy`."""
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         together = WorkerCollectives(strategy)
         return together if together.num_workers > 1 else SINGLE_PROCESS
@@ -166,13 +170,13 @@ def collectives_of(strategy: tf.distribute.Strategy | None) -> Collectives:
 
 
 def is_loss_of_peer(error: BaseException) -> bool:
-    """Whether TensorFlow raised `error` because another process ended, or its connection did."""
+    """Report whether TensorFlow raised `error` because another process or its connection ended."""
     if isinstance(error, _LOST):
         return True
     return isinstance(error, tf.errors.OpError) and any(words in str(error) for words in _LOST_WORDS)
 
 
 def _reason(error: tf.errors.OpError) -> str:
-    """The line of TensorFlow's message that says what happened."""
+    """Return the line of TensorFlow's message that says what happened."""
     lines = str(error.message).splitlines()
     return next((line for line in lines if any(words in line for words in _LOST_WORDS)), lines[0] if lines else "")

@@ -1,4 +1,4 @@
-"""The devices of this process: what TensorFlow is told of them before it uses one, and what they are called."""
+"""Configure the devices of this process before TensorFlow uses them, and describe them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _log = logging.getLogger(__name__)
 
 
 def configure_devices(run: RunSettings) -> None:
-    """Tell TensorFlow how to take memory of GPUs and how many threads to have, as `run` says.
+    """Configure GPU memory and numbers of threads as `run` says.
 
-    Call it before a module of the user's is imported: TensorFlow takes neither once it has used a device. What `run`
-    leaves open stays as it is, TensorFlow's default or what a script has set.
+    Call it before a module of the user is imported: TensorFlow ignores these settings once it has used a device.
+    Settings that `run` leaves open keep their value, TensorFlow's default or a script's.
 
     Raises:
-      ConfigError: TensorFlow has used a device, and what it has differs.
+      ConfigError: TensorFlow has used a device, and has other settings.
     """
     threading = tf.config.threading
     if run.inter_op_threads is not None:
@@ -42,14 +42,15 @@ def _set(key: str, setter: Any, *values: Any) -> None:
     except RuntimeError as error:  # "... cannot be modified after initialization"
         value = str(values[-1]).lower()
         raise ConfigError(
-            f"{key}={value} comes too late: TensorFlow is in use already, and takes it only before its first tensor. "
-            f"A process that has used TensorFlow before this run does that: start the run in one of its own "
-            f"(run.inline=false), or leave {key} out."
+            f"{key}={value} comes too late: this process has already used TensorFlow, which takes the setting only "
+            f"before its first tensor. Run in a separate process (run.inline=false), or unset {key}."
         ) from error
 
 
 def session_config() -> tf.compat.v1.ConfigProto:
-    """Return what this process has set of threads and GPU memory: a server of TensorFlow does not know it by itself."""
+    """Return this process's settings of threads and GPU memory, for a TensorFlow server, which does not read them
+    itself.
+    """
     gpus = tf.config.list_physical_devices("GPU")
     grows = any(tf.config.experimental.get_memory_growth(gpu) for gpu in gpus)
     return tf.compat.v1.ConfigProto(
@@ -60,9 +61,9 @@ def session_config() -> tf.compat.v1.ConfigProto:
 
 
 def describe_devices(strategy: EvalStrategyConfig, replicas: int) -> str:
-    """Return what computes: `CPU, 2 cores`, or `2 x NVIDIA H200`.
+    """Return the devices that compute: `CPU, 2 cores`, or `2 x NVIDIA H200`.
 
-    Those of this process are named; other workers are taken to have the same.
+    The names are those of this process's devices; other workers are assumed to have the same.
     """
     is_on_cpu = strategy.virtual_devices or any("cpu" in device.lower() for device in strategy.devices or ())
     for kind in () if is_on_cpu else ("TPU", "GPU"):

@@ -1,4 +1,4 @@
-"""The loss of a peer: how a task of several tells it from an error of its own."""
+"""The error for a lost peer, to distinguish it from a task's own errors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ OF_A_LOST_PEER = ("UnavailableError", "AbortedError", "DeadlineExceededError", "
 
 
 class PeerLost(RuntimeError):
-    """A peer, or the connection to it, is gone: this task can do nothing about it."""
+    """A peer, or the connection to it, is lost: this task can do nothing about it."""
 
 
 def tells_of_a_lost_peer(error: BaseException, cluster: Cluster) -> bool:
-    """Report whether a task of several stopped because of another one."""
+    """Report whether a task stopped because of another task of the cluster."""
     if isinstance(error, PeerLost):
         return True
     of_tensorflow = type(error).__module__.startswith("tensorflow.")

@@ -1,4 +1,4 @@
-"""TensorFlow's gRPC server of a parameter_server run, and who may reach the servers that a run starts."""
+"""TensorFlow's gRPC server of a parameter_server run, and which hosts can reach the servers that a run starts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from runner.distribute.devices import session_config
 
 
 def start_server(cluster: Cluster) -> tf.distribute.Server:
-    """The server of this process, at its address in `cluster`. It asks nobody who calls it, and listens on all
-    interfaces of the host, whatever the address says; see `runner.distribute.grpc_server`.
+    """Start the server of this process, at its address in `cluster`.
+
+    It does not authenticate callers, and listens on all interfaces of the host whatever the address says; see
+    `kept_local`.
     """
     spec = tf.train.ClusterSpec({kind: list(addresses) for kind, addresses in cluster.tasks.items()})
     return tf.distribute.Server(
@@ -28,8 +30,8 @@ def start_server(cluster: Cluster) -> tf.distribute.Server:
 
 
 def serve(server: tf.distribute.Server) -> None:
-    """Does not return: a signal ends this process, or whoever started it. TensorFlow's own `join` heeds no signal."""
-    assert server is not None  # it lives as long as somebody holds it
+    """Serve until a signal or the supervisor ends this process; unlike TensorFlow's own `join`, heed signals."""
+    assert server is not None
     while True:
         time.sleep(3600)
 
@@ -37,16 +39,20 @@ def serve(server: tf.distribute.Server) -> None:
 def serve_the_coordinator(
     server: tf.distribute.Server, cluster: Cluster, timeout_secs: float, is_over: Callable[[], bool]
 ) -> None:
-    """Returns when the process of the chief of `cluster`, which coordinates, has ended. Without a supervisor nobody
-    else tells: its address, at which TensorFlow serves as long as it lives, no longer answers.
+    """Return when the coordinator, the chief of `cluster`, has ended.
+
+    Without a supervisor, only its address shows that: it answers as long as the process lives.
 
     Args:
-      is_over: whether it has ended, where it has not answered yet.
+      server: the server of this process.
+      cluster: the cluster.
+      timeout_secs: how long to wait for the coordinator's first answer.
+      is_over: reports whether the run has ended, while the coordinator has not answered yet.
 
     Raises:
-      TimeoutError: it has not come within `timeout_secs`.
+      TimeoutError: the coordinator has not answered within `timeout_secs`.
     """
-    assert server is not None  # it lives as long as somebody holds it
+    assert server is not None
     (address,) = cluster.tasks["chief"]
     started, answered = time.monotonic(), None
     while answered is None or time.monotonic() - answered < GONE_SECS:
@@ -56,7 +62,7 @@ def serve_the_coordinator(
             return
         elif answered is None and time.monotonic() - started > timeout_secs:
             raise TimeoutError(
-                f"The coordinator of the parameter servers, {address}, has not come within {timeout_secs:.0f} s."
+                f"The coordinator of the parameter servers, {address}, did not join within {timeout_secs:.0f} s."
             )
         time.sleep(LOOK_SECS)
 
@@ -83,14 +89,14 @@ PERIOD_SECS = 0.02
 
 @contextlib.contextmanager
 def kept_local(cluster: Cluster) -> Iterator[None]:
-    """Closes to other hosts what begins to listen while it is entered, where `cluster` lives on this host alone."""
+    """Close to other hosts every port that is opened inside this context, if `cluster` is on this host alone."""
     addresses = [address for addresses in cluster.tasks.values() for address in addresses]
     if not addresses or not all(address.startswith("127.0.0.1:") for address in addresses):
         yield
         return
     ended, before = threading.Event(), set(_listening())
     thread = threading.Thread(target=_watch, args=(ended, before), daemon=True, name="loopback")
-    thread.start()  # a server listens for seconds before its strategy is there: it waits for the others
+    thread.start()  # a server listens for seconds before its strategy exists, because it waits for the others
     try:
         yield
     finally:
@@ -105,17 +111,21 @@ def _watch(ended: threading.Event, known: set[int]) -> None:
 
 
 def _close_to_others(known: set[int]) -> None:
-    """Binds to the loopback device what listens and is not among `known`, to which it is added."""
+    """Bind to the loopback device the listening sockets that are not in `known`, and add them to it."""
     for descriptor in set(_listening()) - known:
         known.add(descriptor)
         try:
             with socket.socket(fileno=os.dup(descriptor)) as listening:
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
         except OSError as error:
-            _log.warning("The server of this task listens to other hosts, too: it cannot be bound to lo (%s).", error)
+            _log.warning(
+                "The server of this task is reachable from other hosts: its socket cannot be bound to the loopback "
+                "device (%s).",
+                error,
+            )
 
 
 def _listening() -> list[int]:
-    """The file descriptors of this process that listen for TCP connections."""
+    """Return the file descriptors of this process that listen for TCP connections."""
     connections = psutil.Process().net_connections("tcp")
     return [connection.fd for connection in connections if connection.status == psutil.CONN_LISTEN]

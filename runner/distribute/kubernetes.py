@@ -1,6 +1,7 @@
-"""The pods of a run on Kubernetes, from the name of this one: an indexed Job, or StatefulSets.
+"""The pods of a run on Kubernetes, from the name of this pod: an indexed Job, or StatefulSets.
 
-Kubernetes tells a pod its own name, not how many there are: that is config (`cluster.num_workers`, `cluster.num_ps`).
+Kubernetes tells a pod its own name, but not the number of pods, so that is in the config (`cluster.num_workers`,
+`cluster.num_ps`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ _ROLES = ("chief", "worker", "ps", "evaluator")
 
 @dataclass(frozen=True)
 class Pod:
-    """This pod, by its host name `<owner>-<index>`.
+    """This pod, from its host name `<owner>-<index>`.
 
     Attributes:
       owner: name of the Job or StatefulSet, without the role.
-      role: the task type, where the owner's name ends with one (`digits-ps`); '': the index alone decides.
-      index: among the pods of that owner.
+      role: the task type if the owner's name ends in one (`digits-ps`); '': the index alone decides.
+      index: index among the owner's pods.
     """
 
     owner: str
@@ -32,40 +33,39 @@ class Pod:
     index: int
 
     def addresses(self, role: str, count: int, service: str | None, port: int | None) -> Sequence[str]:
-        """Return where the first `count` pods of the owner with `role` listen."""
+        """Return the addresses of the first `count` pods of the owner with `role`."""
         name = f"{self.owner}-{role}" if role else self.owner
         return [f"{name}-{index}.{service or self.owner}:{port or PORT}" for index in range(count)]
 
 
 def is_in_set(env: Mapping[str, str], service: str | None) -> bool:
-    """Whether this is a pod of an indexed Job, or of a StatefulSet that is meant to train.
+    """Report whether this is a pod of an indexed Job, or of a StatefulSet that is meant to train.
 
-    A notebook's pod is one of a StatefulSet, too: only `cluster.service` tells that its peers are wanted.
+    A notebook's pod may belong to a StatefulSet, too; only `cluster.service` says that its peers take part.
     """
     is_ordinal = re.fullmatch(r".+-\d+", env.get("HOSTNAME", "")) is not None
     return "JOB_COMPLETION_INDEX" in env or ("KUBERNETES_SERVICE_HOST" in env and bool(service) and is_ordinal)
 
 
 def check_not_in_set(env: Mapping[str, str], service: str | None) -> None:
-    """Refuse a pod of a StatefulSet that would train alone, since its environment does not say that it is one.
+    """Raise an error for a pod of a StatefulSet that would train alone because its environment does not identify it.
 
     Raises:
-      ConfigError: `cluster.service` is given, the host name ends with an index, and Kubernetes' own variable is not
-        set.
+      ConfigError: `cluster.service` is set and the host name ends in an index, but Kubernetes' own variable is not set.
     """
     if service and re.fullmatch(r".+-\d+", env.get("HOSTNAME", "")):
         raise ConfigError(
-            f"cluster.service={service} and HOSTNAME={env['HOSTNAME']} look like a pod of a StatefulSet, and "
-            "KUBERNETES_SERVICE_HOST is not set, so nobody knows. Give cluster.resolver=kubernetes to join the other "
-            "pods, or cluster.resolver=local to train on this host alone."
+            f"cluster.service={service} and HOSTNAME={env['HOSTNAME']} look like a pod of a StatefulSet, but "
+            "KUBERNETES_SERVICE_HOST is not set. Set cluster.resolver=kubernetes to join the other pods, or "
+            "cluster.resolver=local to train on this host alone."
         )
 
 
 def read_pod(env: Mapping[str, str]) -> Pod:
-    """This pod.
+    """Return this pod.
 
     Raises:
-      ConfigError: its host name does not end with its index.
+      ConfigError: its host name does not end in an index.
     """
     name = env.get("HOSTNAME", "")
     match = re.fullmatch(r"(.+)-(\d+)", name)

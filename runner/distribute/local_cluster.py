@@ -1,4 +1,4 @@
-"""The cluster that a run starts for itself, on its own host."""
+"""The cluster that a run starts on its own host."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ HOST = "127.0.0.1"
 
 
 def local_places(config: Config, ports: Callable[[int], Sequence[int]] | None = None) -> list[Cluster]:
-    """The tasks that do what `config` says, the chief first.
+    """Return the tasks of `config`, the chief first.
 
     Args:
-      ports: gives so many free ports; None: asks the system.
+      config: the config.
+      ports: returns this many free ports; None: asks the system.
     """
     settings, tasks = config.cluster, dict[str, list[str]]()
     if config.is_cluster:
@@ -31,7 +32,7 @@ def local_places(config: Config, ports: Callable[[int], Sequence[int]] | None = 
 
 
 def task_counts(settings: ClusterConfig, strategy: str) -> dict[str, int]:
-    """Task type -> how many processes the config asks for, the evaluator aside."""
+    """Return task type -> number of processes that the config asks for, without the evaluator."""
     counts = {"chief": 1}
     if strategy == "multi_worker":
         counts["worker"] = settings.num_workers - 1
@@ -41,9 +42,9 @@ def task_counts(settings: ClusterConfig, strategy: str) -> dict[str, int]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody uses now. Somebody else may take one before it is bound."""
+    """Return ports that are free now; another process may take one before it is bound."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
-            each.bind(("", 0))  # as TensorFlow's servers do: on all addresses
+            each.bind(("", 0))  # on all addresses, like TensorFlow's servers
         return [int(each.getsockname()[1]) for each in sockets]

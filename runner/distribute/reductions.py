@@ -1,8 +1,8 @@
-"""Gradients are the mean over the global batch, whoever sums them.
+"""Make gradients the mean over the global batch, whichever optimizer sums them.
 
-TensorFlow sums gradients over replicas, or takes their mean, depending on the optimizer's family and on how it is
-called. Here each replica's gradient is weighted by its share of the global batch before that sum, so that uneven
-batches and replicas without an example come out right, and every family gives the same numbers.
+TensorFlow sums gradients over replicas or takes their mean, depending on the optimizer's family and on the call. Here
+each replica's gradient is first weighted by its share of the global batch. Uneven batches and replicas without examples
+are then correct, and every family gets the same numbers.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ _SUM = tf.distribute.ReduceOp.SUM
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaWeights:
-    """How much each local replica counts in one step. Graph tensors.
+    """The weights of the local replicas in one step, as graph tensors.
 
     Attributes:
-      counts: `[local replicas]` int64: real examples of each; 0 marks a placeholder example.
-      global_count: int64 scalar: real examples of the step over all replicas of all workers, >= 1.
+      counts: int64 `[local replicas]`, real examples of each replica; 0 marks a placeholder example.
+      global_count: int64 scalar >= 1, real examples of the step over all replicas of all workers.
     """
 
     counts: tf.Tensor
     global_count: tf.Tensor
 
     def share(self, replica: int, dtype: tf.DType) -> tf.Tensor:
-        """Replica's part of the global batch; over all replicas they sum to 1."""
+        """Return the replica's share of the global batch, a scalar of `dtype`; the shares of all replicas sum to 1."""
         return tf.cast(self.counts[replica] / self.global_count, dtype)
 
     def presence(self, replica: int, dtype: tf.DType) -> tf.Tensor:
-        """1 where the replica has an example, 0 where it was given a placeholder."""
+        """Return a scalar of `dtype`: 1 if the replica has an example, 0 if it has a placeholder."""
         return tf.cast(self.counts[replica] > 0, dtype)
 
 
 def scale(gradient: Any, factor: tf.Tensor) -> Any:
-    """`gradient * factor` for tensors and IndexedSlices; None stays None."""
+    """Return `gradient * factor` for a tensor or IndexedSlices of any shape; None stays None. `factor` is a scalar."""
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
@@ -53,9 +53,9 @@ def scale(gradient: Any, factor: tf.Tensor) -> Any:
 
 
 def all_reduce(values: Sequence[Any]) -> list[Any]:
-    """Each of `values` summed over all replicas, as it is; in replica context.
+    """Return each of `values` (tensors of any shape, or IndexedSlices) summed over all replicas; in replica context.
 
-    Over several processes IndexedSlices come back dense, see `_collectable`.
+    Over several processes, IndexedSlices become dense, see `_collectable`.
     """
     context = tf.distribute.get_replica_context()
     if not spans_processes(context.strategy):
@@ -65,15 +65,17 @@ def all_reduce(values: Sequence[Any]) -> list[Any]:
 
 
 def spans_processes(strategy: tf.distribute.Strategy) -> bool:
-    """Whether some of the replicas of `strategy` are in other processes."""
+    """Report whether some replicas of `strategy` are in other processes."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return False
     return bool(strategy.num_replicas_in_sync > len(strategy.extended.worker_devices))
 
 
 def _collectable(value: Any) -> Any:
-    """What a collective inside a loop can sum. It keeps the shape of its first step (TensorFlow 2.21), and the rows of
-    IndexedSlices are another number in each: they become dense.
+    """Return a form of `value` that a collective inside a loop can sum: IndexedSlices become dense.
+
+    A collective keeps the shape of its first step (TensorFlow 2.21), but the number of rows of IndexedSlices differs
+    between steps.
     """
     return tf.convert_to_tensor(value) if isinstance(value, tf.IndexedSlices) else value
 
@@ -81,7 +83,7 @@ def _collectable(value: Any) -> Any:
 def _sum_by_dtype(
     values: Sequence[Any], dtype_of: Callable[[Any], tf.DType], reduce: Callable[[list[Any]], Sequence[Any]]
 ) -> list[Any]:
-    """Reduce the values of each dtype together, as a collective packs what it is given into one tensor."""
+    """Reduce the values of each dtype together, because a collective packs its arguments into one tensor."""
     places: dict[tf.DType, list[int]] = {}
     for place, value in enumerate(values):
         places.setdefault(dtype_of(value), []).append(place)
@@ -93,9 +95,9 @@ def _sum_by_dtype(
 
 
 def local_replica() -> int:
-    """Index of the current replica among those of this process, in a trace of strategy.run.
+    """Return the index of the current replica among those of this process, in a trace of strategy.run.
 
-    Replicas are numbered over all workers, and each worker has the same number of them.
+    Replicas are numbered over all workers, which have the same number of replicas each.
     """
     context = tf.distribute.get_replica_context()
     replica_id = tf.get_static_value(context.replica_id_in_sync_group)
@@ -103,25 +105,27 @@ def local_replica() -> int:
 
 
 class Reductions:
-    """Reductions over replicas during one trace, weighted.
+    """Weighted reductions over replicas during one trace.
 
-    While entered:
-    - `v1.train.Optimizer.apply_gradients` and Keras 3 optimizers, when *model_fn* calls them, see each gradient
-      multiplied by the replica's share of the global batch (they then sum: the mean over examples);
-    - a MEAN (moving averages of BatchNorm) becomes the example-weighted mean;
-    - a SUM inside the layers (synchronized BatchNorm) leaves out replicas that hold a placeholder.
-    Within `as_is` nothing is weighted, and optimizers take gradients for the global ones (`optimizer=`).
+    Inside its context:
+    - `v1.train.Optimizer.apply_gradients` and Keras 3 optimizers, if *model_fn* calls them, get each gradient
+      multiplied by the replica's share of the global batch. Their sum is then the mean over examples.
+    - a MEAN (moving averages of BatchNorm) becomes the mean weighted by examples.
+    - a SUM inside layers (synchronized BatchNorm) leaves out replicas with a placeholder.
+    Inside `as_is` nothing is weighted, and optimizers get global gradients (`optimizer=`).
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, weights: ReplicaWeights) -> None:
         self._strategy = strategy
         self._weights = weights
-        # Shared by the replica threads: they pass every merge_call together, so they enter and leave together.
+        # Shared by the replica threads, which pass every merge_call, and so enter and leave, together.
         self._as_is = False
 
     @contextlib.contextmanager
     def as_is(self) -> Iterator[None]:
-        """What is reduced in here is weighted already, and what an optimizer gets is the global gradient."""
+        """Reduce without weights inside this context: values are weighted already, and optimizers get the global
+        gradient.
+        """
         self._as_is = True
         try:
             yield
@@ -141,7 +145,7 @@ class Reductions:
             gradients = all(isinstance(destination, tf.Variable) for _, destination in pairs)
             if self._as_is and gradients:
                 return [value for value, _ in pairs]
-            if self._as_is or gradients:  # gradients have been weighted in replica context
+            if self._as_is or gradients:  # gradients were weighted in replica context
                 return batch_reduce_to(op, pairs, options)
             return batch_reduce_to(_SUM, [(self._weighted(op, value), where) for value, where in pairs], options)
 
@@ -161,14 +165,12 @@ class Reductions:
             yield self
 
     def _in_loops(self, batch_reduce_to: Callable[..., Any]) -> Callable[..., Any]:
-        """`batch_reduce_to` as it works inside a loop.
+        """Return `batch_reduce_to` in a form that works inside a loop.
 
-        Over several processes: of dense tensors, those of one dtype together. For a MirroredStrategy: without the
-        collectives that are its default (TF 2.21).
-
-        A collective keeps the shape of the first step of a loop, so sparse gradients abort the run at a batch with
-        another number of rows; and two strategies of one process count the same keys. On CPUs they also take 1.5x
-        as long as a sum on one device.
+        Over several processes, dense tensors of one dtype are reduced together. For a MirroredStrategy, the collectives
+        that are its default are not used (TF 2.21). A collective keeps the shape of a loop's first step, so sparse
+        gradients abort the run at a batch with another number of rows; and two strategies in one process use the same
+        collective keys. On CPUs, collectives also take 1.5x as long as a sum on one device.
         """
         if spans_processes(self._strategy):
             return functools.partial(self._reduce_between_processes, batch_reduce_to)
@@ -181,7 +183,7 @@ class Reductions:
         is_the_users = chosen is not None and not type(chosen).__module__.startswith("tensorflow.")
         if is_the_users:
             return batch_reduce_to
-        on_cpu = on_cpu and not is_a_copy  # who asks for it gets it; nccl has no CPUs
+        on_cpu = on_cpu and not is_a_copy  # explicitly configured; nccl does not run on CPUs
 
         def reduce(op: Any, pairs: Sequence[tuple[Any, Any]], options: Any = None) -> list[Any]:
             aside = [on_cpu or self._is_sparse(value) for value, _ in pairs]
@@ -216,7 +218,7 @@ class Reductions:
         return isinstance(self._strategy.experimental_local_results(value)[0], tf.IndexedSlices)
 
     def all_reduce(self, grads_and_vars: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """What a Keras 3 optimizer calls for its sum over replicas."""
+        """Sum (gradient, variable) pairs over replicas; called by Keras 3 optimizers."""
         if self._as_is:
             return grads_and_vars
         pairs = self._weighted_gradients(grads_and_vars)
@@ -234,7 +236,7 @@ class Reductions:
         ]
 
     def _weighted(self, op: Any, value: Any) -> tf.distribute.DistributedValues:
-        """Values whose SUM is the weighted mean (op MEAN), or the sum without placeholders (op SUM)."""
+        """Return values whose SUM is the weighted mean (op MEAN), or the sum without placeholders (op SUM)."""
         replicas = range(self._weights.counts.shape[0])
         values = self._strategy.experimental_local_results(value)
         if len(values) == 1:
@@ -247,8 +249,8 @@ class Reductions:
         return self._per_replica(weighted)
 
     def _per_replica(self, values: Sequence[Any]) -> tf.distribute.DistributedValues:
-        """Return one value for each local replica as what the strategy reduces."""
-        # Replicas are numbered over all workers, each of which has the same number of them.
+        """Return one value per local replica in the form that the strategy reduces."""
+        # Replicas are numbered over all workers, which have the same number of replicas each.
         return self._strategy.experimental_distribute_values_from_function(
             lambda context: values[context.replica_id_in_sync_group % len(values)]
         )

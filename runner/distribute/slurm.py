@@ -14,24 +14,25 @@ FIRST_PORT, SLOTS, PORTS_PER_SLOT = 61440, 256, 16
 
 
 def is_in_step(env: Mapping[str, str]) -> bool:
-    """Whether `srun` started this process as one of several tasks.
+    """Report whether `srun` started this process as one of several tasks.
 
-    A batch script itself has SLURM_PROCID=0 and SLURM_NTASKS too; only a step has variables of its own.
+    A batch script has SLURM_PROCID=0 and SLURM_NTASKS too; only a step has variables of its own.
     """
     return "SLURM_PROCID" in env and _number(env, "SLURM_STEP_NUM_TASKS", _of_job(env), default=1) > 1
 
 
 def read_slurm(env: Mapping[str, str], port: int | None) -> tuple[int, Sequence[str]]:
-    """This process's rank in its step, and the address of each task by rank.
+    """Return (rank of this process in its step, address of each task by rank).
 
     Args:
-      port: of the first task on each node; None: one that follows from the job's number.
+      env: the environment.
+      port: port of the first task on each node; None: derived from the job's number.
 
     Raises:
-      ConfigError: a variable is missing, cannot be read, or does not go with the others.
+      ConfigError: a variable is missing, cannot be read, or contradicts another.
     """
     if "SLURM_PROCID" not in env:
-        raise ConfigError("cluster.resolver=slurm, and SLURM_PROCID is not set: start the tasks with srun.")
+        raise ConfigError("cluster.resolver=slurm, but SLURM_PROCID is not set. Start the tasks with srun.")
     count, rank = _number(env, "SLURM_STEP_NUM_TASKS", _of_job(env)), _number(env, "SLURM_PROCID")
     if rank >= count:
         raise ConfigError(f"SLURM_PROCID={rank}: the step has {count} tasks, 0 to {count - 1}.")
@@ -42,29 +43,31 @@ def read_slurm(env: Mapping[str, str], port: int | None) -> tuple[int, Sequence[
     is_cyclic = env.get("SLURM_DISTRIBUTION", "block").startswith("cyclic")
     places = _places(nodes, _tasks_per_node(env, nodes, count), is_cyclic=is_cyclic)
     if len(places) != count:
-        raise ConfigError(f"Slurm's variables differ: {name}={nodelist} holds {len(places)} tasks, and not {count}.")
+        raise ConfigError(
+            f"Slurm's variables differ: {name}={nodelist} holds {len(places)} tasks, but the step has {count}."
+        )
     _check_own_place(env, places[rank], nodes, rank)
     base = _first_port(env, port, most=1 + max(local for _, local in places))
     return rank, [f"{nodes[node]}:{base + local}" for node, local in places]
 
 
 def expand_nodes(nodelist: str, name: str = "SLURM_STEP_NODELIST") -> list[str]:
-    """The nodes in Slurm's short form: `node[01-03,07],gpu5` -> node01, node02, node03, node07, gpu5.
+    """Return the nodes of Slurm's short form: `node[01-03,07],gpu5` -> node01, node02, node03, node07, gpu5.
 
     Raises:
-      ConfigError: it cannot be read; `name` is the variable it came from.
+      ConfigError: the text cannot be read; `name` is the variable it comes from.
     """
     nodes: list[str] = []
     for part in re.split(r",(?![^\[]*\])", nodelist):
         pieces = re.split(r"\[([\d,-]+)\]", part)  # text, range, text, range, ..., text
         if not part or any(char in piece for piece in pieces[::2] for char in "[]"):
-            raise ConfigError(f"{name}={nodelist}: {part!r} is no list of nodes. Slurm writes node[01-03,07],gpu5.")
+            raise ConfigError(f"{name}={nodelist}: {part!r} is not a list of nodes. Slurm writes node[01-03,07],gpu5.")
         ranges = [list(_ranges(piece, name, nodelist)) if at % 2 else [] for at, piece in enumerate(pieces)]
-        # Counted before they are listed: a few characters can name more nodes than there is memory for.
+        # Count before listing: a few characters can name more nodes than fit into memory.
         sizes = (sum(numbers.stop - numbers.start for numbers, _ in found) for found in ranges[1::2])
         count = len(nodes) + math.prod(sizes)
         if count > MAX_TASKS:
-            raise ConfigError(f"{name}={nodelist} names {count} nodes. There may be {MAX_TASKS} at most.")
+            raise ConfigError(f"{name}={nodelist} names {count} nodes. At most {MAX_TASKS} are allowed.")
         choices = [
             [str(number).zfill(digits) for numbers, digits in found for number in numbers] if at % 2 else [piece]
             for at, (piece, found) in enumerate(zip(pieces, ranges, strict=True))
@@ -74,16 +77,16 @@ def expand_nodes(nodelist: str, name: str = "SLURM_STEP_NODELIST") -> list[str]:
 
 
 def _ranges(ranges: str, name: str, nodelist: str) -> Iterator[tuple[range, int]]:
-    """`01-03,07` -> the numbers 1 to 3 and 7, each range with the digits of its first number."""
+    """Yield the numbers of `01-03,07`: each range, with the number of digits of its first number."""
     for part in ranges.split(","):
         match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", part)
         if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise ConfigError(f"{name}={nodelist}: {part!r} is no range. Slurm writes node[01-03,07],gpu5.")
+            raise ConfigError(f"{name}={nodelist}: {part!r} is not a range. Slurm writes node[01-03,07],gpu5.")
         yield range(int(match[1]), int(match[2] or match[1]) + 1), len(match[1])
 
 
 def _tasks_per_node(env: Mapping[str, str], nodes: Sequence[str], count: int) -> list[int]:
-    """How many tasks each node has: `2(x3),1` -> 2, 2, 2, 1."""
+    """Return the number of tasks of each node: `2(x3),1` -> 2, 2, 2, 1."""
     if len(nodes) in (1, count) and "SLURM_STEP_TASKS_PER_NODE" not in env:
         return [count // len(nodes)] * len(nodes)
     name, text = _first(env, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
@@ -91,49 +94,54 @@ def _tasks_per_node(env: Mapping[str, str], nodes: Sequence[str], count: int) ->
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,18})(?:\(x(\d{1,18})\))?", part)
         if match is None:
-            raise ConfigError(f"{name}={text}: {part!r} is no number of tasks. Slurm writes 2(x3),1.")
+            raise ConfigError(f"{name}={text}: {part!r} is not a number of tasks. Slurm writes 2(x3),1.")
         counts.append((int(match[1]), int(match[2] or 1)))
-    # Before they are listed: some digits can be more than there is memory for.
+    # Count before listing: a few digits can mean more tasks than fit into memory.
     num_nodes, num_tasks = sum(times for _, times in counts), sum(tasks * times for tasks, times in counts)
     if num_nodes != len(nodes):
-        raise ConfigError(f"Slurm's variables differ: {name}={text} is of {num_nodes} nodes, not {len(nodes)}.")
+        raise ConfigError(f"Slurm's variables differ: {name}={text} describes {num_nodes} nodes, not {len(nodes)}.")
     if num_tasks > MAX_TASKS:
-        raise ConfigError(f"{name}={text} is of {num_tasks} tasks. There may be {MAX_TASKS} at most.")
+        raise ConfigError(f"{name}={text} describes {num_tasks} tasks. At most {MAX_TASKS} are allowed.")
     return [tasks for tasks, times in counts for _ in range(times)]
 
 
 def _places(nodes: Sequence[str], tasks_per_node: Sequence[int], *, is_cyclic: bool) -> list[tuple[int, int]]:
-    """(number of the node, place on it) of each rank."""
+    """Return (number of the node, position on it) of each rank."""
     places = [(node, local) for node in range(len(nodes)) for local in range(tasks_per_node[node])]
     return sorted(places, key=lambda place: (place[1], place[0])) if is_cyclic else places
 
 
 def _check_own_place(env: Mapping[str, str], place: tuple[int, int], nodes: Sequence[str], rank: int) -> None:
-    """That Slurm put this task where we think all tasks are: else the addresses would be wrong for everybody."""
+    """Check that Slurm put this task where all tasks are assumed to be; otherwise every address would be wrong."""
     if "SLURM_NODEID" in env and "SLURM_LOCALID" in env:
         actual = _number(env, "SLURM_NODEID"), _number(env, "SLURM_LOCALID")
         if actual != place:
             raise ConfigError(
-                f"Slurm's variables differ: task {rank} is number {actual[1]} on node {actual[0]}, and by "
-                f"SLURM_STEP_TASKS_PER_NODE number {place[1]} on node {place[0]} ({nodes[place[0]]}). Start the tasks "
+                f"Slurm's variables differ: task {rank} is number {actual[1]} on node {actual[0]}, but by "
+                f"SLURM_STEP_TASKS_PER_NODE it is number {place[1]} on node {place[0]} ({nodes[place[0]]}). Start the "
+                "tasks "
                 "with srun --distribution=block."
             )
 
 
 def _first_port(env: Mapping[str, str], port: int | None, most: int) -> int:
-    """The same for all tasks of a job step; steps that share a node differ. `most` tasks are on one node."""
+    """Return the first port: the same for all tasks of a job step, and different for steps that share a node.
+
+    Args:
+      most: largest number of tasks on one node.
+    """
     last = 65536 - most
     if port is None:
         job = _number(env, "SLURM_JOB_ID", env.get("SLURM_JOBID"), default=0)
         slot = (31 * job + _number(env, "SLURM_STEP_ID", default=0)) % SLOTS
         return min(FIRST_PORT + slot * PORTS_PER_SLOT, last)
     if port > last:
-        raise ConfigError(f"cluster.port={port} and {most} tasks on a node go beyond port 65535. Use {last} at most.")
+        raise ConfigError(f"cluster.port={port} with {most} tasks on a node exceeds port 65535. Use at most {last}.")
     return port
 
 
 def _of_job(env: Mapping[str, str]) -> str | None:
-    """The tasks of the whole job, where this process is in a step for sure."""
+    """Return the number of tasks of the whole job, if this process is certainly in a step."""
     return env.get("SLURM_NTASKS") if "SLURM_STEP_NODELIST" in env else None
 
 

@@ -1,4 +1,4 @@
-"""Strategies by name: the options of config, the objects of tf.distribute."""
+"""Strategies by name: from the options of the config to objects of tf.distribute."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _CROSS_DEVICE_OPS = {
 
 
 def split_cpu(virtual_devices: int | None) -> None:
-    """Splits this host's CPU into logical devices, to try out a strategy without accelerators.
+    """Split this host's CPU into logical devices, to try out a strategy without accelerators.
 
-    Call it before TensorFlow touches a device. None or 1 leaves it whole.
+    Call it before TensorFlow uses a device. None or 1 does not split it.
 
     Raises:
-      ConfigError: TensorFlow has been initialised with another number.
+      ConfigError: TensorFlow has been initialized with another number.
     """
     if virtual_devices is None or virtual_devices == 1:
         return
@@ -38,9 +38,9 @@ def split_cpu(virtual_devices: int | None) -> None:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * virtual_devices)
     except RuntimeError as error:  # "Virtual devices cannot be modified after being initialized"
         raise ConfigError(
-            f"virtual_devices={virtual_devices} comes too late: TensorFlow is in use already, and splits the CPU only "
-            "before its first tensor. A module that makes a tensor, variable or layer while it is imported does that: "
-            "move it into model_fn or input_fn, or leave virtual_devices out."
+            f"virtual_devices={virtual_devices} comes too late: TensorFlow is already in use, and splits the CPU only "
+            "before its first tensor. If a module makes a tensor, variable or layer at import, move that into "
+            "model_fn or input_fn; or unset virtual_devices."
         ) from error
 
 
@@ -59,27 +59,29 @@ def build_strategy(
     zone: str | None = None,
     project: str | None = None,
 ) -> tf.distribute.Strategy | None:
-    """The strategy that config names.
+    """Build the strategy that the config names.
 
     Args:
-      name: default, one_device, mirrored, central_storage, multi_worker (with TF_CONFIG in the environment; returns
-        when all workers have found each other) or tpu.
-      devices: TensorFlow's names ("GPU:0", "CPU:1"); None: all GPUs, or the virtual CPUs where there is no GPU.
-      num_gpus: only the first so many GPUs; None: all.
+      name: default, one_device, mirrored, central_storage, multi_worker (needs TF_CONFIG in the environment; returns
+        when all workers have connected) or tpu.
+      devices: TensorFlow's device names ("GPU:0", "CPU:1"); None: all GPUs, or the virtual CPUs if there is no GPU.
+      num_gpus: use only the first N GPUs; None: all.
       virtual_devices: see `split_cpu`.
-      cross_device_ops: auto (what suits the devices), nccl, hierarchical_copy, reduction_to_one_device, or the dotted
-        name of a class of the user's (mirrored).
-      num_packs: packs into which gradients are put for nccl and hierarchical_copy.
+      cross_device_ops: auto (by the devices), nccl, hierarchical_copy, reduction_to_one_device, or the dotted name of a
+        class (mirrored).
+      num_packs: number of packs in which nccl and hierarchical_copy transfer gradients.
       communication: auto, ring or nccl: how the processes of multi_worker exchange gradients.
-      timeout_secs: after which a collective of multi_worker is given up; None: never (heartbeats tell of lost peers).
-      bytes_per_pack: of multi_worker: gradients travel in messages of about so many bytes; 0: TensorFlow decides.
-      address: of a TPU: grpc://host:port, a name, "local" for one of this machine; None: the environment names it.
-      zone, project: of a TPU that is named; None: those of this machine of Google Cloud.
+      timeout_secs: timeout of a collective of multi_worker; None: none, because heartbeats detect lost peers.
+      bytes_per_pack: approximate size of multi_worker's gradient messages; 0: TensorFlow decides.
+      address: address of a TPU: grpc://host:port, a name, or "local" for one of this machine; None: from the
+        environment.
+      zone, project: zone and project of a TPU given by name; None: those of this Google Cloud machine.
 
-    Returns: the strategy; None for TensorFlow's default.
+    Returns:
+      The strategy; None for TensorFlow's default.
 
     Raises:
-      ValueError: the name, a device or cross_device_ops is not there; the message lists those that are.
+      ValueError: the name, a device or cross_device_ops does not exist; the message lists those that do.
     """
     _check_known("name", name, ("default", "one_device", "mirrored", "central_storage", "multi_worker", "tpu"))
     _check_known("communication", communication, ("auto", "ring", "nccl"))
@@ -90,11 +92,10 @@ def build_strategy(
         return _connect_tpu(address, zone, project)
     if name == "default":
         return None
-    if name == "multi_worker":  # before the devices are listed: that would start TensorFlow's runtime
+    if name == "multi_worker":  # before listing the devices, which starts TensorFlow's runtime
         if communication == "nccl" and not tf.config.list_physical_devices("GPU"):
             raise ConfigError(
-                "strategy.communication=nccl exchanges gradients between GPUs, and TensorFlow sees none here. "
-                "Use ring or auto."
+                "strategy.communication=nccl needs GPUs, but TensorFlow sees none here. Use ring or auto."
             )
         options = tf.distribute.experimental.CommunicationOptions(
             bytes_per_pack=bytes_per_pack,
@@ -113,7 +114,7 @@ def build_strategy(
 
 
 def _connect_tpu(address: str | None, zone: str | None, project: str | None) -> tf.distribute.Strategy:
-    """Connects, initialises, builds, as TensorFlow's guide on TPUs does."""
+    """Connect to the TPU, initialize it and build its strategy, as in TensorFlow's TPU guide."""
     found, said_by = tpu.find_tpu(os.environ, address)
     tpu.check_reachable(found, zone, project, os.environ)
     try:
@@ -122,7 +123,7 @@ def _connect_tpu(address: str | None, zone: str | None, project: str | None) -> 
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except (tf.errors.OpError, OSError, RuntimeError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"strategy=tpu: {found!r} ({said_by}) is no TPU that can be used: {reason}") from error
+        raise ConfigError(f"strategy=tpu: {found!r} ({said_by}) is not a usable TPU: {reason}") from error
     return tf.distribute.TPUStrategy(resolver)
 
 
@@ -130,27 +131,27 @@ def _cross_device_ops(name: str, num_packs: int, devices: Sequence[str]) -> tf.d
     on_cpu = all("cpu" in device.lower() for device in devices)
     if num_packs != 1 and name not in PACKED_OPS:
         raise ConfigError(
-            f"strategy.num_packs={num_packs} has no effect with strategy.cross_device_ops={name}. Set that to "
-            f"{' or '.join(PACKED_OPS)}."
+            f"strategy.num_packs={num_packs} has no effect with strategy.cross_device_ops={name}. Use "
+            f"cross_device_ops={' or '.join(PACKED_OPS)}."
         )
     if name == "nccl" and any("cpu" in device.lower() for device in devices):
         raise ConfigError(
-            f"strategy.cross_device_ops=nccl sums over GPUs, and the devices are {', '.join(devices)}. "
+            f"strategy.cross_device_ops=nccl needs GPUs, but the devices are {', '.join(devices)}. "
             "Use auto, reduction_to_one_device or hierarchical_copy."
         )
     if "." in name:
         ops: Any = user_code.load("strategy.cross_device_ops", name, "CrossDeviceOps")()
         if not isinstance(ops, tf.distribute.CrossDeviceOps):
-            raise ConfigError(f"strategy.cross_device_ops={name} is no tf.distribute.CrossDeviceOps.")
+            raise ConfigError(f"strategy.cross_device_ops={name} is not a tf.distribute.CrossDeviceOps.")
         return ops
     if name != "auto" and len(devices) == 1:
         packs = f" and strategy.num_packs={num_packs}" if num_packs != 1 else ""
         _log.warning(
-            "strategy.cross_device_ops=%s%s has no effect: there is one device (%s), and nothing to sum.",
+            "strategy.cross_device_ops=%s%s has no effect with one device (%s).",
             name, packs, devices[0],
         )  # fmt: skip
     if name == "auto":
-        # TensorFlow's default, collectives, takes 1.5x as long as this on two CPUs (a step of 340 us, not 230).
+        # TensorFlow's default, collectives, takes 1.5x as long on two CPUs (340 us per step instead of 230).
         return tf.distribute.ReductionToOneDevice() if on_cpu else None
     options = {} if name == "reduction_to_one_device" else {"num_packs": num_packs}
     return _CROSS_DEVICE_OPS[name](**options)
@@ -160,14 +161,14 @@ def _devices(num_gpus: int | None, virtual_devices: int | None) -> list[str]:
     gpus = [f"/gpu:{index}" for index in range(sum(name.startswith("/device:GPU:") for name in _own_devices()))]
     if num_gpus is not None:
         if num_gpus > len(gpus):
-            raise ValueError(f"strategy.num_gpus={num_gpus}, and TensorFlow sees {len(gpus)} GPUs here.")
+            raise ValueError(f"strategy.num_gpus={num_gpus}, but TensorFlow sees {len(gpus)} GPUs here.")
         gpus = gpus[:num_gpus]
     return gpus or [f"/cpu:{index}" for index in range(virtual_devices or 1)]
 
 
 def _check_known(setting: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
-        raise ValueError(f"strategy.{setting}={value!r} is not known. Known are: {', '.join(known)}.")
+        raise ValueError(f"strategy.{setting}={value!r} is not known. Use one of: {', '.join(known)}.")
 
 
 def _check_devices(devices: Sequence[str]) -> None:
@@ -175,15 +176,15 @@ def _check_devices(devices: Sequence[str]) -> None:
     short = {name.removeprefix("/device:").lower() for name in known}
     for device in devices:
         if device.lower().removeprefix("/").removeprefix("device:") not in short:
-            raise ValueError(f"strategy.devices: {device!r} is not here. TensorFlow sees: {', '.join(known)}.")
+            raise ValueError(f"strategy.devices: there is no device {device!r}. TensorFlow sees: {', '.join(known)}.")
 
 
 def _own_devices() -> list[str]:
     """Return the devices of this process, as `/device:CPU:0`.
 
-    In a cluster TensorFlow puts the task before that, and a coordinator also sees the devices of the others.
+    In a cluster TensorFlow prefixes the task, and a coordinator also sees the devices of other tasks.
     """
-    task = tf.config.list_logical_devices("CPU")[0].name.rpartition("/device:")[0]  # as tf.distribute finds it
+    task = tf.config.list_logical_devices("CPU")[0].name.rpartition("/device:")[0]  # where tf.distribute looks for it
     names = (device.name for device in tf.config.list_logical_devices())
     return [name.removeprefix(task) for name in names if name.startswith(f"{task}/device:")]
 
@@ -195,12 +196,12 @@ MIN_PART_BYTES = 256 << 10
 def build_parameter_server(
     tasks: Mapping[str, Sequence[str]], partitioner: str | None = None
 ) -> tf.distribute.experimental.ParameterServerStrategy:
-    """The strategy for the coordinator of `tasks`; returns when it has found all workers and servers.
+    """Build the strategy for the coordinator of `tasks`; returns when all workers and servers have connected.
 
     Args:
       tasks: chief (this process), worker and ps -> addresses.
-      partitioner: of variables: min_size (parts of 256 KiB or more, at most one a server), fixed_shards (a part on each
-        server); None: each is whole.
+      partitioner: how to partition variables: min_size (parts of at least 256 KiB, at most one per server),
+        fixed_shards (one part per server); None: not at all.
 
     Raises:
       ValueError: there is no worker or no server.
@@ -208,7 +209,8 @@ def build_parameter_server(
     for kind in ("worker", "ps"):
         if not tasks.get(kind):
             raise ValueError(
-                f"strategy=parameter_server needs a {kind} at least; the cluster has: {', '.join(tasks) or 'nothing'}."
+                f"strategy=parameter_server needs at least one {kind}; the cluster has: "
+                f"{', '.join(tasks) or 'nothing'}."
             )
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({kind: list(tasks[kind]) for kind in ("chief", "worker", "ps") if kind in tasks}),
@@ -229,5 +231,5 @@ def _partitioner(name: str | None, num_servers: int) -> Any:
 
 
 def is_parameter_server(strategy: tf.distribute.Strategy | None) -> bool:
-    """Whether variables are served, and workers are asked to train with them."""
+    """Report whether the strategy has parameter servers, so that workers train on request."""
     return isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy)

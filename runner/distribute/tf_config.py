@@ -1,4 +1,4 @@
-"""TF_CONFIG as people and platforms write it: read into one form, or refused with the part that is wrong."""
+"""Parse TF_CONFIG as people and platforms write it, or name the part that is wrong."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _CONTEXT = 20
 
 
 def read_tf_config(text: str) -> Cluster:
-    """The cluster that TF_CONFIG names, and this process's place in it.
+    """Return the cluster in TF_CONFIG, and this process's place in it.
 
-    The legacy `master` is the chief. An evaluator stays in `tasks` where `cluster` names it. Without a `cluster` the
-    process is alone: `tasks` is empty.
+    The legacy `master` is the chief. An evaluator stays in `tasks` if `cluster` names it. Without a `cluster`, the
+    process is alone and `tasks` is empty.
 
     Raises:
-      ConfigError: it is no JSON, or names no task, an unknown one, or an address that cannot be one.
+      ConfigError: the text is not JSON, or has no task, an unknown task, or an invalid address.
     """
     tree = _parsed(text)
     tasks = _tasks(tree.get("cluster") or {})
@@ -40,7 +40,7 @@ def _parsed(text: str) -> Mapping[str, Any]:
         before, after = text[max(0, error.pos - _CONTEXT) : error.pos], text[error.pos : error.pos + _CONTEXT]
         quotes = " (JSON takes double quotes)" if "'" in after[:1] or "'" in before[-1:] else ""
         raise ConfigError(
-            f"TF_CONFIG is no JSON: {error.msg} at character {error.pos + 1}, here: {before}>>>{after}{quotes}"
+            f"TF_CONFIG is not JSON: {error.msg} at character {error.pos + 1}, here: {before}>>>{after}{quotes}"
         ) from error
     if not isinstance(tree, Mapping):
         raise ConfigError(f'TF_CONFIG={text}: it must be an object: {{"cluster": {{...}}, "task": {{...}}}}.')
@@ -48,7 +48,7 @@ def _parsed(text: str) -> Mapping[str, Any]:
 
 
 def _tasks(cluster: Any) -> dict[str, Sequence[str]]:
-    """Task type -> addresses, of the `cluster` in TF_CONFIG."""
+    """Return task type -> addresses of the `cluster` in TF_CONFIG."""
     if not isinstance(cluster, Mapping):
         raise ConfigError(
             f'TF_CONFIG: cluster={json.dumps(cluster)} must be {{"chief": ["host:port"], "worker": [...]}}.'
@@ -70,38 +70,42 @@ def _tasks(cluster: Any) -> dict[str, Sequence[str]]:
             tasks[task_type] = tuple(listed)
     for task_type in ("chief", "evaluator"):
         if len(tasks.get(task_type, ())) > 1:
-            raise ConfigError(f"TF_CONFIG: cluster.{task_type}={list(tasks[task_type])}: there is one {task_type}.")
+            raise ConfigError(
+                f"TF_CONFIG: cluster.{task_type}={list(tasks[task_type])}: only one {task_type} is allowed."
+            )
     return tasks
 
 
 def _listed(task_type: str, addresses: Any) -> list[Any]:
-    """The addresses of a type as a list; TensorFlow also takes a mapping index -> address."""
+    """Return the addresses of a task type as a list; TensorFlow also accepts a mapping index -> address."""
     if isinstance(addresses, list):
         return addresses
     if not isinstance(addresses, Mapping) or not all(str(index).isdecimal() for index in addresses):
         raise ConfigError(f'TF_CONFIG: cluster.{task_type}={json.dumps(addresses)} must be a list: ["host:port", ...].')
     by_index = {int(index): address for index, address in addresses.items()}
     if sorted(by_index) != list(range(len(by_index))):
-        # TensorFlow allows gaps where a task need not know its peers. Every task of ours must know all of them.
+        # TensorFlow allows gaps if a task need not know its peers. Here every task must know all of them.
         raise ConfigError(
             f"TF_CONFIG: cluster.{task_type} names indices {', '.join(map(str, sorted(by_index)))} and leaves gaps. "
-            "Every task must know all others: name them all (in a Kubeflow TFJob: enableDynamicWorker: false)."
+            "List every task (in a Kubeflow TFJob: enableDynamicWorker: false)."
         )
     return [by_index[index] for index in range(len(by_index))]
 
 
 def _check_address(where: str, address: Any) -> None:
-    # host:port; only a host in brackets, which is an IPv6 address, has colons.
+    # host:port; only an IPv6 address, which is in brackets, contains colons.
     found = re.fullmatch(r"(?:\[[^/ \t\n]*|[^/ \t\n:]+):(\d+)", address) if isinstance(address, str) else None
     if found is None or not 0 < int(found[1]) < 65536:
-        raise ConfigError(f"TF_CONFIG: {where}={json.dumps(address)} is no address. Write host:port, as node1:2222.")
+        raise ConfigError(
+            f"TF_CONFIG: {where}={json.dumps(address)} is not an address. Write host:port, such as node1:2222."
+        )
 
 
 def _task(task: Any, tasks: Mapping[str, Sequence[str]]) -> tuple[str, int]:
-    """The type and the index that TF_CONFIG gives this process."""
+    """Return (type, index) that TF_CONFIG gives this process."""
     if not task:
         raise ConfigError(
-            f"TF_CONFIG names a cluster ({_counted(tasks)}) and not which task of it this process is. Add "
+            f"TF_CONFIG names a cluster ({_counted(tasks)}), but not which of its tasks this process is. Add "
             '"task": {"type": "worker", "index": 0}, with the type and index of this process.'
         )
     if not isinstance(task, Mapping) or "type" not in task:
@@ -109,12 +113,14 @@ def _task(task: Any, tasks: Mapping[str, Sequence[str]]) -> tuple[str, int]:
     task_type = _known_type(task["type"], "task.type")
     known = tasks.get(task_type, ())
     index = _index(task, is_only_one=len(known) < 2)
-    # An evaluator is no part of the cluster: TensorFlow's own examples name it in `task` alone.
+    # An evaluator is not part of the cluster: TensorFlow's own examples name it only in `task`.
     alone = not tasks or task_type == "evaluator"
     if index < len(known) or (alone and index == 0 and task_type != "ps"):
         return task_type, index
     if not tasks:
-        raise ConfigError(f"TF_CONFIG: task is {task_type} {index}, and there is no cluster. Add the addresses of all.")
+        raise ConfigError(
+            f"TF_CONFIG: task is {task_type} {index}, but there is no cluster. Add the addresses of all tasks."
+        )
     if not known:
         raise ConfigError(f"TF_CONFIG: task.type={task['type']}: cluster has no {task_type}, only {_counted(tasks)}.")
     listed = ", ".join(f"{number}: {address}" for number, address in enumerate(known))
@@ -125,13 +131,13 @@ def _index(task: Mapping[str, Any], *, is_only_one: bool) -> int:
     given = task.get("index", 0 if is_only_one else None)
     if not isinstance(given, bool) and str(given).isdecimal():
         return int(given)
-    raise ConfigError(f"TF_CONFIG: task.index={json.dumps(given)} must be a whole number from 0 on.")
+    raise ConfigError(f"TF_CONFIG: task.index={json.dumps(given)} must be an integer from 0.")
 
 
 def _known_type(given: Any, where: str) -> str:
     task_type = "chief" if given == "master" else given
     if task_type not in TASK_TYPES:
-        raise ConfigError(f"TF_CONFIG: {where}: there is no task type {given!r}. Known are: {', '.join(TASK_TYPES)}.")
+        raise ConfigError(f"TF_CONFIG: {where}: unknown task type {given!r}. Use one of: {', '.join(TASK_TYPES)}.")
     return str(task_type)
 
 

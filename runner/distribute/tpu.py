@@ -1,4 +1,4 @@
-"""Where the TPU of strategy=tpu is, and whether it can be there at all: TensorFlow itself would try for minutes."""
+"""Find the TPU of strategy=tpu and check that it can be reached; TensorFlow itself would try for minutes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ _PORT = 8470
 
 
 def find_tpu(env: Mapping[str, str], address: str | None) -> tuple[str, str]:
-    """The TPU's name or address, and where that was said. The order is that of TensorFlow's TPUClusterResolver.
+    """Return (name or address of the TPU, the setting that gave it), in the order of TensorFlow's TPUClusterResolver.
 
     Args:
-      address: `strategy.address`; None: the environment says it.
+      env: the environment.
+      address: `strategy.address`; None: from the environment.
 
     Raises:
       ConfigError: nothing names a TPU.
@@ -42,15 +43,15 @@ def find_tpu(env: Mapping[str, str], address: str | None) -> tuple[str, str]:
         return str(named), "TPU_CONFIG"
     raise ConfigError(
         f"strategy=tpu: no TPU is named, neither by strategy.address nor by {', '.join(_VARIABLES)} or TPU_CONFIG in "
-        "the environment. Give strategy.address=grpc://10.0.0.2:8470, the name of a TPU, or local on a TPU VM."
+        "the environment. Set strategy.address=grpc://10.0.0.2:8470, the name of a TPU, or local on a TPU VM."
     )
 
 
 def check_reachable(address: str, zone: str | None, project: str | None, env: Mapping[str, str]) -> None:
-    """Refuses a TPU that nobody answers for, before TensorFlow waits for it without end.
+    """Check that the TPU answers, before TensorFlow waits for it without end.
 
     Raises:
-      ConfigError: an address that does not accept a connection, or a name that cannot be looked up here.
+      ConfigError: an address does not accept a connection, or a name cannot be looked up here.
     """
     if address == LOCAL:
         return
@@ -65,14 +66,14 @@ def check_reachable(address: str, zone: str | None, project: str | None, env: Ma
         return
     if importlib.util.find_spec("googleapiclient") is None or importlib.util.find_spec("oauth2client") is None:
         raise ConfigError(
-            f"strategy=tpu: {address!r} is a name, and looking it up takes Google's API client: pip install "
-            "cloud-tpu-client. Without it, give the address: strategy.address=grpc://10.0.0.2:8470."
+            f"strategy=tpu: {address!r} is a name, and looking it up needs Google's API client: pip install "
+            "cloud-tpu-client. Or set the address: strategy.address=grpc://10.0.0.2:8470."
         )
     server = env.get("GCE_METADATA_HOST") or env.get("GCE_METADATA_IP") or _METADATA_SERVER
     if not (zone and project) and not _accepts(server, 80):
         raise ConfigError(
-            f"strategy=tpu: {address!r} is a name, and this is no machine of Google Cloud that knows its own zone and "
-            "project. Give strategy.zone and strategy.project, or the address: strategy.address=grpc://10.0.0.2:8470."
+            f"strategy=tpu: {address!r} is a name, but its zone and project are unknown outside of a Google Cloud "
+            "machine. Set strategy.zone and strategy.project, or the address: strategy.address=grpc://10.0.0.2:8470."
         )
 
 

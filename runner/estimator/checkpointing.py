@@ -1,4 +1,4 @@
-"""The checkpoints of one call of `Estimator.train`: when one is due, written, durable and logged."""
+"""The checkpoints of one call of `Estimator.train`: when they are due, written, durable and logged."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class RunCheckpoints:
 
     Args:
       listeners: `tf.compat.v1.train.CheckpointSaverListener`s, called on the chief around each save.
-      on_written: called with the path of each checkpoint that was verified as it was written.
+      on_written: called with the path of each checkpoint that was verified while it was written.
 
     Attributes:
       every: the cadence of saving.
-      saved_step: step of the last one, or where the run began.
-      latest: path of the last one.
+      saved_step: step of the last checkpoint, or the step at which the run began.
+      latest: path of the last checkpoint.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class RunCheckpoints:
         self._is_logged = False
 
     def begin(self, step: int, extra: Mapping[str, Any]) -> None:
-        """Write the checkpoint that a new run begins with; the cadence counts from here.
+        """Write the first checkpoint of a new run; the cadence counts from here.
 
-        Listeners are told of it, or of the one that the run resumes from, as tf.estimator's were. They cannot stop
-        the run here.
+        Listeners are called for it, or for the checkpoint that the run resumes from, as in tf.estimator. They cannot
+        stop the run here.
         """
         self.tell_listeners("before_save", step)
         if self.latest is None:
@@ -77,7 +77,7 @@ class RunCheckpoints:
         return self.every.due(result.first_step - 1, result.last_step, time.monotonic() - self._saved_at)
 
     def save(self, run: Run, extra: Mapping[str, Any], *, asynchronous: bool) -> str:
-        """Write a checkpoint of the run's step between the calls of its listeners; they may stop the run."""
+        """Write a checkpoint of the run's step between the calls of its listeners, which may stop the run."""
         self.tell_listeners("before_save", run.global_step)
         path = self.write(run.global_step, extra, asynchronous=asynchronous, is_logged=True)
         for listener in self.tell_listeners("after_save", run.global_step):
@@ -96,19 +96,20 @@ class RunCheckpoints:
         """Write a checkpoint and return its path.
 
         Args:
+          step: its global step.
           extra: what it holds beside the variables.
-          asynchronous: return as soon as the values are copied, where config and listeners allow that; else when the
+          asynchronous: return as soon as the values are copied, if config and listeners allow that; else when the
             checkpoint is durable.
-          is_logged: the log and the journal tell of it.
-          is_evaluated: the checkpoint that it replaces was evaluated, and has the same values.
+          is_logged: report the checkpoint on the screen and in the journal.
+          is_evaluated: the checkpoint that it replaces has the same values and was evaluated.
         """
-        self.settle()  # one at a time
+        self.settle()  # one checkpoint at a time
         setup, train_input = self._setup, self._setup.input
         snapshot = Snapshot(step, setup.model.values_by_key(), extra)
         iterators = {train_input.pipeline.pipeline_index: train_input.iterator} if self._input_state.is_saved else {}
         self._is_logged = is_logged
         if asynchronous and self._asynchronous == "auto":
-            # Nobody knows yet what a step takes. The gradients alone may be as large as the variables.
+            # The memory of a step is not known yet: its gradients alone may be as large as the variables.
             asynchronous = self._saving.fits(snapshot, snapshot.bytes if self.saved_step is None else None)
         asynchronous = asynchronous and bool(self._asynchronous)
         with self._context.journal.phase("save"):
@@ -119,12 +120,20 @@ class RunCheckpoints:
         return path
 
     def wait(self) -> None:
-        """Return when the last checkpoint is durable on all workers, which call this together. Raises: as `settle`."""
+        """Return when the last checkpoint is durable on all workers, which call this together.
+
+        Raises:
+          The error with which the checkpoint failed, as `settle`.
+        """
         self.settle()
         self._context.collectives.sum([])
 
     def settle(self) -> None:
-        """Return when the last checkpoint is durable on this worker. Raises: what went wrong while it was written."""
+        """Return when the last checkpoint is durable on this worker.
+
+        Raises:
+          The error with which the checkpoint failed.
+        """
         self.poll()
         if self._saving.is_busy:
             with self._context.journal.phase("save"):
@@ -132,14 +141,14 @@ class RunCheckpoints:
             self._log(saved)
 
     def settle_before(self, error: Exception) -> None:
-        """Let the checkpoint that is under way become durable before `error` is raised."""
+        """Wait for the checkpoint that is being written before `error` is raised."""
         try:
             self.settle()
         except Exception as other:
-            error.add_note(f"and the last checkpoint was not written: {other}")
+            error.add_note(f"The last checkpoint was not written either: {other}")
 
     def poll(self) -> None:
-        """Log the last checkpoint, once it is durable."""
+        """Log the last checkpoint once it is durable."""
         self._log(self._saving.poll())
 
     def _log(self, saved: Saved | None) -> None:
@@ -156,7 +165,9 @@ class RunCheckpoints:
         )
 
     def tell_listeners(self, method: str, *step: int) -> list[Any]:
-        """Call a method of each listener; of v1's in the traced graph. Returns: those that gave a true answer."""
+        """Call a method of each listener, inside the traced graph for v1's, and return the listeners that answered
+        True.
+        """
         session = self._setup.session_hooks.session
         answered = []
         for listener in self._listeners:

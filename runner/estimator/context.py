@@ -1,4 +1,4 @@
-"""What all parts of an Estimator share: its settings, whom they report to, and the model on each strategy."""
+"""What all parts of an Estimator share: settings, journal and progress, and the model on each strategy."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class EstimatorContext:
-    """The settings of an Estimator and its surroundings.
+    """The settings of an Estimator, and where it reports.
 
     Attributes:
-      config: the Estimator's; `TrainSetup.config` also has what TensorFlow's own hooks ask for.
-      params: for model_fn, and for input functions that bring none of their own.
-      journal: told of every event, for the supervisor.
-      progress: what a person watches.
-      collectives: of the workers that train together.
+      config: the Estimator's config; `TrainSetup.config` adds the requests of TensorFlow's own hooks.
+      params: passed to model_fn, and to input functions without params of their own.
+      journal: receives every event, for the supervisor.
+      progress: shows the run on the screen.
+      collectives: collectives of the workers that train together.
     """
 
     config: RunConfig
@@ -52,32 +52,34 @@ class EstimatorContext:
 
     @property
     def is_chief(self) -> bool:
-        """Report whether this process runs the chief's hooks and writes its summaries and events."""
+        """Whether this process runs the chief's hooks and writes its summaries and events."""
         return self.collectives.is_chief and self.config.is_chief
 
 
 def script_journal(config: RunConfig, collectives: Collectives) -> Journal:
-    """Return the journal of this process of a script whose runs are recorded."""
+    """Return the journal of this process if a script's runs are recorded."""
     role, index = _task_of_script(config, collectives)
     return Journal(journal_path(Path(str(config.model_dir)), role, index))
 
 
 def _task_of_script(config: RunConfig, collectives: Collectives) -> tuple[str, int]:
-    """Return role and index of this process; a strategy knows of workers that `RunConfig.cluster` may not name."""
+    """Return task type and index of this process. The strategy is asked first: `RunConfig.cluster` may not know the
+    workers.
+    """
     if config.is_chief and not collectives.is_chief:
         return "worker", collectives.worker_index
     return config.cluster.role, config.cluster.task_index
 
 
 def script_progress(config: RunConfig) -> Progress | NullProgress:
-    """Return what the person who started a script watches, as the command line shows it: the chief's."""
+    """Return the progress display of a script, the same as the command line's; only the chief shows it."""
     if config.is_chief:
         return build_progress(config.progress)
     return build_progress("plain" if config.cluster.is_evaluator and config.progress != "off" else "off")
 
 
 def record_of_script(context: EstimatorContext) -> ScriptRecord:
-    """Return the record of the Estimator of a script."""
+    """Return the record of a script's Estimator."""
     config = context.config
     context.journal.show_phase = context.progress.phase
     given = context.params if isinstance(context.params, Mapping) else getattr(context.params, "__dict__", {})
@@ -103,16 +105,16 @@ def record_of_script(context: EstimatorContext) -> ScriptRecord:
 
 
 def _model_name(function: str) -> str:
-    """Return what an exported model is called by the dotted name of its function: digits of digits.model_fn."""
+    """Return the name of an exported model from its function's dotted name: `digits` for digits.model_fn."""
     *_, module, name = ("", *function.split("."))
     return name if name != "model_fn" or module in ("", "__main__", "<locals>") else module
 
 
 class Models:
-    """A model for each strategy, built when it is first asked for.
+    """The model on each strategy, built on first use.
 
     Args:
-      as_input: called with each input function and its mode; returns what is called in its place.
+      as_input: maps an input function and its mode to the function to call in its place.
     """
 
     def __init__(self, context: EstimatorContext, as_input: Callable[[InputFn, str], InputFn]) -> None:
@@ -126,7 +128,7 @@ class Models:
 
     @property
     def for_evaluation(self) -> Model:
-        """The model on the strategy of evaluation; None in the config means that of training."""
+        """The model on the strategy of evaluation, which is that of training if the config has None."""
         strategy = self._context.config.eval_distribute
         if strategy is None:
             return self.for_training
@@ -134,20 +136,22 @@ class Models:
 
     @property
     def for_prediction(self) -> Model:
-        """The model of evaluation, or, where that has several workers, one on this process alone: none waits."""
+        """The model of evaluation; if that has several workers, a model on this process alone, so that nothing waits
+        for the others.
+        """
         model = self.for_evaluation
         return self._on(None) if model.collectives.num_workers > 1 else model
 
     def values(self) -> Iterable[Model]:
-        """Return the models that were built."""
+        """Return the models built so far."""
         return self._by_strategy.values()
 
     def clear(self) -> None:
-        """Forget all models and their values."""
+        """Drop all models and their values."""
         self._by_strategy.clear()
 
     def build_train_pipeline(self, input_fn: InputFn, num_epochs: int | None) -> InputPipeline:
-        """Build the training input, as the processes that train read it."""
+        """Build the training input of this process."""
         model = self.for_training
         build = functools.partial(self.build_pipeline, mode=ModeKeys.TRAIN, model=model, num_epochs=num_epochs)
         return model.training_feed(input_fn, build)
@@ -161,22 +165,26 @@ class Models:
         eval_name: str | None = None,
         **place: int,
     ) -> InputPipeline:
-        """Call the input function and make its data this process's input.
+        """Call the input function and build this process's input pipeline.
 
         Args:
-          eval_name: of one of several evaluations.
-          place: worker_index and num_workers, where they are not those of the model's strategy.
+          input_fn: an input function or an Input.
+          mode: train, eval or infer.
+          model: the model that reads the input.
+          num_epochs: passes over the examples; None: as many as the function makes.
+          eval_name: name of the evaluation, if there are several.
+          place: worker_index and num_workers if they differ from those of the model's strategy.
         """
         collectives, config = model.collectives, self._context.config
         num_replicas = model.num_replicas(training=mode == ModeKeys.TRAIN)
         place = {"worker_index": collectives.worker_index, "num_workers": collectives.num_workers} | place
         source = self._as_input(input_fn, mode)
         if mode == ModeKeys.TRAIN and isinstance(source, Input) and source.shard == "off":
-            # All of them read all of the data: in one order each step would be one gradient, several times.
+            # Each of them reads all of the data: in the same order, a step would compute one gradient several times.
             config = config.replace(tf_random_seed=type(config.seed)(config.seed + place["worker_index"]))
             if source.shuffle_seed is not None:
                 source = dataclasses.replace(source, shuffle_seed=source.shuffle_seed + place["worker_index"])
-        # tf.estimator seeded the graph before it called input_fn: what shuffles in it shuffles the same way.
+        # tf.estimator set the graph's seed before it called input_fn, so shuffles in it have the same order here.
         with seeded(config.seed):
             pipeline = build_input_pipeline(
                 source,
@@ -192,7 +200,7 @@ class Models:
         return pipeline
 
     def _note_dataset(self, source: InputFn, pipeline: InputPipeline, context: str) -> None:
-        """Note in the journal what the input is, once."""
+        """Write the facts of the input to the journal, once."""
         if self._context.is_chief and not isinstance(self._context.journal, NullJournal):
             facts = dataset_facts(source, pipeline, context)
             key = f"{context} {facts['name']} {facts['digest']}"
@@ -201,7 +209,7 @@ class Models:
                 self._context.journal.event(DATASET, **facts)
 
     def features_spec(self, input_fn: InputFn, mode: str) -> Any:
-        """Return the spec of the features that an input function gives. No strategy takes part."""
+        """Return the TensorSpecs of the features of an input function, without a strategy."""
         context = self._context
         with seeded(context.config.seed):
             pipeline = build_input_pipeline(
@@ -210,7 +218,7 @@ class Models:
         return pipeline.replica_spec[0]
 
     def log_once(self, text: str) -> None:
-        """Log what every evaluation would say again."""
+        """Log a text that every evaluation would repeat."""
         if text not in self._logged:
             self._logged.add(text)
             _log.info("%s", text)

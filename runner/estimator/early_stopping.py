@@ -1,8 +1,8 @@
 """Early stopping: training ends when an evaluation's metric no longer improves.
 
-What the metric was at each step is kept in model_dir, so that a run that was killed decides as an undisturbed one: by
-the evaluations up to its checkpoint, those after it being done again. Where an evaluator process evaluates, it alone
-writes them, and the chief reads them (`MetricHistory.decided`). `reduce_lr_on_plateau` keeps its metric so, too.
+The metric at each evaluated step is kept in model_dir, so that a killed run decides like an undisturbed one: by the
+evaluations up to its checkpoint, because later ones are repeated. If an evaluator process evaluates, it alone writes
+this file, and the chief reads it (`MetricHistory.decided`). `reduce_lr_on_plateau` keeps its metric in the same way.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class EarlyStopping:
 
     Attributes:
       metric: its name in the journal: `eval/loss`, `eval_<name>/accuracy`; None: training never ends early.
-      mode: "min" or "max", the better value; None: by the metric's name.
-      patience_evals: evaluations in a row without improvement after which training ends.
-      min_delta: least improvement that counts, in the metric's own unit.
+      mode: "min" or "max", whether smaller or larger is better; None: decided by the metric's name.
+      patience_evals: number of successive evaluations without improvement after which training ends.
+      min_delta: smallest improvement that counts, in the unit of the metric.
       min_steps: training does not end before this global step.
 
     Raises:
@@ -48,11 +48,16 @@ class EarlyStopping:
 
     @property
     def evaluation(self) -> str | None:
-        """Name of the evaluation that the metric belongs to; "" is the one without a name; None: there is no metric."""
+        """The name of the evaluation to which the metric belongs; "" if it has no name; None if there is no metric."""
         return None if self.metric is None else evaluation_of(self.metric)
 
     def reason(self, values: Mapping[int, float], step: int) -> str | None:
-        """Return why training ends at `step`, by the `values` of the metric at the steps up to it; None: it goes on."""
+        """Return why training ends at `step`; None: it continues.
+
+        Args:
+          values: step -> the metric, for the evaluations up to `step`.
+          step: the global step of the last evaluation.
+        """
         best, best_step, without = math.nan, None, 0
         sign = -1 if mode_of(self.metric or "", self.mode) == "max" else 1
         for at in sorted(at for at in values if at <= step):
@@ -68,11 +73,11 @@ class EarlyStopping:
 
 
 class Rule(Protocol):
-    """What is decided by the values of a metric: that training ends, or that its learning rate is reduced.
+    """A rule that decides by the values of a metric: to end training, or to reduce the learning rate.
 
     Attributes:
-      key: of the config.
-      file: in model_dir, which holds the values.
+      key: the rule's name in the config.
+      file: name of the file in model_dir that holds the values.
     """
 
     key: ClassVar[str]
@@ -91,29 +96,37 @@ class Rule(Protocol):
 
 
 def check_rule(rule: Rule, **least: float) -> None:
-    """Check the fields of a rule. Args: least: the smallest value of each number. Raises: ValueError: one is wrong."""
+    """Check the fields of a rule.
+
+    Args:
+      rule: the rule.
+      least: field name -> its smallest value.
+
+    Raises:
+      ValueError: a field is out of its limits.
+    """
     kind = type(rule).__name__
     if rule.metric is not None and "/" not in rule.metric:
-        raise ValueError(f"{kind}(metric={rule.metric!r}): name it with its evaluation: eval/{rule.metric}.")
+        raise ValueError(f"{kind}(metric={rule.metric!r}): prefix the metric with its evaluation: eval/{rule.metric}.")
     if rule.mode not in (None, "min", "max"):
-        raise ValueError(f"{kind}(mode={rule.mode!r}): allowed are 'min', 'max' and None.")
+        raise ValueError(f"{kind}(mode={rule.mode!r}): mode must be 'min', 'max' or None.")
     for name, smallest in least.items():
         if getattr(rule, name) < smallest:
-            raise ValueError(f"{kind}({name}={getattr(rule, name)}): it must be at least {smallest}.")
+            raise ValueError(f"{kind}({name}={getattr(rule, name)}): {name} must be at least {smallest}.")
 
 
 class MetricHistory:
     """The values of a rule's metric so far, in memory and in the model_dir of one run.
 
     Attributes:
-      rates: step -> the learning rate that the evaluation of that step led to, where it reduced it.
+      rates: step -> the reduced learning rate that the evaluation of that step led to.
     """
 
     def __init__(self, rule: Rule, model_dir: str | Path) -> None:
         self.rule = rule
         self._path = Path(model_dir) / rule.file
         known = read_json(self._path) or {}
-        known = known if known.get("metric") == rule.metric else {}  # none where there is no metric
+        known = known if known.get("metric") == rule.metric else {}  # empty if there is no metric
         self._values = {int(step): float(value) for step, value in known.get("values", {}).items()}
         self.rates = {int(step): float(rate) for step, rate in known.get("rates", {}).items()}
 
@@ -122,31 +135,38 @@ class MetricHistory:
         return self.rule.reason(self._values, step) if step in self._values else None
 
     def decided(self, step: int) -> str | None:
-        """Return why training, which is at `step`, ends by an evaluation of that step or an earlier one; None: it
-        goes on.
+        """Return why training ends, by the evaluation of `step` or an earlier one; None: it continues.
 
-        An evaluator is behind training: a decision about a step holds for all steps after it.
+        An evaluator is behind training, so its decision about a step holds for all later steps.
         """
         reasons = (self.rule.reason(self._values, at) for at in sorted(self._values) if at <= step)
         return next((reason for reason in reasons if reason is not None), None)
 
     def has(self, step: int) -> bool:
-        """Report whether the metric at `step` is known."""
+        """Report whether the metric of `step` is known."""
         return step in self._values
 
     def goes_on_from(self, step: int) -> None:
-        """Forget what came after `step`: the run takes these steps again."""
+        """Drop the values after `step`, because the run takes those steps again."""
         self._values = {at: value for at, value in self._values.items() if at <= step}
         self.rates = {at: rate for at, rate in self.rates.items() if at <= step}
 
     def forget_after(self, step: int) -> None:
-        """Forget what came after `step`, also in the file, which another process reads."""
+        """Drop the values after `step`, in memory and in the file that another process reads."""
         if any(at > step for at in self._values):
             self.goes_on_from(step)
             self._write()
 
     def note(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Note an evaluation; `metrics` by their names in the journal. Raises: ValueError: the metric is not there."""
+        """Add the results of an evaluation.
+
+        Args:
+          step: its global step.
+          metrics: name in the journal -> value.
+
+        Raises:
+          ValueError: the rule's metric is not among them.
+        """
         assert self.rule.metric is not None
         if self.rule.metric not in metrics:
             raise ValueError(unknown_metric(f"{self.rule.key}.metric", self.rule.metric, metrics))
@@ -154,7 +174,7 @@ class MetricHistory:
         self._write()
 
     def note_rate(self, step: int, rate: float) -> None:
-        """Note the learning rate that the evaluation of `step` led to."""
+        """Add the learning rate that the evaluation of `step` led to."""
         self.rates[step] = rate
         self._write()
 

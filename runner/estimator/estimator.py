@@ -1,4 +1,4 @@
-"""The Estimator: trains, evaluates, predicts and exports with a model_fn, from the checkpoints of its model_dir."""
+"""The Estimator: trains, evaluates, predicts and exports a model_fn, from the checkpoints of its model_dir."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ _log = logging.getLogger(__name__)
 
 
 class Estimator:
-    """A model_fn and its life in `model_dir`, with tf.estimator's methods and argument rules.
+    """Trains, evaluates, predicts and exports a model_fn in `model_dir`, with tf.estimator's methods and argument
+    rules.
 
     Args:
       model_fn: called with those of features, labels, mode, params, config that it declares; see `EstimatorSpec`.
-      model_dir: folder of checkpoints and events; None: config's, or a temporary one.
-      config: None: `RunConfig()`.
-      params: for model_fn, and for input functions that bring none of their own: a dict, or an object; copied.
-      journal: where events are noted for the supervisor; by default nowhere, or with `RunConfig(tracking=...)` in
-        model_dir.
-      progress: what a person watches; by default nothing, or with `RunConfig(tracking=...)` what it says.
+      model_dir: folder of checkpoints and events; None: the config's, or a temporary one.
+      config: a RunConfig; None: `RunConfig()`.
+      params: a dict or an object, copied; passed to model_fn, and to input functions without params of their own.
+      journal: receives events for the supervisor. None: no journal, or with `RunConfig(tracking=...)` one in model_dir.
+      progress: shows the run on the screen. None: nothing, or with `RunConfig(tracking=...)` what it asks for.
 
     Raises:
-      ValueError: model_dir differs from config's; model_fn's arguments cannot be filled.
+      ValueError: model_dir differs from the config's, or model_fn has arguments that the runner does not fill.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Estimator:
     ) -> None:
         config = with_model_dir(model_dir, config)
         is_scripts = config.tracking is not None and journal is None
-        # A copy of Params still tells who reads them.
+        # The copy also notes which params are read.
         params = (
             copied_params(params) if isinstance(params, Params) else copy.deepcopy({} if params is None else params)
         )
@@ -101,7 +101,7 @@ class Estimator:
         self._checkpoints = VerifiedCheckpoints(self.model_dir)
         self._models = Models(self._context, self._as_input)
         self._train_setups = TrainSetupBuilder(self._context, self._models, self._warm_start)
-        self._summarised: Any = None  # the program whose variables are in model_summary.txt
+        self._summarised: Any = None  # the program described by model_summary.txt
 
     @property
     def model_dir(self) -> str:
@@ -123,7 +123,7 @@ class Estimator:
 
     @property
     def agreement(self) -> Collectives:
-        """Deprecated: the earlier name of `collectives`, which answers until 0.2."""
+        """Deprecated, removed in 0.2: the earlier name of `collectives`."""
         warnings.warn("Estimator.agreement is now called Estimator.collectives.", DeprecationWarning, stacklevel=2)
         return self.collectives
 
@@ -138,18 +138,23 @@ class Estimator:
         saving_listeners: Sequence[Any] | None = None,
         max_epochs: int | None = None,
     ) -> Estimator:
-        """Train from the latest checkpoint on, and save one at the end.
+        """Train from the latest checkpoint, and save a checkpoint at the end.
 
         Args:
+          input_fn: an input function or an `Input`: (features, labels) batches, tensors `[batch, ...]`.
           hooks: native `Hook`s and `tf.compat.v1.train.SessionRunHook`s.
           steps: number of further steps; None: until the input ends.
-          max_steps: the global step to train up to; nothing happens when it is reached already.
+          max_steps: train until this global step; nothing happens if it has been reached.
           saving_listeners: `tf.compat.v1.train.CheckpointSaverListener`s.
-          max_epochs: passes over the input to train for, those before the latest checkpoint included.
+          max_epochs: number of passes over the input, counted from the model's first step.
+
+        Returns:
+          This Estimator, as in tf.estimator.
 
         Raises:
-          ValueError: both steps and max_steps are given, or a number is not positive; max_epochs of data without end.
-          tf.compat.v1.train.NanLossDuringTrainingError: a loss was not finite; it names the step.
+          ValueError: both steps and max_steps are given, a number is not positive, or max_epochs is given for an
+            infinite dataset.
+          tf.compat.v1.train.NanLossDuringTrainingError: a loss was not finite; the message names the step.
         """
         settings = {"train.max_steps": max_steps, "train.max_epochs": max_epochs}
         with self.recording("train", trains=True, **settings):
@@ -157,11 +162,12 @@ class Estimator:
         return self
 
     def recording(self, command: str, *, trains: bool, **settings: Any) -> contextlib.AbstractContextManager[None]:
-        """Record what is done while it is entered as one run, where `RunConfig(tracking=...)` says so.
+        """Record what happens inside this context as one run, if `RunConfig(tracking=...)` asks for it.
 
         Args:
-          trains: False: it adds to a run that there is.
-          settings: params of the run, by the config's keys; those of None are not given.
+          command: the name of the recorded command.
+          trains: False: add to an existing run.
+          settings: params of the run, by the config's keys; None values are left out.
         """
         return self._record.recording(command, trains=trains, **settings)
 
@@ -176,15 +182,15 @@ class Estimator:
         once: bool = False,
         max_epochs: int | None = None,
     ) -> TrainingRun | None:
-        """Train like `train`, and return the run; None when there was nothing to do.
+        """Train like `train` and return the run; None if there was nothing to do.
 
         Args:
           after_save: called with the run after each checkpoint, unless the run was interrupted.
-          once: without an end in steps, an input that an earlier process read to its end is not read again.
+          once: with no limit in steps, do not read again an input that an earlier process read to its end.
         """
         check_positive(steps=steps, max_steps=max_steps, max_epochs=max_epochs)
         if steps is not None and max_steps is not None:
-            raise ValueError(f"train(steps={steps}, max_steps={max_steps}): give one of them.")
+            raise ValueError(f"train(steps={steps}, max_steps={max_steps}): give only one of them.")
         latest = self.agreed_checkpoint()
         if latest is not None and max_steps is not None and reader.checkpoint_step(latest) >= max_steps:
             self._say_nothing_to_train(latest, max_steps)
@@ -193,9 +199,9 @@ class Estimator:
         to_its_end = steps is None and (max_steps is None or max_epochs is not None)
         if once and to_its_end and self._train_setups.has_input_ended(input_fn, pipeline, latest):
             more = "train.max_steps" if max_epochs is None else "A larger train.max_epochs"
-            _log.info("Nothing to train: %s is where the training input ended. %s trains on.", latest, more)
+            _log.info("Nothing to train: the training input ended at %s. %s continues training.", latest, more)
             return None
-        # Restore: from here on the model has its values, and the input its place.
+        # Restore: now the model has its values, and the input is at its place.
         setup = self._train_setups.build(pipeline, input_fn, hooks, latest)
         setup = dataclasses.replace(setup, hooks=[*setup.hooks, *self._own_hooks(setup)])
         checkpoints = RunCheckpoints(self._context, setup, saving_listeners or (), self._checkpoints.trust)
@@ -204,7 +210,7 @@ class Estimator:
         run = TrainingRun(self._context, setup, checkpoints, log, target=target, after_save=after_save)
         try:
             with self.collectives.noticing_lost_peers():
-                run.run()  # begin, loop, save, end
+                run.run()  # Begin, loop, save, end.
         finally:
             self._context.progress.stop()
         return run
@@ -212,15 +218,17 @@ class Estimator:
     def prepare(
         self, input_fn: InputFn, hooks: Sequence[Any] | None = None, max_epochs: int | None = None
     ) -> TrainSetup:
-        """Return what training begins with: the model traced, restored from the latest checkpoint, at its place in
-        the input. No step is taken and no checkpoint written.
+        """Return the setup of training: the model traced and restored from the latest checkpoint, the input at its
+        place.
+
+        It takes no step and writes no checkpoint.
         """
         latest = self.agreed_checkpoint()
         pipeline = self._train_setups.open_input(input_fn, latest, max_epochs)
         return self._train_setups.build(pipeline, input_fn, hooks, latest)
 
     def _own_hooks(self, setup: TrainSetup) -> list[Hook]:
-        """Return the hooks of the process that writes; they come after all others."""
+        """Return the runner's hooks of the process that writes; they run after all others."""
         if not self._context.is_chief:
             return []
         steps, hooks = self.config.profile_steps, list[Hook]()
@@ -231,11 +239,11 @@ class Estimator:
         return hooks if steps is None else [*hooks, Profiling(steps, self.announce, as_text=as_text)]
 
     def _as_input(self, input_fn: InputFn, mode: str) -> InputFn:
-        """Return the function that is called for `input_fn`; a subclass may call it in another way."""
+        """Return the function to call for `input_fn`; a subclass may wrap it."""
         return input_fn
 
     def _warm_start(self, model: Model) -> None:
-        """Give a new model the values that it begins with, and print which."""
+        """Load the warm start into a new model, and log which variables it sets."""
         if self.config.warm_start is None:
             return
         with self._context.journal.phase("restore"):
@@ -247,11 +255,13 @@ class Estimator:
     def _say_nothing_to_train(self, latest: str, max_steps: int) -> None:
         step = reader.checkpoint_step(latest)
         if step == max_steps:
-            _log.info("Nothing to train: %s is at step %d. A larger train.max_steps trains on.", latest, step)
+            _log.info(
+                "Nothing to train: %s is at step %d. Set a larger train.max_steps to continue training.", latest, step
+            )
         else:
             _log.warning(
-                "Nothing to train: train.max_steps=%d, and %s is at step %d. Steps count from the model's first: set "
-                "train.max_steps to more than %d, or use a new model_dir.",
+                "Nothing to train: train.max_steps=%d, and %s is at step %d. max_steps counts from the model's first "
+                "step: set it to more than %d, or use a new model_dir.",
                 max_steps, latest, step, step,
             )  # fmt: skip
 
@@ -265,19 +275,22 @@ class Estimator:
         checkpoint_path: str | None = None,
         name: str | None = None,
     ) -> dict[str, Any]:
-        """Evaluate a checkpoint. Every example counts once, whatever the strategy.
+        """Evaluate a checkpoint. Every example counts exactly once, on any strategy.
 
         Args:
-          steps: number of global batches, or of batches of the function's own for each replica; None: all.
-          hooks: native hooks, whose begin, after_batches and end are called; session hooks, which see each batch.
-          checkpoint_path: None: the latest.
-          name: tells several evaluations apart; the events go to `eval_<name>`.
+          input_fn: an input function or an `Input`: (features, labels) batches, tensors `[batch, ...]`.
+          steps: number of global batches, or without a batch_size of batches per replica; None: all.
+          hooks: native hooks, whose begin, after_batches and end are called; session hooks, which are called for each
+            batch.
+          checkpoint_path: the checkpoint; None: the latest.
+          name: distinguishes several evaluations; its events go to `eval_<name>`.
 
-        Returns: the metrics, `loss` (mean over examples) and `global_step`.
+        Returns:
+          Metric name -> NumPy or Python number, with `loss` (mean over the examples) and `global_step`.
 
         Raises:
-          ValueError: there is no checkpoint; steps is not positive; the input is empty.
-          Interrupted: a native hook gave it up.
+          ValueError: there is no checkpoint, `steps` is not positive, or the input is empty.
+          Interrupted: a native hook gave the evaluation up.
         """
         check_positive(steps=steps)
         with self.recording("evaluate", trains=False), self.collectives.noticing_lost_peers():
@@ -299,22 +312,22 @@ class Estimator:
             step, label = setup.model.store.global_step, evaluation_prefix(name)
             eval_hooks = self._hooks_of([*hooks, *setup.program.spec.evaluation_hooks], setup.program, step, label)
             metrics, examples = evaluation.results(setup, steps, eval_hooks, f"evaluate({name or ''})")
-        eval_hooks.end()  # first: of two files of events in a folder TensorBoard continues with the newer
+        eval_hooks.end()  # first, because TensorBoard reads only the newer of two event files in a folder
         if self.collectives.is_chief:
             secs = time.monotonic() - started
             evaluation.EvaluationResult(name or "", step, path, metrics, examples, secs).report(self._context)
         return {**metrics, "global_step": step}
 
     def prepare_evaluation(self, input_fn: InputFn, name: str | None = None) -> EvalSetup:
-        """Return an evaluation before its first batch, without the values of a checkpoint."""
+        """Return an evaluation before its first batch, without restored values."""
         model = self._models.for_evaluation
         pipeline = self._models.build_pipeline(input_fn, ModeKeys.EVAL, model, eval_name=name)
         return EvalSetup(model, pipeline, model.eval_program(pipeline))
 
     def names_of_metrics(self, input_fn: InputFn, name: str | None) -> list[str]:
-        """Return the names that the metrics of an evaluation will have; none on a worker that does not evaluate.
+        """Return the names of the metrics of an evaluation; an empty list on a worker that does not evaluate.
 
-        Several workers call it together. A metric with several values has more names, which begin with this one.
+        Several workers call it together. A metric with several values has further names, which begin with its own.
         """
         of_all = self._models.for_evaluation.collectives.num_workers == self.collectives.num_workers
         if not of_all and not self.collectives.is_chief:
@@ -331,19 +344,25 @@ class Estimator:
         checkpoint_path: str | None = None,
         yield_single_examples: bool = True,
     ) -> Iterator[Any]:
-        """Yield predictions, in the order of the input. NumPy values.
+        """Yield predictions in the order of the input.
 
-        Of several workers, the one that calls it computes all of them, on one device; the others are not waited for.
+        With several workers, the worker that calls it computes all predictions on one device and waits for no other.
 
         Args:
-          predict_keys: of a dict of predictions, only these.
-          hooks: native ones, whose begin is called with the first prediction, after_batches with each batch and end
-            after the last one, and session hooks, which see each batch.
-          yield_single_examples: one example at a time; False: one batch of a replica at a time.
+          input_fn: an input function or an `Input`: features, tensors `[batch, ...]`; labels are ignored.
+          predict_keys: yield only these keys of a dict of predictions; None: all.
+          hooks: native hooks, whose begin is called before the first prediction, after_batches after each batch and end
+            after the last prediction; session hooks, which are called for each batch.
+          checkpoint_path: the checkpoint; None: the latest.
+          yield_single_examples: yield one example at a time; False: one batch of a replica at a time.
+
+        Yields:
+          NumPy values in the structure of `predictions`: `[...]` for one example, or `[batch, ...]`.
 
         Raises:
-          ValueError: there is no checkpoint; predict_keys names none of the predictions, or there is no dict;
+          ValueError: there is no checkpoint; predict_keys names no prediction, or predictions are not a dict; or
             predictions differ in their number of examples.
+          RuntimeError: the model was trained or restored between two predictions.
         """
         path = self._checkpoint(checkpoint_path or self.latest_checkpoint(), "predict")
         return self._predictions(input_fn, predict_keys, hooks or (), path, yield_single_examples)
@@ -361,11 +380,11 @@ class Estimator:
                 batch = prediction.chosen(batch, keys)
                 yield from prediction.single_examples(batch) if single else [batch]
                 if model.values_of == path:
-                    self._show(model, program, path)  # whoever used the model meanwhile has put the weights back
+                    self._show(model, program, path)  # other users of the model have restored its weights
 
     @contextlib.contextmanager
     def _restored(self, model: Model, program: Program, path: str) -> Iterator[None]:
-        """Give the model, meanwhile, what a mode has of the checkpoint `path`, and metrics a fresh start."""
+        """Restore what a mode needs from the checkpoint `path` inside this context, with metrics reset."""
         program.reset()
         self._show(model, program, path)
         try:
@@ -374,7 +393,9 @@ class Estimator:
             model.show_weights()
 
     def _show(self, model: Model, program: Program, path: str) -> None:
-        """Give the model the values of `path` as the Scaffold of `program` has them, or the averages of its weights."""
+        """Load the values of checkpoint `path` as the Scaffold of `program` asks, or the moving averages of its
+        weights.
+        """
         if model.shown is program:
             return
         savers = program.trace.collections.get(tf.compat.v1.GraphKeys.SAVERS, ())
@@ -424,24 +445,26 @@ class Estimator:
     ) -> bytes:
         """Write a SavedModel with a signature for each of `export_outputs`.
 
-        It holds what these need, and the moving averages of the weights where the run keeps them. Files that fill
+        It contains what the signatures need, with the moving averages of the weights if the run keeps them. Files of
         lookup tables are copied into it.
 
         Args:
-          export_dir_base: where its folder is made, named by seconds since 1970.
-          serving_input_receiver_fn: returns what receives requests; see `runner.export.receivers`.
-          assets_extra: path below `assets.extra` -> the file that is copied there.
-          as_text: saved_model.pbtxt in place of saved_model.pb.
-          checkpoint_path: None: the latest.
-          experimental_mode: in which model_fn is called.
+          export_dir_base: parent folder; the new folder is named by the seconds since 1970.
+          serving_input_receiver_fn: returns the receiver of requests; see `runner.export.receivers`.
+          assets_extra: path below `assets.extra` -> the file to copy there.
+          as_text: write saved_model.pbtxt instead of saved_model.pb.
+          checkpoint_path: the checkpoint; None: the latest.
+          experimental_mode: the mode in which model_fn is called.
 
-        Returns: the path of the folder, as bytes, as tf.estimator did.
+        Returns:
+          The path of the new folder as bytes, as in tf.estimator.
 
         Raises:
-          ValueError: there is no receiver; no checkpoint, and no warm start; the checkpoint lacks a variable.
+          ValueError: there is no receiver function; there is neither a checkpoint nor a warm start; or the checkpoint
+            lacks a variable.
         """
         if serving_input_receiver_fn is None:
-            raise ValueError("export_saved_model(serving_input_receiver_fn=None): give a function.")
+            raise ValueError("export_saved_model(serving_input_receiver_fn=None): it must be a function.")
         return self.experimental_export_all_saved_models(
             export_dir_base, {experimental_mode: serving_input_receiver_fn}, assets_extra, as_text, checkpoint_path
         )
@@ -454,10 +477,14 @@ class Estimator:
         as_text: bool = False,
         checkpoint_path: str | None = None,
     ) -> bytes:
-        """Write a SavedModel like `export_saved_model`, a graph for each mode, tagged `train`, `eval` and `serve`.
+        """Write a SavedModel like `export_saved_model`, with a graph for each mode, tagged `train`, `eval` and `serve`.
 
         Args:
-          input_receiver_fn_map: mode -> function; of TRAIN and EVAL it returns a SupervisedInputReceiver.
+          export_dir_base, assets_extra, as_text, checkpoint_path: as in `export_saved_model`.
+          input_receiver_fn_map: mode -> receiver function; for TRAIN and EVAL it returns a SupervisedInputReceiver.
+
+        Returns:
+          The path of the new folder as bytes.
         """
         path = os.fspath(checkpoint_path) if checkpoint_path is not None else self.latest_checkpoint()
         if self.config.warm_start is None:
@@ -480,7 +507,7 @@ class Estimator:
         return os.fsencode(written.path)
 
     def features_spec(self, input_fn: Any, mode: str) -> Any:
-        """Return the spec of the features that an input function gives, as requests may look. Calls the function."""
+        """Call an input function and return the TensorSpecs of its features, for the signatures of requests."""
         return self._models.features_spec(input_fn, mode)
 
     def export_savedmodel(
@@ -492,7 +519,7 @@ class Estimator:
         checkpoint_path: str | None = None,
         strip_default_attrs: bool = True,
     ) -> bytes:
-        """`export_saved_model` under its name in TF 1. Default attributes are left out in any case."""
+        """Call `export_saved_model`; its name in TensorFlow 1. Default attributes are always stripped."""
         return self.export_saved_model(
             export_dir_base, serving_input_receiver_fn, assets_extra, as_text, checkpoint_path
         )
@@ -502,25 +529,31 @@ class Estimator:
     def agreed_checkpoint(self) -> str | None:
         """Return the chief's `latest_checkpoint` on all workers, which call this together.
 
-        Raises: RuntimeError: this worker does not see it.
+        Raises:
+          RuntimeError: the checkpoint does not exist on this worker.
         """
         latest = self._checkpoints.latest() if self.collectives.is_chief else None
         name = self.collectives.broadcast_text("" if latest is None else os.path.basename(latest))
         return layout.awaited(os.path.join(self.model_dir, name)) if name else None
 
     def latest_checkpoint(self) -> str | None:
-        """Return the path of the newest whole checkpoint in model_dir; None when there is none.
+        """Return the path of the newest whole checkpoint in model_dir; None if there is no checkpoint.
 
-        Raises: DamagedCheckpointsError: there are some, and all of them are damaged.
+        Raises:
+          DamagedCheckpointsError: all checkpoints are damaged.
         """
         return self._checkpoints.latest()
 
     def get_variable_names(self) -> list[str]:
-        """Return the names of the variables in the latest checkpoint, optimizer slots and global_step included."""
+        """Return the names of the variables in the latest checkpoint, with optimizer slots and global_step."""
         return sorted(reader.Reader(self._checkpoint(self.latest_checkpoint(), "get_variable_names")).names())
 
     def get_variable_value(self, name: str) -> np.ndarray:
-        """Return the value of a variable in the latest checkpoint. Raises: KeyError: there is none of that name."""
+        """Return the value of a variable in the latest checkpoint, an array of the variable's shape and dtype.
+
+        Raises:
+          KeyError: the checkpoint has no variable of that name.
+        """
         return reader.Reader(self._checkpoint(self.latest_checkpoint(), "get_variable_value")).get(name)
 
     def eval_dir(self, name: str | None = None) -> str:
@@ -528,14 +561,13 @@ class Estimator:
         return os.path.join(self.model_dir, evaluation_prefix(name))
 
     def announce(self, kind: str, text: str, **fields: Any) -> None:
-        """Say `text` to the person who watches, and note an event of this kind."""
+        """Show `text` on the screen and write an event of this kind to the journal."""
         self._context.progress.message(text)
         self._context.journal.event(kind, text=text, **fields)
 
     def _checkpoint(self, path: str | None, command: str) -> str:
         if path is None:
             raise ValueError(
-                f"{command}: there is no checkpoint in {self.model_dir}. Train first, or give the model_dir of a model "
-                "that was trained."
+                f"{command}: no checkpoint in {self.model_dir}. Train first, or set the model_dir of a trained model."
             )
         return path

@@ -27,32 +27,33 @@ from runner.programs.model import Model
 from runner.programs.predict import PredictProgram
 from runner.tracking import tensorboard
 
-# Predictions of one call of TensorFlow: so many that its overhead is small, so few that nobody waits long for the first
-# of them, and that they fit into memory.
+# Predictions per call of TensorFlow: enough to make its overhead small, few enough that the first ones come soon and
+# that all fit into memory.
 _PREDICT_SECS = 0.1
 _PREDICT_BYTES = 1 << 24
 
 
 @dataclasses.dataclass
 class RunningMeans:
-    """The means over the examples that were counted so far.
+    """Means over the examples that were counted so far.
 
     Attributes:
-      sums: name -> (sum over examples, their weight); `loss` among them.
+      sums: name -> (sum over examples, sum of their weights), floats; `loss` is among them.
     """
 
     sums: Sums = dataclasses.field(default_factory=dict)
     examples: int = 0
 
     def means(self) -> dict[str, float]:
-        """Return name -> mean over what was counted; NaN for a weight of zero."""
+        """Return name -> mean over the counted examples; NaN if their weights sum to zero."""
         return {name: total / weight if weight else math.nan for name, (total, weight) in self.sums.items()}
 
     def over(self, collectives: Collectives, names: Sequence[str]) -> RunningMeans:
-        """Return what all workers have counted, each its own examples.
+        """Return the sums over all workers, each of which counted its own examples.
 
         Args:
-          names: of the sums; a worker without any examples may have none of them.
+          collectives: those of the workers.
+          names: names of the sums; a worker without examples may have none of them.
         """
         mine = [part for name in names for part in self.sums.get(name, (0.0, 0.0))]
         examples, *parts = collectives.sum([self.examples, *mine])
@@ -61,7 +62,7 @@ class RunningMeans:
 
 
 class EvalSetup(NamedTuple):
-    """An evaluation before its first batch; its model may have the values of another checkpoint still."""
+    """An evaluation before its first batch. Its model may still have the values of another checkpoint."""
 
     model: Model
     pipeline: InputPipeline
@@ -73,9 +74,9 @@ class EvaluationResult:
     """The metrics of one evaluation.
 
     Attributes:
-      name: of the evaluation; "" where it has none.
-      step, path: of the checkpoint.
-      examples: how many were counted.
+      name: the evaluation's name; "" if it has none.
+      step, path: global step and path of the checkpoint.
+      examples: number of examples counted.
     """
 
     name: str
@@ -86,7 +87,7 @@ class EvaluationResult:
     secs: float
 
     def report(self, context: EstimatorContext) -> None:
-        """Tell the journal, the person who watches, TensorBoard, and the checkpoint."""
+        """Report the metrics to journal, screen and TensorBoard, and note in the checkpoint that it was evaluated."""
         scalars, config, label = tensorboard.scalars(self.results), context.config, evaluation_prefix(self.name)
         named = {f"{label}/{key}": value for key, value in scalars.items()}
         context.journal.metrics(self.step, named)
@@ -98,20 +99,23 @@ class EvaluationResult:
         writer = tensorboard.build_writer(os.path.join(context.model_dir, label), is_on=config.tensorboard)
         tensorboard.write_events(writer, self.step, self.results)
         writer.close()
-        # Last: whoever is killed before this evaluates once more, and nothing is missing. Of another model's checkpoint
-        # nothing is noted.
+        # Last: a process that is killed before this evaluates again, and nothing is missing. A checkpoint of another
+        # model
+        # is not marked.
         if os.path.dirname(self.path) == os.path.normpath(context.model_dir):
             retention.note_evaluation(self.path, config.keep_best, named)
 
 
 def check_ends(setup: EvalSetup, steps: float, hooks: Sequence[Any]) -> None:
-    """Refuse an evaluation of data without end that nothing else ends.
+    """Raise an error for an evaluation of an infinite dataset that nothing else ends.
 
     Args:
-      hooks: those of v1 among them may end it.
+      setup: the evaluation.
+      steps: number of batches; None: all.
+      hooks: hooks; v1's may end the evaluation.
 
     Raises:
-      ValueError: naming the input function.
+      ValueError: the message names the input function.
     """
     is_v1 = (isinstance(hook, tf.compat.v1.train.SessionRunHook) for hook in hooks)
     if math.isinf(steps) and setup.pipeline.remaining_steps() == math.inf and not any(is_v1):
@@ -122,14 +126,17 @@ def check_ends(setup: EvalSetup, steps: float, hooks: Sequence[Any]) -> None:
 
 
 def results(setup: EvalSetup, steps: float, hooks: EvaluationHooks, what: str) -> tuple[dict[str, Any], int]:
-    """Return (metrics, number of examples) of up to `steps` batches, by the variables as they are.
+    """Return (metrics, number of examples) of up to `steps` batches, with the current values of the variables.
 
     Args:
-      what: names the evaluation in an error.
+      setup: the evaluation.
+      steps: number of batches; None: all.
+      hooks: native and session hooks.
+      what: the evaluation's name in errors.
 
     Raises:
       ValueError: there are no examples.
-      Interrupted: a hook gave it up.
+      Interrupted: a hook gave the evaluation up.
     """
     model, program = setup.model, setup.program
     hooks.begin()
@@ -137,7 +144,7 @@ def results(setup: EvalSetup, steps: float, hooks: EvaluationHooks, what: str) -
     try:
         counted = run(setup, steps, hooks)
         if not counted.examples:
-            raise ValueError(f"{what}: the input has no examples: {setup.pipeline.name} gave none.")
+            raise ValueError(f"{what}: {setup.pipeline.name} returned no examples.")
         metrics: dict[str, Any] = {**counted.means()}
         metrics.update(tf.nest.map_structure(tensorboard.plain, program.values()))
     finally:
@@ -146,9 +153,11 @@ def results(setup: EvalSetup, steps: float, hooks: EvaluationHooks, what: str) -
 
 
 def of_chief_alone(evaluate: Callable[[], dict[str, Any]], collectives: Collectives) -> dict[str, Any]:
-    """Run `evaluate` on the chief while the other workers wait; return its results there, and its numbers on them.
+    """Run `evaluate` on the chief while the other workers wait, and return its results; the others get only the
+    numbers.
 
-    Raises: Interrupted: as `evaluate`, on all workers.
+    Raises:
+      Interrupted: `evaluate` raised it; raised on all workers.
     """
     metrics: dict[str, Any] = {}
     given_up = ""
@@ -164,13 +173,14 @@ def of_chief_alone(evaluate: Callable[[], dict[str, Any]], collectives: Collecti
 
 
 def run(setup: EvalSetup, steps: float, hooks: EvaluationHooks) -> RunningMeans:
-    """Evaluate up to `steps` batches: in loops, or one at a time for session hooks to see.
+    """Evaluate up to `steps` batches: in loops, or one by one if session hooks are to see each batch.
 
-    Workers may have different numbers of batches, and loops of their own length. After each loop they agree whether to
-    continue, those without further batches as well: a worker that is asked to stop cannot wait for the others' last.
+    Workers may have different numbers of batches, and loops of different lengths. After each loop, all of them agree
+    whether to continue, those that have no further batches as well. A worker that is asked to stop therefore does not
+    wait for the last batch of the others.
 
     Raises:
-      Interrupted: a hook gave it up, on any worker.
+      Interrupted: a hook gave the evaluation up, on any worker.
     """
     counted, given_up, is_over = RunningMeans(), "", False
     collectives, loops = setup.model.collectives, _loops(setup, steps, hooks, counted)
@@ -189,7 +199,7 @@ def run(setup: EvalSetup, steps: float, hooks: EvaluationHooks) -> RunningMeans:
 
 
 def _loops(setup: EvalSetup, steps: float, hooks: EvaluationHooks, counted: RunningMeans) -> Iterator[EvalResult]:
-    """Yield the result of each loop, and add it to `counted`."""
+    """Yield the result of each loop and add it to `counted`."""
     program, session = setup.program, hooks.session
     iterator = program.iterate(setup.pipeline.dataset, in_loops=session.is_empty)
     length, taken = LoopLength(None if session.is_empty else 1), 0
@@ -211,22 +221,26 @@ def _loops(setup: EvalSetup, steps: float, hooks: EvaluationHooks, counted: Runn
 
 
 def batches(model: Model, program: PredictProgram, dataset: Any, path: str, hooks: EvaluationHooks) -> Iterator[Any]:
-    """Yield the predictions of one replica's batch at a time. NumPy values.
+    """Yield the predictions of one replica's batch at a time: NumPy values `[batch, ...]`.
 
     Args:
-      path: of the checkpoint whose values the model has.
+      model: the model.
+      program: its prediction program.
+      dataset: the input.
+      path: the checkpoint whose values the model has.
+      hooks: native and session hooks.
 
     Raises:
-      RuntimeError: it has others by now.
-      Interrupted: a hook gave it up.
+      RuntimeError: the model has got other values between two batches.
+      Interrupted: a hook gave the prediction up.
     """
     hooks.begin()
     if program.trace.may_write_in_branches:
-        model.values_of = None  # what runs next reads the checkpoint again
+        model.values_of = None  # the next use of the model reads the checkpoint again
     seen = 0
     for count, batch in _predicted(program, dataset, hooks):
         if model.values_of != path and not program.trace.may_write_in_branches:
-            raise RuntimeError("the model was trained or restored while predict was under way: call predict again.")
+            raise RuntimeError("The model was trained or restored while predict was running. Call predict again.")
         seen += count
         hooks.after_batches(seen)
         yield batch
@@ -234,7 +248,9 @@ def batches(model: Model, program: PredictProgram, dataset: Any, path: str, hook
 
 
 def _predicted(program: PredictProgram, dataset: Any, hooks: EvaluationHooks) -> Iterator[tuple[int, Any]]:
-    """Yield (examples, predictions) of each replica's batch: in loops, or step by step for session hooks to see."""
+    """Yield (number of examples, predictions) of each replica's batch: from loops, or step by step for session
+    hooks.
+    """
     session, iterator = hooks.session, iterate(dataset)
     in_loops = session.is_empty and program.runs_in_loops(dataset)
     length, limit = LoopLength(None if in_loops else 1, _PREDICT_SECS), math.inf

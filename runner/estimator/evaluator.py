@@ -1,4 +1,4 @@
-"""An evaluator process and the training beside it: one follows the checkpoints, the other obeys its early stop."""
+"""An evaluator process, which follows the checkpoints, and the training beside it, which obeys its early stop."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ POLL_SECS = 0.5
 
 
 class RemoteEvaluation(Hook):
-    """The part of a process that trains beside an evaluator. Only the chief looks and tells; the others follow it.
+    """The evaluations of a training process that has an evaluator beside it. Only the chief reads its findings; the
+    other workers get them from the chief.
 
     Attributes:
-      metrics, exported_paths: empty: the evaluator has them.
-      stopped_early: the reason why training ended; None: it did not.
+      metrics, exported_paths: empty, because the evaluator has them.
+      stopped_early: the reason why training ended early; None: it did not.
     """
 
     exported_paths: Sequence[str] = ()
@@ -47,7 +48,7 @@ class RemoteEvaluation(Hook):
         self._looked = -float("inf")
 
     def have_ended(self, max_steps: int | None) -> bool:
-        """Report whether the run was stopped early before. All workers ask together."""
+        """Report whether an earlier process stopped the run early. All workers ask together."""
         latest = self._estimator.agreed_checkpoint()
         step = -1 if latest is None else reader.checkpoint_step(latest)
         if self._is_chief and latest is not None and (max_steps is None or step < max_steps):
@@ -65,7 +66,7 @@ class RemoteEvaluation(Hook):
         """Do nothing: the evaluator finds the checkpoint."""
 
     def evaluate_last(self, step: int) -> bool:
-        """Do nothing: the evaluator does that when it is told of the end."""
+        """Do nothing: the evaluator evaluates the last checkpoint when it reads that training has ended."""
         return True
 
     def _heed(self, run: Run) -> None:
@@ -73,7 +74,7 @@ class RemoteEvaluation(Hook):
             run.request_stop(f"stopped early: {self.stopped_early}")
 
     def _look(self, step: int) -> bool:
-        """Report whether the evaluator has found by now that training, which is at `step`, is to end."""
+        """Report whether the evaluator has decided by now that training, which is at `step`, must end."""
         if self._rule.metric is None or self.stopped_early or time.monotonic() - self._looked < LOOK_SECS:
             return False
         self._looked = time.monotonic()
@@ -85,22 +86,23 @@ class RemoteEvaluation(Hook):
 
 
 def tell_ending(estimator: Estimator, train: Callable[[], TrainingResult]) -> TrainingResult:
-    """Return what `train` does, and note in model_dir how it ended, for those who wait for that: an evaluator, servers.
+    """Run `train` and return its result; note in model_dir how training ended, for an evaluator or servers that wait
+    for it.
 
-    Only the chief notes. A process that lost a peer notes nothing: its supervisor starts all of them again, or says
-    that it will not.
+    Only the chief writes the note. A process that lost a peer writes none: its supervisor restarts all processes, or
+    reports that it will not.
     """
     config = estimator.config
     if not config.is_chief:
         return train()
     if not config.generation and (config.cluster.tasks or config.has_evaluator):
-        os.makedirs(estimator.model_dir, exist_ok=True)  # what fails before the first checkpoint can be told, too
+        os.makedirs(estimator.model_dir, exist_ok=True)  # a failure before the first checkpoint is noted, too
     remove_ending(estimator.model_dir)
     try:
         result = train()
     except BaseException as error:
         if not tells_of_a_lost_peer(error, config.cluster):
-            with contextlib.suppress(OSError):  # the disk is full, perhaps: the first error is the one to raise
+            with contextlib.suppress(OSError):  # perhaps the disk is full: raise the first error
                 _write_ending(
                     estimator, "interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed"
                 )
@@ -117,27 +119,30 @@ def _write_ending(estimator: Estimator, status: str) -> None:
 
 
 class Abandoned(Interrupted):
-    """Training failed or was interrupted: nobody waits for the evaluation that is under way."""
+    """Training failed or was interrupted, so the evaluation that is running is no longer needed."""
 
 
 class Evaluations(Protocol):
-    """The evaluations of a run, as `RunEvaluations`."""
+    """The interface of a run's evaluations, implemented by `RunEvaluations`."""
 
     def is_due(self) -> bool:
         """Report whether a new checkpoint would be evaluated now."""
 
     def of_checkpoint(self, path: str, *, is_last: bool) -> Sequence[Callable[[], None]]:
-        """Return what is due of the checkpoint `path` and not done, each to be called; all of it for the last one."""
+        """Return what remains to be done for the checkpoint `path`, as functions to call.
+
+        For the last checkpoint that is everything not done yet; for others, what is due.
+        """
 
 
 class TrainingWatch(Hook):
-    """Watches, in the evaluator process, whether training goes on; as a hook, it gives up an evaluation that nobody
-    waits for any more.
+    """Watches, in the evaluator process, whether training continues. As a hook, it gives up an evaluation that is no
+    longer needed.
 
     Args:
-      generation: start of the run that this process belongs to; the status that an earlier start left is ignored.
-        0: starts are not counted, and of a status that exists already only a complete one counts, since training is
-        about to resume from any other.
+      generation: the run's start to which this process belongs; the status of an earlier start is ignored. 0: starts
+        are not counted, and of a status that exists at the beginning only "complete" counts, because training resumes
+        from any other.
     """
 
     def __init__(self, model_dir: str | os.PathLike[str], generation: int = 0) -> None:
@@ -147,7 +152,7 @@ class TrainingWatch(Hook):
         self._looked = time.monotonic()
 
     def ending(self) -> TrainingStatus:
-        """Return how training has ended, or that it goes on."""
+        """Return how training has ended, or that it continues."""
         found = read_ending(self._model_dir)
         counts = found.generation >= self._generation and found != self._stale
         return found if counts else TrainingStatus()
@@ -165,8 +170,8 @@ class CheckpointFollower:
     """Evaluates the checkpoints of `model_dir`, the newest first, while another process writes and removes them.
 
     Args:
-      latest: the path of the newest whole checkpoint; None: there is none yet.
-      wait: called between two looks, with seconds; what it raises ends the evaluator.
+      latest: returns the path of the newest whole checkpoint; None: there is none yet.
+      wait: called between two looks with a number of seconds; an error that it raises ends the evaluator.
     """
 
     def __init__(
@@ -184,17 +189,17 @@ class CheckpointFollower:
     def follow(self) -> TrainingStatus:
         """Evaluate until training has ended.
 
-            while training goes on:
-                evaluate the newest checkpoint, when that is due
-                wait
-            evaluate the last checkpoint, unless training failed or was interrupted
+                while training continues:
+                    evaluate the newest checkpoint if that is due
+                    wait
+                evaluate the last checkpoint, unless training failed or was interrupted
 
         Raises:
           DamagedCheckpointsError: training has ended, and every checkpoint is damaged.
         """
-        retention.release(self._model_dir)  # of an evaluator that was killed
+        retention.release(self._model_dir)  # left by an evaluator that was killed
         while True:
-            # Before the look for the checkpoint: the last one is then there to be seen.
+            # Read the status before looking for the checkpoint: once training has ended, the last checkpoint exists.
             ending = self._watch.ending()
             if ending.is_over and not ending.is_complete:
                 return ending
@@ -205,11 +210,11 @@ class CheckpointFollower:
             self._wait(POLL_SECS)
 
     def _look(self, *, is_last: bool) -> bool:
-        """Evaluate the newest checkpoint. Returns: False where it was removed meanwhile."""
+        """Evaluate the newest checkpoint. Return False if it was removed meanwhile."""
         path = self._newest(is_last=is_last)
         if path is None:
             if not self._has_waited:
-                _log.info("There is no checkpoint in %s yet: waiting for the first.", self._model_dir)
+                _log.info("Waiting for the first checkpoint in %s.", self._model_dir)
             self._has_waited = True
             return is_last
         before = manifest.fingerprint(path)
@@ -223,10 +228,10 @@ class CheckpointFollower:
         except Interrupted:
             raise
         except Exception:
-            # The chief may have removed it before it saw the lease, or may be writing this step again.
+            # The chief may have removed the checkpoint before it saw the lease, or may be writing this step again.
             if manifest.fingerprint(path) == before:
                 raise
-            _log.warning("%s was removed while it was read, and is not evaluated.", os.path.basename(path))
+            _log.warning("%s was removed while it was read, so it is not evaluated.", os.path.basename(path))
             return False
         return True
 
@@ -236,4 +241,4 @@ class CheckpointFollower:
         except DamagedCheckpointsError:
             if is_last:
                 raise
-            return None  # or the only one is just being written again
+            return None  # or the only checkpoint is being rewritten

@@ -1,4 +1,4 @@
-"""The end of a loop of steps: its length, and what all workers do next."""
+"""The end of a loop of steps: the length of the next one, and what all workers do next."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 
 from runner.distribute.collectives import Collectives
 
-# A loop that takes this long costs little in Python and still answers signals and clocks soon enough.
+# Long enough that Python's overhead per loop is small, short enough to answer signals and clocks soon.
 _LOOP_SECS = 1.0
 _GROWTH = 10
 
@@ -15,8 +15,8 @@ class LoopLength:
     """Steps per loop: a fixed number, or growing until a loop takes about `secs`.
 
     Args:
-      fixed: None for automatic.
-      secs: what a loop grows to.
+      fixed: the number of steps; None: automatic.
+      secs: target duration of a loop in seconds.
     """
 
     def __init__(self, fixed: int | None, secs: float = _LOOP_SECS) -> None:
@@ -24,7 +24,7 @@ class LoopLength:
         self._steps = fixed or 1
 
     def next(self, limit: float) -> int:
-        """Return the steps of the next loop, at most `limit`."""
+        """Return the number of steps of the next loop, at most `limit`."""
         return int(min(self._steps, limit))
 
     def took(self, num_steps: int, secs: float) -> None:
@@ -35,13 +35,13 @@ class LoopLength:
 
 @dataclasses.dataclass(frozen=True)
 class Boundary:
-    """The findings of one worker at the end of a loop; after `agreed`, what all workers do next.
+    """The state of one worker at the end of a loop; after `agreed`, what all workers do next.
 
     Attributes:
       num_steps: length of the next loop. The chief decides.
       saves: whether a checkpoint is due. The chief decides.
-      stop_reason: why training ends here; None: it goes on. Any worker decides.
-      interrupted: it ends for somebody who will not wait. Any worker decides.
+      stop_reason: why training ends here; None: it continues. Any worker decides.
+      interrupted: training ends at once, without evaluations, because it was asked to. Any worker decides.
     """
 
     num_steps: int
@@ -50,7 +50,7 @@ class Boundary:
     interrupted: bool
 
     def agreed(self, collectives: Collectives) -> Boundary:
-        """Agree with the other workers, by one sum over all of them."""
+        """Agree with the other workers by one sum over all of them."""
         asked = [0.0] * collectives.num_workers
         asked[collectives.worker_index] = float(self.stop_reason is not None)
         chief = float(collectives.is_chief)

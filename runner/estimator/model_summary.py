@@ -1,4 +1,4 @@
-"""The tables of a model's variables and layers: `model_summary.txt` in model_dir, and the screen of a dry run."""
+"""Tables of a model's variables and layers: `model_summary.txt` in model_dir, and the screen of a dry run."""
 
 from __future__ import annotations
 
@@ -34,10 +34,12 @@ class ModelSummary(Hook):
 
 
 def print_variables(setup: TrainSetup, stream: IO[str], max_rows: int | None = MAX_ROWS) -> None:
-    """Print a table of the variables with their total, and one of the layers where the first is cut.
+    """Print a table of the variables with their total, and if it is cut, a table of the layers.
 
     Args:
-      max_rows: rows of each table; None prints all variables, and the layers too.
+      setup: the training setup with the variables.
+      stream: where to print.
+      max_rows: rows of each table; None prints all variables and all layers.
     """
     trainable = setup.program.trace.requested.trainable
     variables = [
@@ -66,7 +68,7 @@ def print_variables(setup: TrainSetup, stream: IO[str], max_rows: int | None = M
 
 
 def _print_layers(variables: Sequence[VariableSpec], stream: IO[str], max_rows: int | None) -> None:
-    """Print the totals of each layer: variables are grouped by the first part of their names that differs."""
+    """Print the totals of each layer: the variables grouped by the first part of their names that differs."""
     common = os.path.commonpath([one.name for one in variables if one.trainable] or [""])
     depth = 1 + len([part for part in common.split("/") if part])
     layers: dict[str, list[VariableSpec]] = {}

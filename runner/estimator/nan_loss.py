@@ -1,4 +1,4 @@
-"""A loss that is not finite: the run stops, rolls back to its last checkpoint, or trains on (`train.nan`)."""
+"""`train.nan`: stop, roll back to the last checkpoint, or continue when a loss is not finite."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ def _named(variables: Sequence[str]) -> str:
 
 
 class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError):
-    """A loss that is not finite; as tf.estimator's error, with the step and what became NaN in its text.
+    """A loss is not finite. A tf.estimator NanLossDuringTrainingError whose text names the step and the non-finite
+    variables.
 
     Attributes:
-      is_clear: the text says all: the traceback, which is the engine's, is not shown with it.
+      is_clear: True: the text is enough, and the engine's traceback is not shown.
     """
 
     is_clear = True
@@ -44,10 +45,10 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError):
 
 
 class NanPolicy:
-    """Does what `train.nan` says, and a NanTensorHook, when a loss of a run is not finite.
+    """Applies `train.nan`, or a NanTensorHook, when a loss of a run is not finite.
 
     Attributes:
-      rollbacks: number of times that the run went back, those before it was resumed included.
+      rollbacks: number of rollbacks of the run, those before it was resumed included.
     """
 
     def __init__(self, context: EstimatorContext, setup: TrainSetup, checkpoints: RunCheckpoints) -> None:
@@ -57,25 +58,30 @@ class NanPolicy:
 
     @property
     def needs_single_steps(self) -> bool:
-        """Report whether a loop has one step: to skip the bad batch alone, its loop must not have gone on itself."""
+        """Whether loops have one step only: a rollback can skip the bad batch alone only if its loop has not
+        continued after it.
+        """
         return self._policy == "rollback" and self._setup.program.has_local_losses
 
     def accepts(self, losses: np.ndarray) -> bool:
-        """Report whether training goes on after these losses."""
+        """Report whether training continues after these losses, floats `[steps]`."""
         return self._policy == "ignore" or bool(np.isfinite(losses).all())
 
     def check(self, run: Run, result: StepResult, advance: int) -> bool:
-        """Act on the first loss of a loop that is not finite. Returns: whether the variables were rolled back.
+        """Act on the first loss of a loop that is not finite. Return whether the variables were rolled back.
 
         Args:
+          run: the training run.
+          result: the loop's outcome, with losses `[num_steps]`.
           advance: what a step adds to the global step.
 
-        Raises: NanLossError: the run ends.
+        Raises:
+          NanLossError: the run ends.
         """
         if self.accepts(result.losses):
             return False
         bad = int(np.flatnonzero(~np.isfinite(result.losses))[0])
-        # The loop ends with that step, unless the loss is known only after it (has_local_losses).
+        # The loop ends with that step, unless losses are known only after the loop (has_local_losses).
         step = result.first_step + (bad + 1) * advance - 1
         loss, variables = result.losses[bad], self._setup.model.not_finite()
         held = "All variables are still finite."
@@ -87,13 +93,13 @@ class NanPolicy:
             return True
         if self._setup.overrides.stop_at_nan is not False:
             raise NanLossError(f"the loss became {loss} at step {step}. {self._advice()} {held}")
-        # NanTensorHook(fail_on_nan_loss=False): training ends without an error.
+        # NanTensorHook(fail_on_nan_loss=False) ends training without an error.
         _log.warning("The loss became %s at step %d. %s", loss, step, held)
         run.request_stop("the loss is not finite")
         return False
 
     def _advice(self) -> str:
-        """Say what to try, the likely cure first; to ignore it is the last."""
+        """Return the remedies to try, the most likely first, train.nan=ignore last."""
         clip = "train.clip_global_norm=1" if self._setup.program.is_native else "tf.clip_by_global_norm in model_fn"
         saved = f"the last checkpoint is of step {self._checkpoints.saved_step}"
         cures = ["a lower learning rate", clip]
@@ -104,21 +110,23 @@ class NanPolicy:
         return f"Try {', '.join(cures[:-1])} or {cures[-1]} ({saved}). train.nan=ignore trains on with what there is."
 
     def check_loss_scale(self, step: int) -> None:
-        """Act on steps that were all left out, as their gradients were not finite.
+        """Act on a loop whose steps were all skipped because their gradients were not finite.
 
-        Raises: NanLossError: no scale makes them finite.
+        Raises:
+          NanLossError: no loss scale makes them finite.
         """
         scale = self._setup.program.loss_scale
         if scale is not None and scale.is_exhausted:
             raise NanLossError(
-                f"no loss scale makes the gradients finite at step {step + 1} (train.precision=mixed_float16): they "
-                f"are not finite by themselves. The last checkpoint is of step {self._checkpoints.saved_step}."
+                f"The gradients at step {step + 1} are not finite with any loss scale "
+                "(train.precision=mixed_float16), so the model itself makes them so. The last checkpoint is of step "
+                f"{self._checkpoints.saved_step}."
             )
 
     def _roll_back(self, step: int, loss: float) -> None:
-        """Give the variables the values of the last checkpoint; the input goes on after the bad batch.
+        """Restore the last checkpoint's variables; the input continues after the bad batch.
 
-        A run that is resumed does the same: it comes to the bad batch again, and the count is in the checkpoint.
+        A resumed run does the same: it reaches the bad batch again, and the count of rollbacks is in the checkpoint.
         """
         latest, model = self._checkpoints.latest, self._setup.model
         assert latest is not None
@@ -128,7 +136,7 @@ class NanPolicy:
         back_to = model.store.global_step
         self._context.journal.event("rollback", step=step, back_to=back_to, count=self.rollbacks)
         _log.warning(
-            "The loss became %s at step %d: back to step %d, and on with the batches that follow the bad one "
-            "(rollback %d of at most %d).",
+            "The loss became %s at step %d: rolled back to step %d; training continues after the bad batch (rollback "
+            "%d of at most %d).",
             loss, step, back_to, self.rollbacks, MAX_ROLLBACKS,
         )  # fmt: skip

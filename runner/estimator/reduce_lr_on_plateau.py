@@ -1,9 +1,9 @@
-"""The learning rate of a run becomes smaller when an evaluation's metric no longer improves.
+"""Reduce the learning rate when an evaluation's metric no longer improves.
 
-By the rule of Keras' callback ReduceLROnPlateau, but that it counts evaluations. The rate is a variable of the
-optimizer, and so in each checkpoint: as it was before that checkpoint was evaluated. What the metric was, and which
-rates it led to, is kept in model_dir, so that a run that resumes from a checkpoint begins with the rate that an
-undisturbed one had after it.
+The rule is that of Keras' callback ReduceLROnPlateau, counted in evaluations. The rate is a variable of the optimizer
+and so part of each checkpoint, with its value from before that checkpoint was evaluated. The metric's values and the
+rates they led to are kept in model_dir. A run that resumes from a checkpoint therefore begins with the same rate as an
+undisturbed run.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class ReduceLROnPlateau:
 
     Attributes:
       metric: its name in the journal: `eval/loss`, `eval_<name>/accuracy`; None: the rate is never reduced.
-      mode: "min" or "max", the better value; None: by the metric's name.
-      factor: the rate is multiplied by it; between 0 and 1.
-      patience_evals: evaluations in a row without improvement after which it is reduced.
-      min_delta: an improvement is larger than this, in the metric's own unit.
-      cooldown_evals: evaluations after a reduction that are not counted.
-      min_lr: the rate does not become smaller.
+      mode: "min" or "max", whether smaller or larger is better; None: decided by the metric's name.
+      factor: multiplies the rate at a reduction; between 0 and 1.
+      patience_evals: number of successive evaluations without improvement after which the rate is reduced.
+      min_delta: an improvement must be larger than this, in the unit of the metric.
+      cooldown_evals: number of evaluations after a reduction that do not count.
+      min_lr: lower limit of the rate.
 
     Raises:
       ValueError: a value is not allowed.
@@ -53,19 +53,22 @@ class ReduceLROnPlateau:
     def __post_init__(self) -> None:
         check_rule(self, patience_evals=1, min_delta=0, cooldown_evals=0, min_lr=0)
         if not 0 < self.factor < 1:
-            raise ValueError(f"ReduceLROnPlateau(factor={self.factor}): it must lie between 0 and 1.")
+            raise ValueError(f"ReduceLROnPlateau(factor={self.factor}): factor must be between 0 and 1.")
 
     @property
     def evaluation(self) -> str | None:
-        """Name of the evaluation that the metric belongs to; "" is the one without a name; None: there is no metric."""
+        """The name of the evaluation to which the metric belongs; "" if it has no name; None if there is no metric."""
         return None if self.metric is None else evaluation_of(self.metric)
 
     def reason(self, values: Mapping[int, float], step: int) -> str | None:
-        """Return why the rate is reduced at `step`, by the `values` of the metric at the steps up to it; None: it is
-        not.
+        """Return why the rate is reduced at `step`; None: it is not.
 
-        The loop is that of `keras.callbacks.ReduceLROnPlateau.on_epoch_end`, but that a NaN is never the best. A rate
-        that has reached `min_lr` makes no difference to it: it can only stay.
+        The algorithm is that of `keras.callbacks.ReduceLROnPlateau.on_epoch_end`, except that a NaN is never the best
+        value. It does not look at `min_lr`: a rate at that limit simply stays.
+
+        Args:
+          values: step -> the metric, for the evaluations up to `step`.
+          step: the global step of the last evaluation.
         """
         sign = -1 if mode_of(self.metric or "", self.mode) == "max" else 1
         best, best_step, waited, cooldown, is_reduced = math.inf, None, 0, 0, False
@@ -89,7 +92,7 @@ class ReduceLROnPlateau:
 
 
 class RunWithRate(Protocol):
-    """A run of training whose learning rate can be read and set; ValueError where it cannot."""
+    """A training run whose learning rate can be read and set; it raises ValueError if the rate is fixed."""
 
     learning_rate: float
 
@@ -98,11 +101,11 @@ class RunWithRate(Protocol):
 
 
 class LearningRateReductions:
-    """The reductions of one run. All workers have them, and call the same methods in order; the chief decides.
+    """The reductions of one run. Every worker has them and calls the same methods in the same order; the chief decides.
 
     Args:
-      history: of a ReduceLROnPlateau.
-      announce: `Estimator.announce`: says a text, and notes an event with fields.
+      history: the MetricHistory of a ReduceLROnPlateau.
+      announce: `Estimator.announce`, which shows a text and notes an event with fields.
     """
 
     def __init__(
@@ -113,11 +116,15 @@ class LearningRateReductions:
         announce: Callable[..., None],
     ) -> None:
         self._rule, self._history, self._collectives, self._announce = rule, history, collectives, announce
-        self._rates: dict[int, float] = {}  # the same on all workers
+        self._rates: dict[int, float] = {}  # equal on all workers
         self._is_open = True
 
     def check(self, run: RunWithRate) -> None:
-        """Check that there is a rate to reduce. Raises: ValueError: it is not a number that can be changed."""
+        """Check that there is a rate to reduce.
+
+        Raises:
+          ValueError: the learning rate cannot be changed.
+        """
         if self._rule.metric is not None:
             try:
                 _ = run.learning_rate
@@ -125,14 +132,14 @@ class LearningRateReductions:
                 raise ValueError(f"{self._rule.key}.metric={self._rule.metric}: {error}") from None
 
     def evaluated(self) -> None:
-        """Decide once more before the next step: the metric is known anew."""
+        """Decide again before the next step, because the metric has a new value."""
         self._is_open = True
 
     def apply(self, run: RunWithRate) -> None:
-        """Give the optimizer the rate that the evaluations up to this step lead to: before the step that follows.
+        """Set the rate that the evaluations up to this step lead to, before the step that follows.
 
-        Not right after the evaluation: it may not be the last one that reads the checkpoint into the variables. After
-        nan=rollback this step comes again, with the rate from before its evaluation.
+        Not directly after the evaluation, because another evaluation may still read the checkpoint into the variables.
+        After nan=rollback this step comes again, with the rate from before its evaluation.
         """
         step = run.global_step
         if self._rule.metric is not None and self._is_open:
@@ -150,7 +157,8 @@ class LearningRateReductions:
             return self._history.rates.get(step)
         before = run.learning_rate
         after = max(before * self._rule.factor, self._rule.min_lr)
-        if before <= np.float32(self._rule.min_lr):  # a float32 as the rate, and so not below it by a rounding
+        # as float32, like the rate, so that rounding does not make the rate smaller than the limit
+        if before <= np.float32(self._rule.min_lr):
             return None
         self._history.note_rate(step, after)
         text = f"learning rate {before:.6g} -> {after:.6g} at step {step}: {reason}"

@@ -1,4 +1,4 @@
-"""The exports of a run: calls its exporters after evaluations and at the end of training."""
+"""The exports of a run, after evaluations and at the end of training."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ FILE = "exporting.json"
 
 
 class RunExports:
-    """Calls exporters, in the one process of a run that writes.
+    """Calls the exporters in the one process of a run that writes.
 
     Attributes:
-      paths: of the SavedModels that were written and still exist, in that order.
+      paths: paths of the SavedModels that were written and still exist, oldest first.
     """
 
     def __init__(self, estimator: Estimator) -> None:
@@ -36,8 +36,8 @@ class RunExports:
         return self._estimator.config.is_chief and self._estimator.collectives.is_chief
 
     def note_begin(self) -> None:
-        """Note that the latest checkpoint is to be evaluated and exported: a run that is killed or stopped before
-        `note_end` does that when it resumes.
+        """Note that the latest checkpoint will be evaluated and exported; a run killed before `note_end` does it on
+        resume.
         """
         if self._is_chief:
             write_json(self._file, {"checkpoint": os.path.basename(self._estimator.latest_checkpoint() or "")})
@@ -48,7 +48,7 @@ class RunExports:
             self._file.unlink(missing_ok=True)
 
     def is_open(self, checkpoint: str) -> bool:
-        """Report whether exports of this checkpoint have begun and not ended."""
+        """Report whether exports of this checkpoint began and did not end."""
         return (read_json(self._file) or {}).get("checkpoint") == os.path.basename(checkpoint)
 
     def call(
@@ -57,9 +57,10 @@ class RunExports:
         """Call each exporter with the checkpoint.
 
         Args:
-          checkpoint: its path; None: the latest.
-          results: the metrics of an evaluation; empty where nobody evaluates.
-          is_final: whether training has ended.
+          exporters: the exporters.
+          checkpoint: path of the checkpoint; None: the latest.
+          results: metrics of an evaluation; empty if there was none.
+          is_final: training has ended.
         """
         config = self._estimator.config
         if not (config.cluster.is_evaluator or self._is_chief):

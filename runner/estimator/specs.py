@@ -1,4 +1,4 @@
-"""The values that `train_and_evaluate` takes and returns: TrainSpec, EvalSpec, TrainingResult."""
+"""Arguments and result of `train_and_evaluate`: TrainSpec, EvalSpec, TrainingResult."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class TrainSpec:
       max_steps: train until this global step; None: until the input ends.
       hooks: native and session hooks.
       saving_listeners: `tf.compat.v1.train.CheckpointSaverListener`s.
-      early_stopping: the rule by which `train_and_evaluate` ends training earlier.
-      max_epochs: train until this many passes over the input are made, unless `max_steps` is reached before.
+      early_stopping: the rule by which `train_and_evaluate` ends training early.
+      max_epochs: train for this many passes over the input, or until `max_steps` if that comes first; None: no limit.
       reduce_lr_on_plateau: the rule by which `train_and_evaluate` reduces the learning rate.
 
     Raises:
@@ -50,16 +50,18 @@ class EvalSpec:
 
     Attributes:
       input_fn: a function or an `Input`.
-      steps: batches to evaluate; None: all examples. (tf.estimator's default was 100 batches.)
-      name: tells several evaluations apart; its events go to `eval_<name>`.
-      hooks: native hooks.
-      start_delay_secs: seconds of training before the first evaluation; that of `at_start` does not wait.
-      throttle_secs: least seconds between the starts of two evaluations; the last checkpoint is always evaluated.
-      at_start: evaluate once before the first step: the new model, or the checkpoint that the run resumes from.
-      exporters: one or several, called after each evaluation except that of `at_start`, and at the end of training.
+      steps: number of batches to evaluate; None: all. (tf.estimator's default was 100 batches.)
+      name: distinguishes several evaluations; its events go to `eval_<name>`.
+      hooks: native and session hooks.
+      start_delay_secs: seconds of training before the first evaluation; `at_start` does not wait.
+      throttle_secs: least number of seconds between the starts of two evaluations; the last checkpoint is always
+        evaluated.
+      at_start: also evaluate before the first step: the new model, or the checkpoint that the run resumes from.
+      exporters: an exporter or several, called after each evaluation except `at_start`'s, and at the end of training.
 
     Raises:
-      ValueError: steps is not positive, or a number of seconds is negative; an exporter is none, or two share a name.
+      ValueError: steps is not positive, a number of seconds is negative, an exporter is not an Exporter, or two
+        exporters have the same name.
     """
 
     input_fn: InputFn
@@ -73,7 +75,7 @@ class EvalSpec:
 
     @property
     def key(self) -> str:
-        """The name, by which results are kept; "" where there is none."""
+        """The name under which results are kept; "" if there is none."""
         return self.name or ""
 
     def __post_init__(self) -> None:
@@ -82,16 +84,16 @@ class EvalSpec:
         _check_input_fn("EvalSpec", self.input_fn)
         for key in ("start_delay_secs", "throttle_secs"):
             if getattr(self, key) < 0:
-                raise ValueError(f"EvalSpec({key}={getattr(self, key)}): it may not be negative.")
+                raise ValueError(f"EvalSpec({key}={getattr(self, key)}): must not be negative.")
 
 
 class Metrics(dict[str, Any]):
-    """Name of the evaluation ("" where it has none) -> its metrics.
+    """A dict: name of the evaluation ("" if it has none) -> its metrics.
 
-    Of a single evaluation its metrics are found by their own names, too: `metrics["accuracy"]`.
+    If there is only one evaluation, its metrics are also found by their own names: `metrics["accuracy"]`.
 
     Raises:
-      KeyError: there is neither an evaluation nor, of a single one, a metric of that name.
+      KeyError: there is no evaluation of that name, nor a metric of the only evaluation.
     """
 
     def __missing__(self, name: str) -> Any:
@@ -107,18 +109,18 @@ class TrainingResult:
     """The outcome of a run in this process.
 
     Attributes:
-      metrics: name of the evaluation ("" where it has none) -> its metrics at the last checkpoint, or, where the run
-        was interrupted, the newest ones. Empty where an evaluator process has them. `metrics["accuracy"]` is that of
-        the only evaluation.
-      global_step: of the last checkpoint.
-      examples: examples that this call trained on; 0 when there was nothing left to train.
-      steps_per_sec: speed of this call's training, without evaluations; 0 when no step was taken.
-      checkpoint: path of the last checkpoint; None: an evaluator saw none before training failed.
+      metrics: name of the evaluation ("" if it has none) -> its metrics at the last checkpoint; the newest ones if the
+        run was interrupted. Empty if an evaluator process has them. `metrics["accuracy"]` works if there is only one
+        evaluation.
+      global_step: step of the last checkpoint.
+      examples: number of examples that this call trained on; 0 if there was nothing left to train.
+      steps_per_sec: training speed of this call, without evaluations; 0 if no step was taken.
+      checkpoint: path of the last checkpoint; None: training failed before the evaluator saw one.
       stopped_early: the reason why training ended before its last step; None: it did not.
       exports: paths of the SavedModels that this process exported.
       interrupted: training or its last evaluation was asked to stop; the same call resumes it.
-      input_bound: the share of the time of steps that they waited for their input; None: training was too short for a
-        sample, or another process has it.
+      input_bound: the share of step time spent waiting for input, from 0 to 1; None: training was too short to measure
+        it, or another process has it.
     """
 
     metrics: Mapping[str, Any]
@@ -136,10 +138,17 @@ class TrainingResult:
 
 
 def check_positive(written: str = "{}", **arguments: int | None) -> None:
-    """Check numbers of steps or epochs. Args: written: how `name=value` was written, with {} in its place."""
+    """Check that numbers of steps or epochs are positive.
+
+    Args:
+      written: how the user wrote the setting, with {} in place of `name=value`.
+
+    Raises:
+      ValueError: a number is not positive.
+    """
     for name, value in arguments.items():
         if value is not None and value <= 0:
-            raise ValueError(f"{written.format(f'{name}={value}')}: it must be positive; None sets no limit.")
+            raise ValueError(f"{written.format(f'{name}={value}')}: must be positive; None means no limit.")
 
 
 def _check_input_fn(what: str, input_fn: Any) -> None:

@@ -1,4 +1,4 @@
-"""Training with evaluations along the way, in one process or with an evaluator beside those that train."""
+"""Training with evaluations in between, in one process or with an evaluator process beside it."""
 
 from __future__ import annotations
 
@@ -30,18 +30,28 @@ _log = logging.getLogger(__name__)
 def train_and_evaluate(
     estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec | Sequence[EvalSpec]
 ) -> TrainingResult:
-    """Train and evaluate; `RunConfig.cluster` says which part of that this process does.
+    """Train and evaluate; `RunConfig.cluster` decides which part of it this process does.
 
-    A process that trains evaluates each checkpoint as it is saved, the last one always. With
-    `RunConfig(has_evaluator=True)` it leaves that to the evaluator, which follows the checkpoints in a process of its
-    own, and ends when that finds that training should stop early.
+    A training process evaluates each checkpoint when it is saved, and always the last one. With
+    `RunConfig(has_evaluator=True)`, a separate evaluator process follows the checkpoints instead, and training ends
+    when the evaluator finds that it should stop early.
 
-    A run that is finished already (its last step is taken, it was stopped early, or without `max_steps` its input was
-    read to the end by an earlier process) is evaluated and reported. One that is interrupted ends with its checkpoint;
-    where that is one that an undisturbed run evaluates, the process that resumes from it does that first.
+    A finished run (its last step is taken, it was stopped early, or without `max_steps` an earlier process read its
+    input to the end) is evaluated and reported. An interrupted run ends with a checkpoint. If an undisturbed run would
+    evaluate that checkpoint, the process that resumes does so first.
+
+    Args:
+      estimator: the model and its folder.
+      train_spec: the training.
+      eval_spec: the evaluation, or several.
+
+    Returns:
+      The metrics at the last checkpoint, its path and its step.
 
     Raises:
-      ValueError: two evaluations or exporters have the same name, or a rule watches what is not evaluated.
+      ValueError: two evaluations or exporters have the same name, or a rule uses a metric of an evaluation that does
+        not exist.
+      tf.compat.v1.train.NanLossDuringTrainingError: a loss was not finite.
     """
     settings = {"train.max_steps": train_spec.max_steps, "train.max_epochs": train_spec.max_epochs}
     with estimator.recording("train_and_evaluate", trains=True, **settings):
@@ -59,17 +69,18 @@ def _train_and_evaluate(
     if estimator.config.has_evaluator and train_spec.reduce_lr_on_plateau.metric is not None:
         raise ValueError(
             "TrainSpec(reduce_lr_on_plateau=...) with RunConfig(has_evaluator=True): an evaluator is behind training, "
-            "so no run would reduce its learning rate at the same step again. Use has_evaluator=False."
+            "so a resumed run would reduce its learning rate at other steps. Use has_evaluator=False."
         )
     evaluations: RunEvaluations | RemoteEvaluation
     if estimator.config.has_evaluator:
         evaluations = RemoteEvaluation(estimator, train_spec.early_stopping)
     else:
-        retention.release(estimator.model_dir)  # of an evaluator that an earlier start had
+        retention.release(estimator.model_dir)  # left by the evaluator of an earlier start
         evaluations = RunEvaluations(estimator, eval_specs, train_spec)
     train = functools.partial(_train, estimator, train_spec, evaluations)
-    # Without a supervisor, who counts starts, nobody knows who waits for the end: an evaluator in a script is often
-    # named in its own TF_CONFIG alone.
+    # Only a supervisor counts starts. Without one, an evaluator may wait for the end unannounced: a script often names
+    # it
+    # in the evaluator's own TF_CONFIG only.
     if estimator.config.has_evaluator or not estimator.config.generation:
         return tell_ending(estimator, train)
     return train()
@@ -81,19 +92,22 @@ def follow(
     eval_spec: EvalSpec | Sequence[EvalSpec],
     wait: Callable[[float], None] = time.sleep,
 ) -> TrainingResult:
-    """Do the evaluator's part of `train_and_evaluate`: evaluate what others save in model_dir, until training ends.
+    """Evaluate the checkpoints that others save in model_dir until training ends: the evaluator's part of
+    `train_and_evaluate`.
 
-    The last checkpoint is evaluated in any case, unless training failed or was interrupted.
+    The last checkpoint is evaluated unless training failed or was interrupted.
 
     Args:
-      wait: called with seconds between two looks; what it raises passes, but `Interrupted` after an evaluation.
+      estimator, train_spec, eval_spec: as in `train_and_evaluate`.
+      wait: called with a number of seconds between two looks; errors that it raises pass through, except `Interrupted`
+        after an evaluation.
 
     Raises:
-      ValueError: as `train_and_evaluate`; there is one evaluator, and this is another.
+      ValueError: as in `train_and_evaluate`; or this is a second evaluator.
     """
     config = estimator.config
     if config.cluster.task_index:
-        raise ValueError(f"evaluator {config.cluster.task_index}: there is one evaluator in a run, of index 0.")
+        raise ValueError(f"evaluator {config.cluster.task_index}: a run has one evaluator, with index 0.")
     eval_specs = _checked(train_spec, eval_spec)
     watch = TrainingWatch(estimator.model_dir, config.generation)
     evaluations = RunEvaluations(estimator, eval_specs, train_spec, [watch])
@@ -119,18 +133,18 @@ START_TIMEOUT_SECS = 600.0
 
 
 def _serve(estimator: Estimator) -> TrainingResult:
-    """Do the part of a parameter server, and of a worker beside one: what the coordinator asks for, until it ends.
+    """Serve the coordinator until it ends: the part of a parameter server, and of a worker beside one.
 
     Raises:
-      TimeoutError: the coordinator does not come.
-      RuntimeError: it has ended before training had.
+      TimeoutError: the coordinator does not join.
+      RuntimeError: the coordinator ended before training did.
     """
     cluster, model_dir = estimator.config.cluster, estimator.model_dir
     (address,) = cluster.tasks["chief"]
-    before = read_ending(model_dir)  # of an earlier run
+    before = read_ending(model_dir)  # left by an earlier run
     with grpc_server.kept_local(cluster):
         server = grpc_server.start_server(cluster)
-    _log.info("%s serves the coordinator %s until that ends.", cluster.name, address)
+    _log.info("%s serves the coordinator %s until the coordinator ends.", cluster.name, address)
     grpc_server.serve_the_coordinator(
         server, cluster, START_TIMEOUT_SECS, lambda: read_ending(model_dir) not in (before, TrainingStatus())
     )
@@ -149,7 +163,7 @@ def _serve(estimator: Estimator) -> TrainingResult:
 def _train(
     estimator: Estimator, train_spec: TrainSpec, evaluations: RunEvaluations | RemoteEvaluation
 ) -> TrainingResult:
-    """Train, and report: the part of every process but the evaluator."""
+    """Train and report: the part of every process except the evaluator."""
     run = None
     if not evaluations.have_ended(train_spec.max_steps):
         run = estimator.train_run(
@@ -180,18 +194,19 @@ def _train(
 
 
 class RunEvaluations(Hook):
-    """The evaluations of a run: before its first step, after its checkpoints and at its end. They stop it early, reduce
-    its learning rate, and call its exporters.
+    """The evaluations of a run: before its first step, after its checkpoints and at its end. They may stop it early,
+    reduce its learning rate and call its exporters.
 
-    In a process that trains, its methods as a hook and `after_save` are called; in an evaluator, `of_checkpoint`.
+    In a training process, it is called as a hook and through `after_save`; in an evaluator process through
+    `of_checkpoint`.
 
     Args:
-      hooks: called in every evaluation, beside its own.
+      hooks: called in every evaluation, in addition to its own.
 
     Attributes:
       metrics: name of the evaluation -> its last metrics.
-      stopped_early: the reason why training ended; None: it did not.
-      last_step, last_path: of the checkpoint that was evaluated last, in the evaluator process; 0 and None: none.
+      stopped_early: the reason why training ended early; None: it did not.
+      last_step, last_path: step and path of the checkpoint that an evaluator process evaluated last; 0 and None before.
     """
 
     def __init__(
@@ -220,12 +235,13 @@ class RunEvaluations(Hook):
         return self._exports.paths
 
     def have_ended(self, max_steps: int | None) -> bool:
-        """Report whether the run was stopped early at its latest checkpoint. To be asked before it resumes from there.
+        """Report whether the run was stopped early at its latest checkpoint; called before it resumes from there.
 
-        One that was killed or stopped before it had evaluated that checkpoint does so now. The last checkpoint of a run
-        is left to `evaluate_last`.
+        If the run was killed or stopped before it evaluated that checkpoint, it is evaluated now. The last checkpoint
+        of a run is left to `evaluate_last`.
 
-        Raises: Interrupted: a hook gave that evaluation up.
+        Raises:
+          Interrupted: a hook gave that evaluation up.
         """
         latest = self._estimator.agreed_checkpoint()
         step = -1 if latest is None else reader.checkpoint_step(latest)
@@ -245,9 +261,10 @@ class RunEvaluations(Hook):
         return self.stopped_early is not None
 
     def begin(self, run: Run) -> None:
-        """Check that the metrics which decide something will be there, before hours of training lead to an evaluation.
+        """Check before training that the metrics on which rules depend will exist, and the rate can be reduced.
 
-        Raises: ValueError: an evaluation has no such metric, or the learning rate cannot be reduced.
+        Raises:
+          ValueError: an evaluation lacks such a metric, or the learning rate cannot be reduced.
         """
         assert isinstance(run, TrainingRun)
         self._rate.check(run)
@@ -259,7 +276,7 @@ class RunEvaluations(Hook):
             ours = {key: metric for key, metric in keys.items() if evaluation_of(metric) == spec.key}
             names = self._estimator.names_of_metrics(spec.input_fn, spec.name) if ours else []
             for key, metric in ours.items():
-                # A metric of Keras may be several: their names are known with their values.
+                # A Keras metric may have several values, whose names are known only with them.
                 if names and not metric.startswith(tuple(names)):
                     raise ValueError(unknown_metric(key, metric, names))
 
@@ -276,16 +293,15 @@ class RunEvaluations(Hook):
         self._rate.apply(run)
 
     def after_save(self, run: TrainingRun) -> None:
-        """Evaluate the checkpoint that was just written, where an evaluation is due."""
+        """Evaluate the checkpoint that was just written, if an evaluation is due."""
         due = self._collectives.broadcast([self._due(spec) for spec in self._specs])
         self._evaluate_during(
             run, [spec for spec, is_due in zip(self._specs, due, strict=True) if is_due], exports=True
         )
 
     def evaluate_last(self, step: int) -> bool:
-        """Evaluate the checkpoint of `step`, the last one, where that has not been done, and export it.
-
-        Returns: False where that was interrupted.
+        """Evaluate and export the last checkpoint, that of `step`, if that has not been done. Return False if
+        interrupted.
         """
         with contextlib.suppress(Interrupted):
             for spec in self._specs:
@@ -301,11 +317,11 @@ class RunEvaluations(Hook):
         return any(self._is_first(spec) or self._due(spec) for spec in self._specs)
 
     def of_checkpoint(self, path: str, *, is_last: bool) -> Sequence[Callable[[], None]]:
-        """Return what is due of the checkpoint `path` and not done, each to be called; of the last one, what is not
-        done, and the final exports.
+        """Return what remains to be done for the checkpoint `path`, as functions to call; for the last one also the
+        final exports.
 
-        A checkpoint that an undisturbed run would not evaluate (the one before the first step, or where it was
-        interrupted) only counts where it is the last, or the first with `at_start`.
+        A checkpoint that an undisturbed run would not evaluate (before the first step, or where the run was
+        interrupted) counts only if it is the last, or the first with `at_start`.
         """
         step = reader.checkpoint_step(path)
         for history in self._histories:
@@ -321,8 +337,8 @@ class RunEvaluations(Hook):
         return evaluations + [functools.partial(self._export, spec, path, is_final=is_last) for spec in exported]
 
     def _missing(self, path: str, step: int) -> list[bool]:
-        """Report, of each evaluation, whether it or its exports are missing that the checkpoint `path` was to have."""
-        if not reader.Reader(path).extra().get("evaluate"):  # an undisturbed run saves nothing at this step
+        """Report for each evaluation whether the checkpoint `path` should have it or its exports and lacks them."""
+        if not reader.Reader(path).extra().get("evaluate"):  # an undisturbed run does not save at this step
             return [False] * len(self._specs)
         there = {name.partition("/")[0] for name in retention.metrics_of(path)}
         exports_are_open = self._exports.is_open(path)
@@ -337,7 +353,7 @@ class RunEvaluations(Hook):
         return [history for history in self._histories if history.rule.evaluation == evaluation]
 
     def reason_to_stop(self) -> str | None:
-        """Return why training ends, by the evaluations of this process; None: it goes on."""
+        """Return why training ends, by the evaluations of this process; None: it continues."""
         return self._history.decided(self.last_step)
 
     def _is_first(self, spec: EvalSpec) -> bool:
@@ -357,13 +373,13 @@ class RunEvaluations(Hook):
                     self._stop_early(run.global_step, run)
         except Interrupted as stopped:
             run.interrupt(str(stopped))
-        if exported and run.goes_on:  # else this checkpoint is the last one: `evaluate_last`
+        if exported and run.goes_on:  # else this checkpoint is the last one, left to `evaluate_last`
             for spec in exported:
                 self._export(spec, None, is_final=False)
             self._exports.note_end()
 
     def _export(self, spec: EvalSpec, path: str | None, *, is_final: bool) -> None:
-        """Args: path: of the checkpoint, which has been evaluated; None: it is the latest."""
+        """Call the exporters of `spec` for an evaluated checkpoint; `path` None: the latest."""
         self._exports.call(spec.exporters, path, self.metrics.get(spec.key, {}), is_final=is_final)
 
     def _due(self, spec: EvalSpec) -> bool:
@@ -372,7 +388,7 @@ class RunEvaluations(Hook):
         return now - self._started >= spec.start_delay_secs and since >= spec.throttle_secs
 
     def _evaluate(self, spec: EvalSpec, step: int, path: str | None = None) -> None:
-        """Args: path: of the checkpoint of `step`; None: it is the latest."""
+        """Run one evaluation of the checkpoint of `step`; `path` None: the latest."""
         name = spec.key
         self._last_start[name] = time.monotonic()
         try:
@@ -390,7 +406,7 @@ class RunEvaluations(Hook):
             history.note(step, {f"{prefix}/{key}": v for key, v in scalars.items() if key != "global_step"})
 
     def _stop_early(self, step: int, run: Run | None = None) -> None:
-        if not self._collectives.is_chief:  # it is told at the end of the loop
+        if not self._collectives.is_chief:  # reported at the end of the loop
             return
         reason = self._history.reason(step)
         if reason is None or self.stopped_early is not None:
@@ -402,11 +418,15 @@ class RunEvaluations(Hook):
 
 
 def _checked(train_spec: TrainSpec, eval_spec: EvalSpec | Sequence[EvalSpec]) -> list[EvalSpec]:
-    """Return the evaluations as a list. Raises: ValueError: as `train_and_evaluate`."""
+    """Return the evaluations as a list.
+
+    Raises:
+      ValueError: as in `train_and_evaluate`.
+    """
     eval_specs = [eval_spec] if isinstance(eval_spec, EvalSpec) else list(eval_spec)
     names = [spec.key for spec in eval_specs]
     if len(set(names)) < len(names):
-        raise ValueError(f"train_and_evaluate: evaluations must differ in name, and there are {names}.")
+        raise ValueError(f"train_and_evaluate: evaluations need different names, got {names}.")
     for rule in (train_spec.early_stopping, train_spec.reduce_lr_on_plateau):
         if rule.evaluation is not None and rule.evaluation not in names:
             there = ", ".join(f"{evaluation_prefix(name)}/..." for name in names) or "none"

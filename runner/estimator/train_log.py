@@ -1,4 +1,4 @@
-"""Losses, speed and summaries of a run of training: to the journal, the event file and the progress line."""
+"""Losses, speed and summaries of a training run: in the journal, the event file and the progress line."""
 
 from __future__ import annotations
 
@@ -32,35 +32,36 @@ class TrainLog:
     """The log of one call of `Estimator.train`.
 
     Args:
-      summary_writer: of the event file of training.
+      summary_writer: writer of the training's event file.
     """
 
     def __init__(self, context: EstimatorContext, setup: TrainSetup, summary_writer: Any) -> None:
         self._context, self._config, self._program = context, setup.config, setup.program
         self._input = setup.input
         self._summary_writer, self._first_step = summary_writer, setup.model.store.global_step
-        # Of a run that resumes the journal has no point of its first step: its points are those of an undisturbed one.
-        # Its summaries do, as TensorFlow's SummarySaverHook writes them.
+        # A resumed run has no point for its first step in the journal, so its points are those of an undisturbed run.
+        # Its summaries do have one, because TensorFlow's SummarySaverHook writes it.
         self._is_new = setup.latest is None or self._first_step == 0
-        self._writes_loss = "loss" not in setup.program.summary_names  # model_fn writes its own
+        self._writes_loss = "loss" not in setup.program.summary_names  # model_fn writes its own summaries
         offset = self._first_step + 1 if self._config.summaries_from_first_step else 0
         self._write_every = Every(self._config.save_summary_steps or None, offset=offset)
         self._summary_every, self._metrics_every = Every(), Every()
         self._scalars = setup.program.scalars
         self._keys: tuple[Sequence[str], Sequence[str]] = ([], [])
-        self._window = np.zeros(2 * len(self._scalars.metrics))  # sums and weights of metrics since their last point
-        self._speed: dict[str, float] = {}  # of the last loop that told it
+        # sums and weights of the metrics since their last point
+        self._window = np.zeros(2 * len(self._scalars.metrics))
+        self._speed: dict[str, float] = {}  # of the last loop that measured it
         self._is_at_step = np.tile(self._scalars.is_at_step, 2)
 
     def begin(self, target: int | None) -> None:
-        """Start the progress line. Args: target: the last step, where one is known."""
+        """Start the progress line, up to the step `target` if that is known."""
         steps, epochs = self._input.pipeline.remaining_steps(), None
         if self._input.pipeline.num_epochs and steps and math.isfinite(steps):
             began = self._first_step - self._input.num_steps_read
             epochs = Epochs(self._input.pipeline.num_epochs, steps / self._input.pipeline.num_epochs, began)
-            target = min(target or began + int(steps), began + int(steps))  # the input may end first
+            target = min(target or began + int(steps), began + int(steps))  # the input may end before
         self._context.progress.start(target, self._first_step, epochs)
-        # What only the chief has splits the loops of all workers: they call the same functions.
+        # The chief's summaries split the loops of all workers, because all must call the same functions.
         if self._context.collectives.any(self._program.has_summaries):
             self._summary_every = self._write_every
         ours = json.dumps([list(self._scalars.summaries), list(self._scalars.metrics)])
@@ -71,41 +72,43 @@ class TrainLog:
 
     @property
     def has_summaries(self) -> bool:
-        """Report whether any are written."""
+        """Whether any summaries are written."""
         return self._summary_every.steps is not None
 
     def are_summaries_due(self, step: int, last_step: int) -> bool:
-        """Report whether the steps after `step`, up to `last_step`, end with one whose summaries are written."""
+        """Report whether the steps after `step` up to `last_step` end with a step whose summaries are written."""
         is_first = self._summary_every.steps is not None and step == self._first_step
         return is_first or self._summary_every.due(step, last_step)
 
     def schedule(self, step: int, num_steps: int) -> Schedule:
-        """Return which of the `num_steps` steps after `step` write summaries, where they are counted one by one."""
+        """Return which of the `num_steps` steps after `step` write summaries, for steps that are counted one by one."""
         every = self._summary_every.steps or num_steps + 1
         first = int(min(self._summary_every.steps_until_due(step), every)) - 1
         if step == self._first_step and self._summary_every.steps is not None:
-            first = num_steps - 1  # the first loop, which is short, ends with one
+            first = num_steps - 1  # the first loop, which is short, ends with such a step
         return Schedule(first, every, max(0, (num_steps - 1 - first) // every + 1))
 
     def steps_until_due(self, step: int, *, in_loops: bool = False) -> float:
-        """Return the steps to where a loop must end for summaries or metrics; infinite where there are none.
+        """Return the number of steps after which a loop must end for summaries or metrics; infinite if there are none.
 
         Args:
-          in_loops: summaries are written within loops; the first loop of a run ends with them in any case.
+          step: the global step before the loop.
+          in_loops: summaries are written inside loops; the first loop of a run ends with them in any case.
         """
         summaries = math.inf if in_loops and step > self._first_step else self._summary_every.steps_until_due(step)
         return min(summaries, self._metrics_every.steps_until_due(step))
 
     def note(self, result: StepResult, metrics: np.ndarray, *, logs_speed: bool = True) -> None:
-        """Log a loop that has taken a step or more. Workers call it together.
+        """Log a loop of at least one step. Workers call it together.
 
         Args:
-          metrics: `[steps, 2 * metrics]`: their sums and weights in each step.
-          logs_speed: False: the loop was slowed by something that others are not; the line shows the speed before it.
+          result: the loop's outcome.
+          metrics: floats `[steps, 2 * number of metrics]`, the metrics' sums and weights in each step.
+          logs_speed: False: the loop had an overhead that others do not have; the line repeats the speed before it.
         """
         steps = np.linspace(result.first_step, result.last_step, result.num_steps).round().astype(int)
         points = self._metrics_at(steps, metrics)
-        if result.first_step == self._first_step + 1:  # whoever started the run knows how long that took
+        if result.first_step == self._first_step + 1:  # the start of the run is not part of the speed
             self._context.journal.event("first_step", step=result.first_step)
         if not self._config.is_chief:
             return
@@ -138,20 +141,22 @@ class TrainLog:
         )
 
     def repeated(self, step: int, asked: int, twice: int) -> None:
-        """Log that steps were asked for once more, as a worker was lost.
+        """Log that steps were requested again because a worker was lost.
 
         Args:
-          twice: how many of them it had taken already: their examples are trained on twice.
+          step: the global step.
+          asked: number of steps requested again.
+          twice: number of them that the lost worker had already taken: their examples are trained on twice.
         """
         self._context.journal.event("repeated", step=step, asked=asked, twice=twice)
         _log.warning(
-            "A worker was lost, and %d %s asked for once more. It had taken %d of them: their examples were trained on "
-            "twice.",
+            "A worker was lost, and %d %s repeated. It had already taken %d of them, so their examples were trained "
+            "on twice.",
             asked, "step was" if asked == 1 else "steps were", twice,
         )  # fmt: skip
 
     def _metrics_at(self, steps: np.ndarray, metrics: np.ndarray) -> dict[int, dict[str, float]]:
-        """Return step -> train/<name> -> value at each step where it is due: over the steps since the last one."""
+        """Return step -> train/<name> -> value over the steps since the last point, at each step where it is due."""
         if not self._scalars.metrics and not self._keys[1] and not self._program.kept_metrics:
             return {}
         points: dict[int, dict[str, float]] = {}
@@ -189,7 +194,7 @@ class TrainLog:
         return points
 
     def _shown(self, metrics: np.ndarray) -> dict[str, float]:
-        """Return what model_fn logs for the progress line, of one step and this process."""
+        """Return the values that model_fn logs for the progress line, of one step and this process."""
         if not self._scalars.on_progress:
             return {}
         names, (sums, weights) = list(self._scalars.metrics), np.split(metrics, 2)
@@ -197,14 +202,14 @@ class TrainLog:
         return {name: float(total / weight) for name, (total, weight) in pairs.items() if weight}
 
     def _add(self, metrics: np.ndarray) -> None:
-        if metrics.size:  # one after the other, so that no bit depends on the length of loops
+        if metrics.size:  # added one by one, so that no bit depends on the length of loops
             self._window = np.cumsum(np.concatenate([self._window[None], metrics]), axis=0)[-1]
 
     def _write_numbers(self, scalars: Mapping[str, float], step: int) -> None:
         tf.summary.experimental.write_raw_pb(_summary_of(scalars), step=step)
 
     def _write_numbers_of(self, points: Mapping[int, Mapping[str, float]]) -> None:
-        """Write the numbers of several steps: in one call of a graph, where there are many."""
+        """Write the numbers of several steps, with one graph call if there are many."""
         found = {step: scalars for step, scalars in points.items() if scalars}
         if len(found) > FEW_POINTS:
             self._write_many(np.array(list(found), np.int64), [_summary_of(scalars) for scalars in found.values()])
@@ -224,14 +229,15 @@ class TrainLog:
             with self._summary_writer.as_default():
                 tf.while_loop(lambda number: number < tf.size(steps), body, [0], parallel_iterations=1)
 
-        # A partial: else the traces of all logs of a process count as retracing, of which TensorFlow 2.21 warns.
+        # A partial: otherwise the traces of all logs in a process count as retracing, and TensorFlow 2.21 warns.
         return tf.function(functools.partial(write), input_signature=signature, autograph=False)
 
     def summaries(self, values: Sequence[Any], step: int) -> None:
         """Write the summaries of `step`. Workers call it together.
 
         Args:
-          values: the sums of scalars, where there are any, then serialised `tf.compat.v1.Summary`s.
+          values: the sums of scalars, if any, then serialized `tf.compat.v1.Summary`s (scalar bytes).
+          step: the global step.
         """
         values = list(values)
         packed = values.pop(0) if self._scalars.summaries else np.zeros(0)
@@ -253,7 +259,7 @@ class TrainLog:
                 tf.summary.experimental.write_raw_pb(proto, step=at)
 
     def _keep_images(self, of_v1: Sequence[Mapping[str, bytes]], of_v2: Sequence[bytes], step: int) -> None:
-        """Keep the images of a step with the run; those of a step that was kept are not kept again."""
+        """Log the images of a step as artifacts of the run, unless that step's images were logged before."""
         artifacts = current()
         if artifacts is None or not artifacts.keeps_images or self._is_between(step):
             return
@@ -265,7 +271,7 @@ class TrainLog:
             artifacts.image(tag, png, step)
 
     def _is_between(self, step: int) -> bool:
-        """Report whether a step writes summaries only as it is the first of a run that resumes.
+        """Report whether a step writes summaries only because it is the first step of a resumed run.
 
         An undisturbed run has no point there.
         """
@@ -273,9 +279,9 @@ class TrainLog:
         return step == self._first_step + 1 and not self._is_new and (step - self._write_every.offset) % every != 0
 
     def _note_summaries(self, found: Mapping[int, Sequence[Any]], step: int) -> None:
-        """Note scalars of summaries in the journal, at the step that they are written at.
+        """Write scalars of summaries to the journal, at their step.
 
-        What the runner or a metric reports under the same name stays.
+        A value that the runner or a metric reports under the same name is kept.
         """
         if self._is_between(step):
             return
@@ -287,11 +293,11 @@ class TrainLog:
                 self._context.journal.metrics(at, points)
 
     def end(self) -> None:
-        """Return when all events are on the disk."""
+        """Return when all events are on disk."""
         self._summary_writer.flush()
 
     def _at(self, every: Every, steps: np.ndarray, losses: np.ndarray, *, first: bool) -> list[tuple[int, float]]:
-        """Return (step, loss) where `every` is due and, where `first` says so, at the first step of this run."""
+        """Return (step, loss) where `every` is due, and if `first` at the first step of this run."""
         if not every.steps:
             return []
         chosen = ((steps - every.offset) % every.steps == 0) | (first & (steps == self._first_step + 1))
@@ -299,17 +305,17 @@ class TrainLog:
 
 
 def _summary_of(scalars: Mapping[str, float]) -> bytes:
-    # One proto for all: tf.summary.scalar takes 0.12 ms for each.
+    # One proto for all of them: tf.summary.scalar takes 0.12 ms per value.
     values = [{"tag": tag, "simple_value": value} for tag, value in scalars.items()]
     return bytes(tf.compat.v1.Summary(value=values).SerializeToString())
 
 
 def _images_of_v1(proto: bytes) -> dict[str, bytes]:
-    """Return tag -> PNG of the images in a serialised Summary."""
+    """Return tag -> PNG of the images in a serialized Summary."""
     values = tf.compat.v1.Summary.FromString(bytes(proto)).value
     return {one.tag: one.image.encoded_image_string for one in values if one.HasField("image")}
 
 
 def _number(value: Any) -> float:
-    """Return the scalar in a Summary.Value."""
+    """Return the scalar of a Summary.Value as a float."""
     return float(tf.make_ndarray(value.tensor) if value.HasField("tensor") else value.simple_value)

@@ -1,4 +1,4 @@
-"""One run of training: the loop, and what happens between its turns."""
+"""One training run: the loop, and what happens between its turns."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ _log = logging.getLogger(__name__)
 
 
 class TrainingRun:
-    """One call of `Estimator.train`, as hooks see it. Each worker has one, and all call the same methods in order.
+    """One call of `Estimator.train`, as hooks see it. Each worker has one, and all call the same methods in the same
+    order.
 
     Args:
-      target: train until this global step; infinite: until the data ends or a hook stops.
-      after_save: called after each checkpoint, with this run: evaluations. It may still be on its way to the disk;
+      target: train until this global step; infinite: until the data ends or a hook stops the run.
+      after_save: called with this run after each checkpoint, to evaluate it. The checkpoint may not be durable yet;
         `wait_for_checkpoint` waits for it.
 
     Attributes:
-      examples: trained on by this run.
-      secs: time in loops, without saves and evaluations.
-      stop_reason: why it ends at the next boundary; None: it goes on.
-      interrupted: whether it ends at the request of somebody who does not wait for evaluations.
+      examples: number of examples trained on by this run.
+      secs: seconds in loops, without saves and evaluations.
+      stop_reason: why the run ends at the next boundary; None: it continues.
+      interrupted: the run ends without waiting for evaluations, because it was asked to.
     """
 
     def __init__(
@@ -61,13 +62,13 @@ class TrainingRun:
         self._nan = NanPolicy(context, setup, checkpoints)
         self._target, self._after_save = target, after_save
         self._step = self._first_step = setup.model.store.global_step
-        self._advance = 1  # what a step adds to the global step; two optimizers that share it add 2
+        self._advance = 1  # added to the global step by each step; two optimizers that share it add 2
         self._next = Boundary(0, False, None, False)
         self._length = LoopLength(1 if self._nan.needs_single_steps else setup.config.steps_per_loop)
         self._always_splits = False
-        self._saves_here = False  # by the cadence, whether or not somebody asks the run to stop
+        self._saves_here = False  # by the cadence, whether or not the run is asked to stop
         setup.session_hooks.session.take_batch = self._take_batch
-        # The chief decides how long loops are, and so when a sample is taken.
+        # The chief decides the length of loops, and so when to take a sample.
         is_timed = context.is_chief and setup.input.pipeline.is_timeable and setup.program.loops_in_graph
         self._wait = WaitTimer() if is_timed else None
         self._iterator: Any = setup.input.iterator
@@ -78,13 +79,13 @@ class TrainingRun:
 
     @property
     def _records_in_loops(self) -> bool:
-        """Report whether loops go on through steps with summaries: a hook looks at none, and each step counts one."""
+        """Whether loops continue through steps with summaries: no hook looks at them, and each step counts one."""
         program, session_hooks = self._setup.program, self._setup.session_hooks
         return program.records_in_loops and session_hooks.is_empty and self._advance == 1 and self._log.has_summaries
 
     @property
     def goes_on(self) -> bool:
-        """Report whether a further step is to be taken, as far as this process knows."""
+        """Whether to take a further step, as far as this process knows."""
         return self._step < self._target and self.stop_reason is None
 
     @property
@@ -93,14 +94,16 @@ class TrainingRun:
 
     @property
     def input_bound(self) -> float | None:
-        """The share of the time of steps that they wait for their input, by samples; None: there was none."""
+        """The share of step time spent waiting for input, from 0 to 1, by samples; None: there was no sample."""
         return None if self._wait is None else self._wait.share
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate that the optimizer keeps in a variable. Setting it holds from the next step on.
+        """The learning rate that the optimizer keeps in a variable. A new value holds from the next step; workers set
+        it together.
 
-        Workers set it together. Raises: ValueError: it is no variable; the message says what to write.
+        Raises:
+          ValueError: it is not a variable; the message says how to make it one.
         """
         setup = self._setup
         return float(setup.model.store[setup.program.rate_variable].numpy())
@@ -115,26 +118,26 @@ class TrainingRun:
         self.stop_reason = self.stop_reason or reason
 
     def interrupt(self, reason: str) -> None:
-        """Like `request_stop`, for somebody who will not wait: what follows a save is left out."""
+        """End the run like `request_stop`, but leave out what follows the save: evaluations and exports."""
         self.request_stop(reason)
         self.interrupted = True
 
     def run(self) -> None:
         """Train.
 
-            begin log, listeners and hooks; a new run saves
-            while step < target and nobody stops:
-                before_step of hooks that were called
-                take steps up to the next boundary (save, summary, hook, end of data, target)
-                    log; at a NaN: stop, or roll back
-                after_step of hooks that are due
-                agree with the other workers: who stops, the next loop's length, whether to save
-                save, when due: listeners, checkpoint, evaluations
-            save
-            end listeners, hooks and log
+                begin log, listeners and hooks; a new run saves
+                while step < target and no stop is requested:
+                    call before_step of the hooks that were called last
+                    take steps up to the next boundary (save, summary, hook, end of data, target)
+                        log; at a NaN: stop, or roll back
+                    call after_step of the hooks that are due
+                    agree with the other workers: stop, length of the next loop, save
+                    if a save is due: listeners, checkpoint, evaluations
+                save
+                end listeners, hooks and log
 
         Raises:
-          tf.compat.v1.train.NanLossDuringTrainingError: a loss was not finite; it names the step.
+          tf.compat.v1.train.NanLossDuringTrainingError: a loss was not finite; the message names the step.
           ValueError: the step does not advance the global step.
         """
         hooks = self._setup.hooks
@@ -146,18 +149,19 @@ class TrainingRun:
                 for hook in due:
                     hook.before_step(self, self._step)
                 result = self._take_steps(self._next.num_steps)
-                if result.num_steps:  # none, when the loop found nothing but the end of the data
+                if result.num_steps:  # no step was taken if the data had ended
                     for hook in due:
                         hook.after_step(self, result)
                 self._checkpoints.poll()
-                # A clock, a signal or a hook of one worker concerns all: acting alone would leave the others waiting
+                # A clock, a signal or a hook of one worker concerns all: a worker that acts alone leaves the others
+                # waiting
                 # in a collective. After a rollback the checkpoint of this step exists already.
                 self._saves_here = self._agree(
                     saves=self._checkpoints.is_due(result) and self._step == result.last_step
                 )
                 if self._saves_here:
-                    self._save(asynchronous=self.goes_on)  # nobody trains beside the last one
-                    self._agree()  # a listener or an evaluation may have asked to stop
+                    self._save(asynchronous=self.goes_on)  # no training runs beside the last save
+                    self._agree()  # a listener or an evaluation may have requested a stop
             self._end()
         except Exception as error:
             self._checkpoints.settle_before(error)
@@ -170,19 +174,20 @@ class TrainingRun:
             self._context.journal.took("train", self.secs)
             self._setup.session_hooks.close()
             for hook in hooks:
-                if hasattr(hook, "close"):  # a hook needs no base class
+                if hasattr(hook, "close"):  # a hook need not derive from Hook
                     hook.close(self)
 
     def save(self) -> str:
-        """Write a checkpoint of this step, the latest when this returns; return its path. Workers call it together."""
+        """Write a checkpoint of this step and return its path; it is then the latest. Workers call it together."""
         path = self._save(asynchronous=False)
         self.wait_for_checkpoint()
         return path
 
     def wait_for_checkpoint(self) -> None:
-        """Return when the last checkpoint is durable, on all workers, which call this together.
+        """Return when the last checkpoint is durable on all workers, which call this together.
 
-        Raises: what went wrong while it was written.
+        Raises:
+          The error with which the checkpoint failed.
         """
         self._checkpoints.wait()
 
@@ -191,13 +196,13 @@ class TrainingRun:
     def _begin(self) -> None:
         program, session_hooks, collectives = self._setup.program, self._setup.session_hooks, self._context.collectives
         self._log.begin(None if math.isinf(self._target) else int(self._target))
-        # What only the chief has splits the loops of all workers: they call the same functions.
+        # The chief's hooks split the loops of all workers, because all must call the same functions.
         self._always_splits = collectives.num_workers > 1 and collectives.any(not session_hooks.is_empty)
         random_ops = program.trace.kernel_random_ops()
         if random_ops:
             _log.warning(
-                "model_fn draws random numbers whose state no checkpoint holds (%s): a resumed run is not bitwise the "
-                "undisturbed one. Keras layers and tf.random.stateless_* are.",
+                "model_fn draws random numbers whose state is not in checkpoints (%s), so a resumed run differs from "
+                "an undisturbed one. Use Keras layers or tf.random.stateless_*.",
                 ", ".join(random_ops[:3]) + (", ..." if len(random_ops) > 3 else ""),
             )
         self._checkpoints.tell_listeners("begin")
@@ -205,19 +210,19 @@ class TrainingRun:
         for hook in self._setup.hooks:
             hook.begin(self)
         remaining = self._setup.input.remaining_steps
-        if remaining is not None and remaining <= 0:  # fewer epochs are asked for than were trained
+        if remaining is not None and remaining <= 0:  # more epochs were trained than are asked for now
             self.request_stop("the training input ended")
         self._checkpoints.begin(self._step, self._extra())
 
     def _agree(self, *, saves: bool = False) -> bool:
-        """Agree with the other workers on what is next. Returns: whether that is to save."""
+        """Agree with the other workers on what is next. Return whether to save."""
         found = Boundary(self._num_steps(), saves, self.stop_reason, self.interrupted)
         self._next = found.agreed(self._context.collectives)
         self.stop_reason, self.interrupted = self._next.stop_reason, self._next.interrupted
         return self._next.saves
 
     def _num_steps(self) -> int:
-        """Return the steps of the next loop: it ends at the next boundary of any cadence."""
+        """Return the number of steps of the next loop, which ends at the next boundary of any cadence."""
         cadences = [
             self._checkpoints.every,
             self._setup.session_hooks,
@@ -230,7 +235,7 @@ class TrainingRun:
         return max(1, min(length, sampled) if sampled else length)
 
     def _take_steps(self, num_steps: int) -> StepResult:
-        """Run one loop; the last of its steps carries summaries and the fetches of hooks where they are due."""
+        """Run one loop; its last step carries the summaries and the fetches of hooks that are due."""
         program = self._setup.program
         is_sampled = self._wait is not None and self._wait.steps_to_sample(self.secs) > 0
         self._iterator = self._setup.input.iterator
@@ -245,8 +250,8 @@ class TrainingRun:
         with self._data_may_end():
             request = self._setup.session_hooks.request(last_step)
         if self._setup.input.position.ended and not request:
-            num_steps, summaries = 0, False  # a hook has asked for a batch after the last one
-        # Only the step that is looked at pays for what is fetched with it.
+            num_steps, summaries = 0, False  # a hook asked for a batch after the last one
+        # Only the step that hooks look at pays for their fetches.
         splits = (summaries and not self._records_in_loops) or request or self._always_splits
         num_plain = num_steps - 1 if splits else num_steps
         parts: list[LoopResult] = []
@@ -267,14 +272,14 @@ class TrainingRun:
             examples=sum(part.examples for part in parts),
             secs=time.perf_counter() - started,
         )
-        # A sample of steps that take microseconds is short, and slow by what it costs to time them.
+        # A sample of very short steps is slowed by the cost of timing them, so it does not count as speed.
         is_short = is_sampled and self._length.next(math.inf) > num_steps and result.secs < SAMPLE_SECS
         if not is_short:
             self._length.took(taken, result.secs)
         self.examples += result.examples
         self.secs += result.secs
         if recorded is not None and recorded.num_steps:
-            # The step fetched metrics first, then the summaries, then what the hooks asked for.
+            # Order of the fetches: metrics, summaries, then those of hooks.
             values = [value[-1] for value in recorded.values[min(1, len(program.scalars.metrics)) :]]
             num_summaries = program.num_summary_values if summaries else 0
             if summaries:
@@ -300,9 +305,10 @@ class TrainingRun:
         return self._taken(loop(self._iterator, num_steps, may_end=may_end, values=request.values))
 
     def _take_batch(self, request: StepRequest) -> Sequence[Any]:
-        """Return the values of what a hook runs by itself, of the next batch: this is no step.
+        """Return the values that a hook runs by itself on the next batch; this is not a step.
 
-        Raises: tf.errors.OutOfRangeError: there is none, as in a session.
+        Raises:
+          tf.errors.OutOfRangeError: there is no further batch, as in a session.
         """
         loop, train_input = self._setup.program.part(request), self._setup.input
         self._setup.model.values_of = None
@@ -314,11 +320,11 @@ class TrainingRun:
                 self.examples += result.examples
                 return [value[-1] for value in result.values]
             if train_input.position.ended:
-                raise tf.errors.OutOfRangeError(None, None, "the training input ended, and a hook asks for a batch")
+                raise tf.errors.OutOfRangeError(None, None, "the training input has ended, but a hook asks for a batch")
 
     @contextlib.contextmanager
     def _data_may_end(self) -> Iterator[None]:
-        """Have training end where a hook asks for a batch after the last one, as tf.estimator's did."""
+        """End training if a hook asks for a batch after the last one, as tf.estimator does."""
         try:
             yield
         except tf.errors.OutOfRangeError:
@@ -331,7 +337,7 @@ class TrainingRun:
         return self._taken(loop.take(self._iterator, num_steps, schedule, may_end=may_end))
 
     def _taken(self, result: LoopResult) -> LoopResult:
-        """Note what a loop has read; return its result with the losses over all workers."""
+        """Note what a loop has read, and return its result with the losses summed over all workers."""
         program, train_input = self._setup.program, self._setup.input
         if program.has_local_losses:
             losses = np.asarray(self._context.collectives.sum(result.losses), result.losses.dtype)
@@ -345,12 +351,12 @@ class TrainingRun:
             self._context.journal.metrics(self._step, {"train/input_bound": share})
 
     def _count(self, parts: Sequence[LoopResult], taken: int) -> None:
-        """Read the global step, and what a step adds to it."""
+        """Read the global step, and find what a step adds to it."""
         before, self._step = self._step, self._setup.model.store.global_step
         if not taken:
             return
         repeated = sum(part.repeated_steps for part in parts)
-        if repeated:  # how many of them a lost worker had taken, only the global step knows
+        if repeated:  # only the global step shows how many of them a lost worker had taken
             self._log.repeated(self._step, repeated, (self._step - before) // self._advance - taken)
             return
         self._advance = max(1, (self._step - before) // taken)
@@ -373,25 +379,25 @@ class TrainingRun:
     def _extra(self) -> dict[str, Any]:
         """Return what a checkpoint of this step holds beside the variables."""
         position = self._setup.input.position
-        # Would an undisturbed run evaluate here? A resumed one makes up for it only then.
+        # Whether an undisturbed run evaluates here; a resumed run makes up for a missing evaluation only then.
         is_end = not self.interrupted or self._step >= self._target or position.ended
         is_evaluated = self._step > self._first_step and (self._saves_here or is_end)
         return {"input": position.as_extra(), "evaluate": is_evaluated, "rollbacks": self._nan.rollbacks}
 
     def _end(self) -> None:
         if self._step == self._first_step:
-            _log.warning("No step was taken: the training input is empty, or a hook stopped at once.")
+            _log.warning("No step was taken: the training input is empty, or a hook stopped training at once.")
         if self._step != self._checkpoints.saved_step:
             self.save()
         elif self._setup.input.position.ended:
-            # The same values, at the end of the data.
+            # The same values again, now at the end of the data.
             self._checkpoints.write(self._step, self._extra(), asynchronous=False, is_evaluated=True)
         self.wait_for_checkpoint()
         self._checkpoints.tell_listeners("end", self._step)
         if not self._setup.session_hooks.is_empty:
             self._setup.session_hooks.end()
-            self._setup.model.values_of = None  # what a hook assigns at its end is in no checkpoint
+            self._setup.model.values_of = None  # assignments in a hook's `end` are not in the last checkpoint
         for hook in self._setup.hooks:
             hook.end(self)
         self._log.end()
-        self._context.collectives.sum([])  # nobody leaves while another still needs it
+        self._context.collectives.sum([])  # no worker leaves while another still needs it

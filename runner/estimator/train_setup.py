@@ -1,4 +1,6 @@
-"""A run of training before its first step: traced, restored, at its place in the input. Nothing is written yet."""
+"""The setup of a training run before its first step: traced, restored, the input at its place. Nothing is written
+yet.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,14 @@ class TrainInput:
     """The training input while it is read.
 
     Attributes:
-      iterator: over `pipeline.dataset`.
-      position: where the iterator stands.
-      remaining_steps: steps to the end of the data; infinite where it has none; None: unknown.
+      iterator: iterator over `pipeline.dataset`.
+      position: the iterator's place.
+      remaining_steps: steps to the end of the data; infinite if it has none; None: unknown.
     """
 
     def __init__(self, pipeline: InputPipeline, iterator: Any, position: InputPosition) -> None:
         self.pipeline, self.iterator, self.position = pipeline, iterator, position
-        # Of the elements, not of the steps: fewer replicas may have read them, each step another number.
+        # Counted in elements, not steps: a step with another number of replicas read another number of elements.
         self.remaining_steps = pipeline.remaining_steps(position.elements)
         self._is_resumed = position.elements > 0
 
@@ -52,14 +54,18 @@ class TrainInput:
         return self.remaining_steps is None or self.remaining_steps < num_steps
 
     def advance(self, result: LoopResult) -> bool:
-        """Note what a loop has read. Returns: whether the data has ended. Raises: ValueError: as `check_examples`."""
+        """Note what a loop has read. Return whether the data has ended.
+
+        Raises:
+          ValueError: as in `check_examples`.
+        """
         num_steps = result.num_steps + result.repeated_steps
         check_examples(self.pipeline, num_steps, result.examples)
         if self.position.elements == 0:
             say_small_batches(self.pipeline, num_steps, result.examples)
         read = self.position.elements + result.num_steps * self.pipeline.division.elements_per_step
         cardinality = int(self.pipeline.given.cardinality())
-        # The last step may find fewer than it takes: a larger max_epochs goes on after those that there were.
+        # The last step may read fewer elements than it takes: a larger max_epochs continues after the real ones.
         self.position.elements = min(read, cardinality) if cardinality >= 0 else read
         if self.remaining_steps is not None:
             self.remaining_steps -= result.num_steps
@@ -67,7 +73,7 @@ class TrainInput:
         was_at_its_end = result.data_ended and not result.num_steps and self._is_resumed
         self._is_resumed = False
         if was_at_its_end and self.position.num_epochs is None:
-            # The checkpoint was written at the end of data of unknown size: read it again, as a new call would.
+            # The checkpoint is from the end of data of unknown size: read the data again, as a new call does.
             self.iterator = self.pipeline.open()
             self.position = InputPosition.at_start(self.position.source, self.pipeline)
         elif result.data_ended:
@@ -77,13 +83,13 @@ class TrainInput:
 
 @dataclasses.dataclass(frozen=True)
 class TrainSetup:
-    """What a run of training begins with.
+    """Everything that a training run starts from.
 
     Attributes:
       latest: path of the checkpoint that the run resumes from; None: a new model.
-      config: the Estimator's, with what TensorFlow's own hooks ask for.
-      hooks, session_hooks: native ones, and those of v1.
-      overrides: what else TensorFlow's own hooks ask for.
+      config: the Estimator's config with the requests of TensorFlow's own hooks.
+      hooks, session_hooks: native hooks, and SessionRunHooks.
+      overrides: the other requests of TensorFlow's own hooks.
     """
 
     model: Model
@@ -96,15 +102,15 @@ class TrainSetup:
     overrides: TrainingOverrides
 
     def target(self, steps: int | None = None, max_steps: int | None = None) -> float:
-        """Return the global step at which training ends; infinite: with its input."""
+        """Return the global step at which training ends; infinite if only the input ends it."""
         return self.overrides.target(self.model.store.global_step, steps, max_steps)
 
 
 class TrainSetupBuilder:
-    """Makes the TrainSetup of each call of `Estimator.train`.
+    """Builds the TrainSetup of each call of `Estimator.train`.
 
     Args:
-      warm_start: called with a new model; gives it the values that it begins with.
+      warm_start: called with a new model, to load its warm start.
     """
 
     def __init__(self, context: EstimatorContext, models: Models, warm_start: Callable[[Model], None]) -> None:
@@ -113,26 +119,28 @@ class TrainSetupBuilder:
 
     @functools.cached_property
     def summary_writer(self) -> Any:
-        """The writer of training's events. It makes a file at once: not before training is prepared."""
+        """The writer of the training's events. It creates its file at once, so it is made only after training is
+        prepared.
+        """
         is_on = self._context.config.tensorboard and self._context.is_chief
         return tensorboard.build_writer(self._context.model_dir, is_on=is_on)
 
     def open_input(self, input_fn: InputFn, latest: str | None, max_epochs: int | None) -> InputPipeline:
-        """Build the training input. The checkpoint `latest` is None where the model is new."""
+        """Build the training input. The checkpoint `latest` is None if the model is new."""
         if latest is None:
-            self._models.clear()  # somebody has emptied the model_dir: what is in memory belongs to the old one
+            self._models.clear()  # the model_dir was emptied, so the values in memory belong to the old model
         with self._context.journal.phase("build"):
             return self._models.build_train_pipeline(input_fn, max_epochs)
 
     def has_input_ended(self, input_fn: InputFn, pipeline: InputPipeline, latest: str | None) -> bool:
-        """Report whether an earlier process, not a call on this object, has read the input to its end."""
+        """Report whether an earlier process, not a call on this object, read the input to its end."""
         source = source_of(input_fn, pipeline)
         return self._last_input_fn is None and was_read_to_its_end(source, latest, pipeline)
 
     def build(
         self, pipeline: InputPipeline, input_fn: InputFn, hooks: Sequence[Any] | None, latest: str | None
     ) -> TrainSetup:
-        """Trace the model, restore it from `latest` or give it its first values, and find the place in the input."""
+        """Trace the model, restore it from `latest` or initialize it, and put the input at its place."""
         context, model = self._context, self._models.for_training
         stop_at_nan = split_hooks(hooks or ())[0].nan(context.config.nan) != "ignore"
         program = model.train_program(pipeline, summary_writer=self.summary_writer, stop_at_nan=stop_at_nan)
@@ -155,9 +163,9 @@ class TrainSetupBuilder:
         else:
             self._warm_start(model)
             model.keys = scaffold.keys
-            # After the values of a warm start: init_fn has the last word on a new model.
+            # After the warm start, because init_fn may change its values.
             scaffold.begin(trace_session)
-            if getattr(spec.scaffold, "init_op", None) is None:  # else that gives what it gives
+            if getattr(spec.scaffold, "init_op", None) is None:  # else init_fn's values stay
                 model.store.check_fed()
         scaffold.begin_local(trace_session)
         with context.journal.phase("restore" if latest else "build"):
@@ -166,10 +174,10 @@ class TrainSetupBuilder:
         return TrainSetup(model, program, train_input, latest, config, native, session_hooks, overrides)
 
     def _resume_input(self, pipeline: InputPipeline, input_fn: InputFn, latest: str | None) -> TrainInput:
-        """Return the training input, where the checkpoint left it.
+        """Return the training input where the checkpoint left it.
 
-        A further call on this object starts an input that ends, and any other function, from its beginning, as
-        tf.estimator did: epochs are trained by calls. An endless one resumes: it would show the same examples again.
+        A further call on this object reads a finite input, and any other function, from the beginning, as tf.estimator
+        does: each call is an epoch. An endless input resumes, because it would otherwise show the same examples again.
         """
         fn = input_fn.fn if isinstance(input_fn, Input) else input_fn
         last, self._last_input_fn = self._last_input_fn, fn

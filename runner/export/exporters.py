@@ -1,7 +1,7 @@
-"""When a SavedModel is written while a model trains: exporters, each with a folder of its own.
+"""Exporters: when to write a SavedModel during training, each to a folder of its own.
 
-An exporter notes beside its exports what each is of. So a run that goes on after a kill knows the best value so far,
-and a checkpoint that has been exported is not exported again.
+An exporter notes beside its exports which checkpoint and metrics each has. A run that was killed therefore knows the
+best value so far, and does not export a checkpoint twice.
 """
 
 from __future__ import annotations
@@ -28,53 +28,62 @@ CompareFn = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
 
 
 class Exporter(abc.ABC):
-    """Exports a model as it is trained; `EvalSpec(exporters=)` takes several."""
+    """Base class of exporters, which write a model during training; `EvalSpec(exporters=)` takes one or several."""
 
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """Name of the folder that its exports go to."""
+        """The name of the folder of its exports."""
 
     @abc.abstractmethod
     def export(
         self, estimator: Any, export_path: str, checkpoint_path: str, eval_result: Mapping[str, Any],
         is_the_final_export: bool,
     ) -> Any:  # fmt: skip
-        """Called after each evaluation, by one process.
+        """Export the checkpoint if due. Called after each evaluation, in one process.
 
         Args:
+          estimator: the Estimator that trains.
           export_path: `<model_dir>/export/<name>`.
-          eval_result: of the checkpoint.
-          is_the_final_export: training has come to its end, for whatever reason; it may then be called a second time
-            for the last checkpoint.
+          checkpoint_path: the evaluated checkpoint.
+          eval_result: metric name -> number, of that checkpoint.
+          is_the_final_export: training has ended, for whatever reason; the last checkpoint may then be passed a second
+            time.
 
-        Returns: the path of what was written; None: nothing was.
+        Returns:
+          The path of the export; None: nothing was written.
         """
 
 
 def checked_exporters(what: str, given: Any) -> tuple[Exporter, ...]:
-    """`given` (one, several or None) as a tuple. Raises: ValueError: something is no exporter, or two share a name."""
+    """Return `given` (an exporter, several or None) as a tuple.
+
+    Raises:
+      ValueError: an object is not an Exporter, or two have the same name.
+    """
     exporters = (given,) if isinstance(given, Exporter) else tuple(given or ())
     for one in exporters:
         if not isinstance(one, Exporter):
-            raise ValueError(f"{what}: {one!r} is no Exporter. Use one of the runner's, or subclass runner.Exporter.")
+            raise ValueError(
+                f"{what}: {one!r} is not an Exporter. Use one of the runner's, or subclass runner.Exporter."
+            )
     names = [one.name for one in exporters]
     if len(set(names)) < len(names):
-        raise ValueError(f"{what}: exporters differ in name, since each has a folder of its own; here are {names}.")
+        raise ValueError(f"{what}: exporters need different names, one folder each; got {names}.")
     return exporters
 
 
 class LatestExporter(Exporter):
-    """Exports every checkpoint that is evaluated, and keeps the newest ones.
+    """Exports every evaluated checkpoint, and keeps the newest exports.
 
     Args:
-      name: of its folder.
-      serving_input_receiver_fn: what receives requests.
-      assets_extra, as_text: as for `Estimator.export_saved_model`.
-      exports_to_keep: so many, the newest; None: all.
+      name: name of its folder.
+      serving_input_receiver_fn: returns the receiver of requests.
+      assets_extra, as_text: as in `Estimator.export_saved_model`.
+      exports_to_keep: number of newest exports to keep; None: all.
 
     Raises:
-      ValueError: exports_to_keep is not positive.
+      ValueError: exports_to_keep is not positive, or `name` is not a folder's name.
     """
 
     name = ""
@@ -84,9 +93,9 @@ class LatestExporter(Exporter):
         as_text: bool = False, exports_to_keep: int | None = 5,
     ) -> None:  # fmt: skip
         if exports_to_keep is not None and exports_to_keep <= 0:
-            raise ValueError(f"exports_to_keep={exports_to_keep}: it must be positive; None keeps all.")
+            raise ValueError(f"exports_to_keep={exports_to_keep}: must be positive; None keeps all.")
         if not name or os.sep in name:
-            raise ValueError(f"an exporter of the name {name!r}: give the name of a folder.")
+            raise ValueError(f"exporter name {name!r}: must be the name of a folder.")
         self.name, self._keep = name, exports_to_keep
         self._receiver_fn, self._assets_extra, self._as_text = serving_input_receiver_fn, assets_extra, as_text
 
@@ -111,9 +120,10 @@ class LatestExporter(Exporter):
 
 
 class FinalExporter(LatestExporter):
-    """Exports the last checkpoint of training.
+    """Exports the last checkpoint of training, and keeps all exports.
 
-    Args: as `LatestExporter`; all exports are kept.
+    Args:
+      As in `LatestExporter`.
     """
 
     def __init__(
@@ -127,19 +137,20 @@ class FinalExporter(LatestExporter):
 
 
 class BestExporter(LatestExporter):
-    """Exports a checkpoint when it is better than every one before it, those before a restart included.
+    """Exports a checkpoint if it is better than all before it, those before a restart included.
 
     Args:
-      name: of its folder.
-      serving_input_receiver_fn: what receives requests.
-      event_file_pattern: has no effect: the best value is kept beside the exports. (tf.estimator read it from the event
-        files, and forgot it when there were none.)
-      compare_fn: (best result so far, result) -> whether the second is better; one that declares best_eval_result and
-        current_eval_result is given them by name. None: the smaller `loss` is.
-      exports_to_keep: so many, the best; None: all.
+      name: name of its folder.
+      serving_input_receiver_fn: returns the receiver of requests.
+      event_file_pattern: ignored: the best value is kept beside the exports. (tf.estimator read it from the event
+        files, and started over if there were none.)
+      compare_fn: (best result so far, current result) -> whether the current one is better. Arguments called
+        best_eval_result and current_eval_result are passed by name. None: the smaller `loss` is better.
+      exports_to_keep: number of best exports to keep; None: all.
 
     Raises:
-      ValueError: there is no receiver, exports_to_keep is not positive, or compare_fn takes other arguments than two.
+      ValueError: there is no receiver function, exports_to_keep is not positive, or compare_fn does not take two
+        results.
     """
 
     def __init__(
@@ -148,7 +159,10 @@ class BestExporter(LatestExporter):
         assets_extra: Mapping[str, str] | None = None, as_text: bool = False, exports_to_keep: int | None = 5,
     ) -> None:  # fmt: skip
         if serving_input_receiver_fn is None:
-            raise ValueError("BestExporter(serving_input_receiver_fn=None): give a function that receives requests.")
+            raise ValueError(
+                "BestExporter(serving_input_receiver_fn=None): it must be a function that returns a "
+                "ServingInputReceiver."
+            )
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
         self._is_better = better("loss", "min") if compare_fn is None else _by_name(compare_fn)
 
@@ -158,10 +172,11 @@ class BestExporter(LatestExporter):
 
 
 def _by_name(compare_fn: Callable[..., bool]) -> CompareFn:
-    """`compare_fn`, to be called with the best result so far and the result: by the names that tf.estimator used, if it
-    has them, in whatever order.
+    """Return `compare_fn` as a function of (best result so far, current result), passed by tf.estimator's names if it
+    has them.
 
-    Raises: ValueError: it cannot be called with two results.
+    Raises:
+      ValueError: it cannot be called with two results.
     """
     names = ("best_eval_result", "current_eval_result")
     try:
@@ -172,15 +187,16 @@ def _by_name(compare_fn: Callable[..., bool]) -> CompareFn:
         signature.bind(None, None)
     except TypeError:
         raise ValueError(
-            f"BestExporter(compare_fn={compare_fn!r}): it takes two results of evaluations, {' and '.join(names)}."
+            f"BestExporter(compare_fn={compare_fn!r}): it must take two results of evaluations, {' and '.join(names)}."
         ) from None
     return compare_fn
 
 
 def better(metric: str, mode: str) -> CompareFn:
-    """Return what says that the result with the smaller `metric` is the better one, or the larger; NaN never is.
+    """Return a function (best result, current result) -> whether the current `metric` is better; NaN never is.
 
     Args:
+      metric: name of the metric.
       mode: min or max.
     """
     compare = operator.lt if mode == "min" else operator.gt
@@ -199,7 +215,7 @@ def _value(result: Mapping[str, Any], metric: str) -> float:
 
 
 class _Notes:
-    """What the exports in a folder are of: export -> checkpoint, step, metrics. The last one is the best so far."""
+    """Notes on the exports in a folder: export -> checkpoint, step, metrics. The last one is the best so far."""
 
     def __init__(self, export_path: str) -> None:
         self._base = export_path
@@ -216,7 +232,7 @@ class _Notes:
         return {name: float(value) for name, value in newest["metrics"].items()}
 
     def has(self, checkpoint_path: str, eval_result: Mapping[str, Any]) -> bool:
-        """Report whether this checkpoint has been exported: one of its name, of which an evaluation found the same."""
+        """Report whether this checkpoint was exported: one of the same name with the same results."""
         return _facts(checkpoint_path, eval_result) in self._exports.values()
 
     def add(self, path: str, checkpoint_path: str, eval_result: Mapping[str, Any]) -> None:
@@ -225,6 +241,6 @@ class _Notes:
 
 
 def _facts(checkpoint_path: str, eval_result: Mapping[str, Any]) -> dict[str, Any]:
-    # JSON has no NaN: float() reads these texts.
+    # JSON has no NaN, so it is written as text that float() reads.
     found = {name: repr(value) for name, value in tensorboard.scalars(eval_result).items()}
     return {"checkpoint": os.path.basename(checkpoint_path), "metrics": found}

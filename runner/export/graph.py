@@ -1,7 +1,8 @@
-"""The graph of an exported model: model_fn over placeholders, with variables of its own, cut to what is asked of it.
+"""The graph of an exported model: model_fn on placeholders, with its own variables, reduced to what the signatures
+need.
 
-It is a graph of a session, as tf.estimator's was: placeholders, lookup tables and the files that fill them are then
-what TensorFlow's own SavedModel builder, its loaders and TensorFlow Serving know. No strategy has a part in it.
+It is a session's graph, as in tf.estimator: TensorFlow's SavedModel builder, its loaders and TensorFlow Serving know
+placeholders, lookup tables and their files. No strategy takes part.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ Receiver = ServingInputReceiver | SupervisedInputReceiver
 
 @dataclasses.dataclass(frozen=True)
 class ExportGraph:
-    """What is exported of one mode.
+    """The exported graph of one mode.
 
     Attributes:
-      specs: name -> what is known of each variable that model_fn asked for and a checkpoint holds.
-      variables: name -> variable of `graph`, or the parts of one of a v1 partitioner; those of `specs` that
-        it needs.
+      specs: variable name -> spec of each variable that model_fn requested and that a checkpoint holds.
+      variables: name -> variable of `graph`, or the parts of one made with a v1 partitioner; those of `specs` that the
+        signatures need.
       signatures: name -> SignatureDef.
-      assets: tensors with the paths of files that fill its tables.
-      init_op: fills tables and gives a value to what no checkpoint holds.
-      keys: name of a variable -> its key in the checkpoint, where the saver of a Scaffold has another than its name.
-      restore: called with the path of a checkpoint and the values of `specs` that are in it by name, what the user's
-        own `restore` of such a saver makes of them; None: there is none.
+      assets: string scalar tensors with the paths of files that fill its tables.
+      init_op: fills tables and initializes variables that no checkpoint holds.
+      keys: variable name -> its key in the checkpoint, if the Scaffold's saver uses another than its name.
+      restore: (path of a checkpoint, name -> value found by name) -> name -> value, by the user's own `restore` of the
+        saver; None: there is none.
     """
 
     graph: tf.Graph
@@ -69,14 +70,18 @@ def build_graph(
     seed: int,
     with_initial_values: bool,
 ) -> ExportGraph:
-    """Calls model_fn in `mode` over what `receiver_fn` receives.
+    """Call model_fn in `mode` on the tensors of `receiver_fn`, and return the graph.
 
     Args:
-      with_initial_values: the initializers of variables are the model's own, for those that no checkpoint holds; else
-        zeros, which nobody sees.
+      model_call: (features, labels, mode) -> spec.
+      receiver_fn: returns a ServingInputReceiver, or a SupervisedInputReceiver for TRAIN and EVAL.
+      mode: one of ModeKeys.
+      seed: seed of the graph; None: none.
+      with_initial_values: keep the variables' own initializers, for those that no checkpoint holds; False: zeros, which
+        are always overwritten.
 
     Raises:
-      ValueError: receiver_fn returned something else; what model_fn returned cannot be exported.
+      ValueError: receiver_fn returned something else, or model_fn's result cannot be exported.
     """
     store, graph = VariableStore(None, seed), tf.Graph()
     with graph.as_default():
@@ -98,29 +103,30 @@ def build_graph(
         return dataclasses.replace(exported, keys=scaffold.keys, restore=restore)
 
 
-# --- what model_fn finds ------------------------------------------------------------------------------------------
+# --- the context in which model_fn runs ---------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
 class _Made:
-    """The variables of a graph, by name."""
+    """The variables made in a graph, by name."""
 
     store: VariableStore
     requested: RequestedVariables
     variables: dict[str, Any] = dataclasses.field(default_factory=dict)
-    protos: dict[str, Any] = dataclasses.field(default_factory=dict)  # as made: init_from_checkpoint changes variables
+    # the variables as they were made: init_from_checkpoint changes them
+    protos: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def is_local(self, name: str) -> bool:
         return self.store.specs[name].local
 
     @property
     def saved(self) -> dict[str, Any]:
-        """Return name -> variable, or PartitionedVariable, of all that belongs in a checkpoint."""
+        """Return name -> variable, or PartitionedVariable, of all that belong in a checkpoint."""
         variables = {name: variable for name, variable in self.variables.items() if not self.is_local(name)}
         return folded(variables, slices_of(variables))
 
     def proto(self, name: str) -> Any:
-        """What a MetaGraphDef says of the variable."""
+        """Return the VariableDef of the variable for a MetaGraphDef."""
         proto, made = self.variables[name].to_proto(), self.protos[name]
         proto.initializer_name, proto.initial_value_name = made.initializer_name, made.initial_value_name
         return proto
@@ -128,7 +134,7 @@ class _Made:
 
 @contextlib.contextmanager
 def _variables_of(graph: tf.Graph, store: VariableStore, with_initial_values: bool) -> Iterator[_Made]:
-    """While it lasts, variables that are asked for are made in `graph`, under the names that checkpoints know."""
+    """Make requested variables in `graph`, under the names of checkpoints, inside this context."""
     is_making = False
 
     def make(spec: VariableSpec) -> Any:
@@ -162,8 +168,8 @@ def _variables_of(graph: tf.Graph, store: VariableStore, with_initial_values: bo
 
 
 def _exactly(graph: tf.Graph, name: str) -> str:
-    """`name` such that a variable gets it as it is, also where a name scope has been made for it."""
-    name = name.lstrip("_")  # of the random state of evaluation; no name in a graph may begin so
+    """Return `name` in a form that a variable gets unchanged, even if a name scope of that name exists."""
+    name = name.lstrip("_")  # names of evaluation's random state begin with it, which a graph does not allow
     try:
         graph.get_operation_by_name(name)
     except KeyError:
@@ -183,7 +189,7 @@ def _received(receiver_fn: Callable[[], Any], mode: str) -> Receiver:
 
 
 def _outputs(spec: EstimatorSpec, made: _Made) -> tuple[dict[str, ExportOutput], tf.Operation | None]:
-    """Signature -> outputs; and what trains."""
+    """Return (signature name -> outputs, the training operation or None)."""
     if spec.mode == ModeKeys.PREDICT:
         return outputs_of(spec), None
     loss, metrics = tf.reduce_mean(spec.loss), _metric_pairs(spec, made)
@@ -193,7 +199,7 @@ def _outputs(spec: EstimatorSpec, made: _Made) -> tuple[dict[str, ExportOutput],
 
 
 def _metric_pairs(spec: EstimatorSpec, made: _Made) -> dict[str, tuple[Any, Any]]:
-    """Name -> (value, update) of the metrics, whatever they are."""
+    """Return name -> (value, update) of all kinds of metrics: scalar tensors."""
     pairs: dict[str, tuple[Any, Any]] = {}
     for name, metric in (spec.eval_metric_ops or {}).items():
         if isinstance(metric, tuple | list):
@@ -211,7 +217,9 @@ def _metric_pairs(spec: EstimatorSpec, made: _Made) -> dict[str, tuple[Any, Any]
 
 
 def _train_op(spec: EstimatorSpec, loss: tf.Tensor, made: _Made) -> tf.Operation:
-    """What takes a step. An `optimizer` is applied as it is: the options of `train` belong to the runner."""
+    """Return the operation that takes a step. An `optimizer` is applied directly: the options of `train` are the
+    runner's.
+    """
     if spec.train_op is not None:
         return tf.group(spec.train_op, *_writes(made, made.requested.keras_variables()))
     step, pairs = v1.train.get_global_step(), list(made.requested.trainable.values())
@@ -223,7 +231,7 @@ def _train_op(spec: EstimatorSpec, loss: tf.Tensor, made: _Made) -> tf.Operation
 
 
 def _writes(made: _Made, variables: Iterable[Any]) -> list[tf.Operation]:
-    """Operations that write to `variables`, but for those that give them their initial value."""
+    """Return the operations that write to `variables`, without those that initialize them."""
     handles = {variable.handle.name for variable in variables}
     initial = {proto.initializer_name for proto in made.protos.values()}
     return [
@@ -234,14 +242,14 @@ def _writes(made: _Made, variables: Iterable[Any]) -> list[tf.Operation]:
 
 
 def _initializers(spec: EstimatorSpec) -> list[tf.Operation]:
-    """What fills the tables, and what a Scaffold adds."""
+    """Return the operations that fill tables, and the Scaffold's own."""
     found = [one for one in v1.get_collection(_KEYS.TABLE_INITIALIZERS) if one is not None]
     own = getattr(spec.scaffold, "local_init_op", None)
     return list(dict.fromkeys([*found, *operations([own] if own is not None else [])]))
 
 
 def _restored(graph: tf.Graph, made: _Made, saver: Any, path: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Name -> value of all variables when `saver` has restored `path`, over `values` that were there by name."""
+    """Return name -> value of all variables after `saver` restored `path` over `values`, which were found by name."""
     on_cpu = v1.ConfigProto(device_count={"GPU": 0}, allow_soft_placement=True)
     with graph.as_default(), v1.Session(graph=graph, config=on_cpu) as session:
         for name, value in values.items():
@@ -261,7 +269,7 @@ def _restored(graph: tf.Graph, made: _Made, saver: Any, path: str, values: Mappi
         }
 
 
-# --- what of it is exported ---------------------------------------------------------------------------------------
+# --- the exported part of the graph -------------------------------------------------------------------------------
 
 
 def _cut(
@@ -271,11 +279,11 @@ def _cut(
     train_op: tf.Operation | None,
     initializers: Iterable[tf.Operation],
 ) -> ExportGraph:
-    """The part of `graph` that the signatures need: no slots of optimizers, no summaries, nothing that trains."""
+    """Return the part of `graph` that the signatures need: no optimizer slots, no summaries, no training."""
     ends_of_signatures = [info for one in signatures.values() for info in (*one.inputs.values(), *one.outputs.values())]
     wanted = [*_operations_of(graph, ends_of_signatures), *([train_op] if train_op is not None else [])]
     running = set(needed(graph, wanted))
-    # A group has no inputs of its own: what it leads to counts.
+    # A group has no inputs of its own: count what depends on its members.
     filling = [one for one in initializers if not running.isdisjoint(needed(graph, [one]))]
     running |= set(needed(graph, filling))
     used = {name for name, one in made.variables.items() if one.handle.op in running or name == GLOBAL_STEP}
@@ -300,7 +308,7 @@ def _cut(
             if variable.trainable and not is_local:
                 exported.add_to_collection(_KEYS.TRAINABLE_VARIABLES, variable)
         exported.add_to_collection(_KEYS.GLOBAL_STEP, variables[GLOBAL_STEP])
-        if train_op is not None:  # where tf.estimator left it
+        if train_op is not None:  # the place where tf.estimator left it
             exported.add_to_collection(_KEYS.TRAIN_OP, exported.get_operation_by_name(train_op.name))
     return ExportGraph(
         exported,
@@ -316,7 +324,7 @@ def _cut(
 
 
 def _leave_out_unused(graph: tf.Graph, signature: Any) -> None:
-    """Removes the inputs that no output depends on; who asks would have to make them up."""
+    """Remove the inputs on which no output depends; otherwise every request would have to provide them."""
     used = set(needed(graph, _operations_of(graph, signature.outputs.values())))
     unused = [name for name, info in signature.inputs.items() if used.isdisjoint(_operations_of(graph, [info]))]
     for name in unused if len(unused) < len(signature.inputs) else ():
@@ -329,20 +337,20 @@ def _operations_of(graph: tf.Graph, infos: Iterable[Any]) -> list[tf.Operation]:
 
 
 def _names_in(proto: Any) -> list[str]:
-    """Names of the tensors and operations that a VariableDef names."""
+    """Return the names of tensors and operations in a VariableDef."""
     names = (proto.variable_name, proto.initializer_name, proto.initial_value_name, proto.snapshot_name)
     return [name for name in names if name]
 
 
 def _definition(graph: tf.Graph, running: set[tf.Operation]) -> Any:
-    """The GraphDef of these operations, with the functions that they call."""
+    """Return the GraphDef of these operations with the functions that they call."""
     whole = graph.as_graph_def()
     names = {operation.name for operation in running}
     part = v1.GraphDef(versions=whole.versions)
     part.node.extend(node for node in whole.node if node.name in names)
     for node in part.node:
         places = [name.decode().removeprefix("loc:@") for name in node.attr["_class"].list.s]
-        if not places or not names.issuperset(places):  # beside an operation that is not exported
+        if not places or not names.issuperset(places):  # drop a colocation with an operation that is not exported
             del node.attr["_class"]
     functions = {function.signature.name: function for function in whole.library.function}
     called = {name for node in part.node for name in functions_of(node)}

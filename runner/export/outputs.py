@@ -1,4 +1,4 @@
-"""The outputs of an exported model: those of its signatures, under the names that TensorFlow Serving asks for."""
+"""The outputs of an exported model's signatures, under the names that TensorFlow Serving expects."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ SINGLE_RECEIVER = "input"
 
 
 class ExportOutput(abc.ABC):
-    """The outputs of one signature of an exported model."""
+    """Base class: the outputs of one signature of an exported model."""
 
     @abc.abstractmethod
     def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
-        """The SignatureDef from these inputs to the outputs.
+        """Return the SignatureDef from these inputs to the outputs.
+
+        Args:
+          receiver_tensors: name -> input placeholder.
 
         Raises:
-          ValueError: these inputs cannot have such outputs; the message says why.
+          ValueError: this kind of output does not allow these inputs; the message says why.
         """
 
 
@@ -39,10 +42,11 @@ class PredictOutput(ExportOutput):
     """Any tensors, by name.
 
     Args:
-      outputs: a dict of tensors, or one, whose name is then `output`. A key may be a tuple of strings: joined by `/`.
+      outputs: a dict of tensors, or one tensor, which is then named `output`. A key may be a tuple of strings, joined
+        by `/`.
 
     Raises:
-      ValueError: a key is no string, or a value no tensor.
+      ValueError: a key is not a string, or a value is not a tensor.
     """
 
     def __init__(self, outputs: Any) -> None:
@@ -70,13 +74,13 @@ class ClassificationOutput(ExportOutput):
     def __post_init__(self) -> None:
         scores, classes = self.scores, self.classes
         if scores is None and classes is None:
-            raise ValueError("ClassificationOutput(): give scores, classes or both.")
+            raise ValueError("ClassificationOutput(): scores, classes or both are required.")
         if scores is not None and not (tf.is_tensor(scores) and scores.dtype.is_floating):
-            raise ValueError(f"ClassificationOutput(scores={scores!r}): they are a tensor of floats.")
+            raise ValueError(f"ClassificationOutput(scores={scores!r}): scores must be a float tensor.")
         if classes is not None and not (tf.is_tensor(classes) and classes.dtype == tf.string):
             raise ValueError(
-                f"ClassificationOutput(classes={classes!r}): they are a tensor of strings; tf.as_string makes them of "
-                "numbers."
+                f"ClassificationOutput(classes={classes!r}): classes must be a string tensor; convert numbers with "
+                "tf.as_string."
             )
 
     def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
@@ -86,20 +90,20 @@ class ClassificationOutput(ExportOutput):
 
 @dataclasses.dataclass(eq=False)
 class RegressionOutput(ExportOutput):
-    """One number an example.
+    """One number per example.
 
     Args:
       value: float, `[batch]` or `[batch, 1]`.
 
     Raises:
-      ValueError: it has another dtype.
+      ValueError: `value` is not a float tensor.
     """
 
     value: Any
 
     def __post_init__(self) -> None:
         if not (tf.is_tensor(self.value) and self.value.dtype.is_floating):
-            raise ValueError(f"RegressionOutput(value={self.value!r}): it is a tensor of floats.")
+            raise ValueError(f"RegressionOutput(value={self.value!r}): value must be a float tensor.")
 
     def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
         examples = _single_string(receiver_tensors, "regression")
@@ -107,7 +111,7 @@ class RegressionOutput(ExportOutput):
 
 
 class _SupervisedOutput(ExportOutput):
-    """What a model gives that has labels: `loss`, `predictions/<name>`, `metrics/<name>/value` and `/update_op`."""
+    """The outputs of a model with labels: `loss`, `predictions/<name>`, `metrics/<name>/value` and `/update_op`."""
 
     method_name = ""
 
@@ -124,39 +128,39 @@ class _SupervisedOutput(ExportOutput):
 
 
 class TrainOutput(_SupervisedOutput):
-    """The outputs of a graph that trains."""
+    """The outputs of the TRAIN graph."""
 
     method_name = "tensorflow/supervised/training"
 
 
 class EvalOutput(_SupervisedOutput):
-    """The outputs of a graph that evaluates."""
+    """The outputs of the EVAL graph."""
 
     method_name = "tensorflow/supervised/eval"
 
 
 def outputs_of(spec: EstimatorSpec) -> dict[str, ExportOutput]:
-    """Signature -> outputs of what a model_fn returned in PREDICT: `export_outputs`, else its predictions.
+    """Return signature name -> outputs of a PREDICT spec: its `export_outputs`, else its predictions.
 
-    The only signature is `serving_default`, too.
+    A single signature is also `serving_default`.
 
     Raises:
-      ValueError: export_outputs holds something else; of several, none is the default.
+      ValueError: export_outputs contains something else, or several outputs without a default.
     """
     assert spec.mode == ModeKeys.PREDICT
     outputs = dict(spec.export_outputs or {}) or {DEFAULT: PredictOutput(spec.predictions)}
     for name, output in outputs.items():
         if not isinstance(output, ExportOutput):
             raise ValueError(
-                f"export_outputs[{name!r}] is a {type(output).__name__}. Give a PredictOutput, ClassificationOutput or "
-                "RegressionOutput."
+                f"export_outputs[{name!r}] is a {type(output).__name__}. It must be a PredictOutput, "
+                "ClassificationOutput or RegressionOutput."
             )
     if len(outputs) == 1:
         outputs.setdefault(DEFAULT, next(iter(outputs.values())))
     if DEFAULT not in outputs:
         raise ValueError(
-            f"export_outputs has {', '.join(map(repr, outputs))}. Of several, one must be the default: give one under "
-            f"the name {DEFAULT!r}."
+            f"export_outputs has {', '.join(map(repr, outputs))}. Name one of them {DEFAULT!r}: it is the default "
+            "signature."
         )
     return outputs
 
@@ -167,15 +171,19 @@ def signatures_of(
     alternatives: Mapping[str, Mapping[str, Any]],
     otherwise: ExportOutput | None = None,
 ) -> dict[str, Any]:
-    """Name -> SignatureDef of each output from the inputs; `<alternative>:<name>` from each of the `alternatives`.
+    """Return name -> SignatureDef of each output from the inputs, and `<alternative>:<name>` from each of the
+    `alternatives`.
 
-    An output that these inputs cannot have is left out, and the log says why.
+    An output that does not allow these inputs is left out, and the log says why.
 
     Args:
-      otherwise: takes the place of the default, where that is left out; None: nothing does.
+      outputs: signature name -> output.
+      receiver_tensors: name -> input placeholder.
+      alternatives: name -> other inputs; None: none.
+      otherwise: the default output if the default is left out; None: there is then no default.
 
     Raises:
-      ValueError: all are left out.
+      ValueError: all outputs are left out.
     """
     found: dict[str, Any] = {}
     left_out: dict[str, str] = {}
@@ -205,7 +213,9 @@ def _single_string(receiver_tensors: Mapping[str, Any], what: str) -> Any:
     if len(found) != 1 or not tf.is_tensor(found[0]) or found[0].dtype != tf.string:
         kinds = [f"{name} ({tf.as_dtype(tensor.dtype).name})" for name, tensor in receiver_tensors.items()]
         shown = ", ".join(kinds[:3]) + (f" and {len(kinds) - 3} more" if len(kinds) > 3 else "")
-        raise ValueError(f"a {what} has one input, a string tensor of serialised tf.Examples; this model has {shown}.")
+        raise ValueError(
+            f"A {what} needs one input, a string tensor of serialized tf.Examples; this model has {shown}."
+        )
     return found[0]
 
 
@@ -226,7 +236,7 @@ def _named(outputs: Any, default: str, what: str) -> dict[str, Any]:
         if isinstance(key, tuple):
             key = "/".join(map(str, key))
         if not isinstance(key, str):
-            raise ValueError(f"{what} has the key {key!r}. Names of outputs are strings.")
+            raise ValueError(f"{what} has the key {key!r}. Names of outputs must be strings.")
         if not tf.is_tensor(value):
             raise ValueError(f"{what}[{key!r}] is a {type(value).__name__}, and must be a tensor.")
         named[key] = value

@@ -1,4 +1,4 @@
-"""What an exported model is fed: the placeholders that requests fill, and the features that are made of them."""
+"""The inputs of an exported model: the placeholders that requests fill, and the features made from them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ class _ServingInputReceiver(NamedTuple):
 
 
 class ServingInputReceiver(_ServingInputReceiver):
-    """What a `serving_input_receiver_fn` returns: where requests come in, and what model_fn gets of them.
+    """The result of a `serving_input_receiver_fn`: the placeholders that requests fill, and the features for model_fn.
 
     Args:
-      features: a dict of tensors, dense, sparse or ragged, by strings or ints; a tensor is `{"feature": tensor}`.
-      receiver_tensors: a dict of placeholders, by the names in the signature; a tensor has the name `input`.
-      receiver_tensors_alternatives: name -> other tensors that may be fed instead; further signatures of that name.
+      features: a dict of dense, sparse or ragged tensors `[batch, ...]`, with strings or ints as keys; one tensor
+        becomes `{"feature": tensor}`.
+      receiver_tensors: a dict of placeholders, with the names of the signature's inputs; one tensor is named `input`.
+      receiver_tensors_alternatives: name -> other tensors that may be fed instead; each makes further signatures of
+        that name.
 
     Raises:
-      ValueError: one of them is missing, a key is no string, or a value no tensor.
+      ValueError: one of them is missing, a key is not a string, or a value is not a tensor.
     """
 
     def __new__(
@@ -38,8 +40,8 @@ class ServingInputReceiver(_ServingInputReceiver):
     ) -> Self:
         if receiver_tensors_alternatives is not None and not isinstance(receiver_tensors_alternatives, Mapping):
             raise ValueError(
-                f"receiver_tensors_alternatives is a {type(receiver_tensors_alternatives).__name__}. It is a dict: "
-                "name -> tensors."
+                f"receiver_tensors_alternatives is a {type(receiver_tensors_alternatives).__name__}. It must be a "
+                "dict: name -> tensors."
             )
         alternatives = {
             name: _checked_receivers(tensors, f"receiver_tensors_alternatives[{name!r}]")
@@ -58,24 +60,24 @@ class ServingInputReceiver(_ServingInputReceiver):
 
 
 class _OfInput(ServingInputReceiver):
-    """Made of all that an input function gives, of which the model may use a part."""
+    """A receiver for all features of an input function, of which the model may use only some."""
 
     asks_for_all = False
 
 
 class TensorServingInputReceiver(ServingInputReceiver):
-    """A ServingInputReceiver whose features reach model_fn as the one tensor that they are.
+    """A ServingInputReceiver whose `features` are a single tensor, passed to model_fn as it is.
 
     Raises:
-      ValueError: as ServingInputReceiver; features is no tensor.
+      ValueError: as in ServingInputReceiver; or `features` is not a tensor.
     """
 
     @classmethod
     def _checked_features(cls, features: Any) -> Any:
         if not _is_tensor(features):
             raise ValueError(
-                f"TensorServingInputReceiver(features) is a {type(features).__name__}, and must be one tensor. "
-                "ServingInputReceiver takes several."
+                f"TensorServingInputReceiver(features) is a {type(features).__name__}; it must be one tensor. Use "
+                "ServingInputReceiver for several."
             )
         return features
 
@@ -87,14 +89,14 @@ class _SupervisedInputReceiver(NamedTuple):
 
 
 class SupervisedInputReceiver(_SupervisedInputReceiver):
-    """What a receiver function returns for TRAIN and EVAL: features and labels.
+    """The result of a receiver function for TRAIN and EVAL: features and labels.
 
     Args:
-      features, labels: a tensor, or a dict of tensors.
-      receiver_tensors: as for ServingInputReceiver.
+      features, labels: a tensor or a dict of tensors, each `[batch, ...]`.
+      receiver_tensors: as in ServingInputReceiver.
 
     Raises:
-      ValueError: as ServingInputReceiver.
+      ValueError: as in ServingInputReceiver.
     """
 
     receiver_tensors_alternatives: Mapping[str, Any] = {}
@@ -109,11 +111,11 @@ class SupervisedInputReceiver(_SupervisedInputReceiver):
 def build_parsing_serving_input_receiver_fn(
     feature_spec: Mapping[str, Any], default_batch_size: int | None = None
 ) -> Callable[[], ServingInputReceiver]:
-    """For requests that are serialised `tf.train.Example`s: one string input, `examples`.
+    """Return a receiver function for serialized `tf.train.Example`s: one string input `[batch]` named `examples`.
 
     Args:
-      feature_spec: name -> tf.io.FixedLenFeature, VarLenFeature, ...
-      default_batch_size: None: any number of examples.
+      feature_spec: feature name -> tf.io.FixedLenFeature, VarLenFeature, ...
+      default_batch_size: number of examples per request; None: any.
     """
 
     def serving_input_receiver_fn() -> ServingInputReceiver:
@@ -126,12 +128,12 @@ def build_parsing_serving_input_receiver_fn(
 def build_raw_serving_input_receiver_fn(
     features: Any, default_batch_size: int | None = None
 ) -> Callable[[], ServingInputReceiver]:
-    """For requests that are the features themselves, each under its name.
+    """Return a receiver function for requests that hold the features themselves, each under its name.
 
     Args:
-      features: a dict of tensors or specs, `[batch, ...]`, of which shape and dtype are taken; or one of them. A scalar
-        is one example of `[batch]`.
-      default_batch_size: what takes the place of the first dimension; None: any number of examples.
+      features: a dict of tensors or TensorSpecs `[batch, ...]`, whose shapes and dtypes are used; or one of them. A
+        scalar means one example of `[batch]`.
+      default_batch_size: size of the first dimension; None: any number of examples.
     """
 
     def serving_input_receiver_fn() -> ServingInputReceiver:
@@ -144,16 +146,20 @@ def build_raw_serving_input_receiver_fn(
 def build_raw_supervised_input_receiver_fn(
     features: Any, labels: Any, default_batch_size: int | None = None
 ) -> Callable[[], SupervisedInputReceiver]:
-    """Like `build_raw_serving_input_receiver_fn`, for features and labels.
+    """Return a receiver function like `build_raw_serving_input_receiver_fn`, for features and labels.
+
+    Args:
+      features, labels: a dict of tensors or TensorSpecs `[batch, ...]`, or one of them.
+      default_batch_size: size of the first dimension; None: any number of examples.
 
     Raises:
-      ValueError: a feature and a label have the same name.
+      ValueError: one of them is missing, or a feature and a label have the same name.
     """
     if features is None or labels is None:
-        raise ValueError("build_raw_supervised_input_receiver_fn: give features and labels.")
+        raise ValueError("build_raw_supervised_input_receiver_fn: features and labels are both required.")
     if isinstance(features, Mapping) and isinstance(labels, Mapping) and set(features) & set(labels):
         both = ", ".join(map(repr, sorted(set(features) & set(labels))))
-        raise ValueError(f"{both}: the name of a feature and of a label. Each input of a signature has a name.")
+        raise ValueError(f"{both}: used by a feature and by a label. Each input of a signature needs its own name.")
 
     def supervised_input_receiver_fn() -> SupervisedInputReceiver:
         of_features = _placeholders(_batches(features), default_batch_size, _SINGLE_FEATURE)
@@ -168,10 +174,11 @@ def build_raw_supervised_input_receiver_fn(
 
 
 def receiver_fn_of_spec(features: Any) -> Callable[[], ServingInputReceiver]:
-    """For requests that are what an input function gives: those features that the model uses, any number of examples.
+    """Return a receiver function for requests like the data of an input function: the features that the model uses, any
+    number of examples.
 
     Args:
-      features: the spec of a batch: of one tensor, whose name is then `input`, or a nest.
+      features: TensorSpecs `[batch, ...]` of a batch: one, which is then named `input`, or a nested structure.
     """
 
     def serving_input_receiver_fn() -> ServingInputReceiver:
@@ -180,8 +187,8 @@ def receiver_fn_of_spec(features: Any) -> Callable[[], ServingInputReceiver]:
             return _OfInput(placeholders, placeholders)
         if tf.nest.is_nested(features):
             raise ValueError(
-                f"the features of the input are a {type(features).__name__}, whose parts have no names that a request "
-                "could use. Let the input function give a dict, or set export.receiver_fn."
+                f"the features of the input are a {type(features).__name__}, whose parts have no names for a request. "
+                "Return a dict from the input function, or set export.receiver_fn."
             )
         placeholder = _placeholders(features, None, SINGLE_RECEIVER)[SINGLE_RECEIVER]
         return TensorServingInputReceiver(placeholder, {SINGLE_RECEIVER: placeholder})
@@ -190,7 +197,7 @@ def receiver_fn_of_spec(features: Any) -> Callable[[], ServingInputReceiver]:
 
 
 def _batches(specs: Any) -> Any:
-    """Return `specs` with a batch dimension for each scalar, as tf.estimator put the batch before what followed it."""
+    """Return `specs` with a batch dimension added to each scalar, as in tf.estimator."""
     if isinstance(specs, Mapping):
         return {name: _batches(spec) for name, spec in specs.items()}
     is_scalar = tf.TensorShape(getattr(specs, "shape", None)).rank == 0
@@ -203,9 +210,11 @@ def _placeholders(specs: Any, batch_size: int | None, single: str) -> dict[str, 
 
 
 def _placeholder(name: Any, spec: Any, batch_size: int | None) -> Any:
-    """A placeholder like `spec` (a tensor or a TensorSpec) of `batch_size` examples."""
+    """Return a placeholder like `spec` (a tensor or TensorSpec `[batch, ...]`) for `batch_size` examples."""
     if isinstance(spec, Mapping):
-        raise ValueError(f"feature {name!r} is a dict of features. Inputs of a signature are tensors: flatten it.")
+        raise ValueError(
+            f"feature {name!r} is a dict of features. Inputs of a signature are tensors: flatten the dict."
+        )
     if isinstance(spec, tf.RaggedTensor | tf.RaggedTensorSpec):
         rank = spec.ragged_rank
         return v1.ragged.placeholder(spec.dtype, rank, list(spec.shape[rank + 1 :]), name=_op_name(name))
@@ -227,16 +236,16 @@ def _is_tensor(value: Any) -> bool:
 
 def _checked(tensors: Any, single: str, what: str) -> dict[Any, Any]:
     if tensors is None:
-        raise ValueError(f"{what}=None: a receiver has {what}.")
+        raise ValueError(f"{what}=None: a receiver needs {what}.")
     tensors = tensors if isinstance(tensors, Mapping) else {single: tensors}
     for name, tensor in tensors.items():
         if not isinstance(name, str | int):
-            raise ValueError(f"{what} has the key {name!r}. A name is a string or an int.")
+            raise ValueError(f"{what} has the key {name!r}. A name must be a string or an int.")
         if not _is_tensor(tensor):
             raise ValueError(f"{what}[{name!r}] is a {type(tensor).__name__}, and must be a tensor.")
     return dict(tensors)
 
 
 def _checked_receivers(tensors: Any, what: str) -> dict[str, Any]:
-    # The inputs of a signature are strings; features that are their own receivers may have ints for names.
+    # Names of a signature's inputs are strings; features that are their own receivers may be named by ints.
     return {str(name): tensor for name, tensor in _checked(tensors, SINGLE_RECEIVER, what).items()}

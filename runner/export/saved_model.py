@@ -1,7 +1,7 @@
-"""Writes a SavedModel: the graph of model_fn, the values of a checkpoint, the files that its tables are filled from.
+"""Write a SavedModel: the graph of model_fn, the values of a checkpoint, and the files of its tables.
 
-It is in the format that tf.estimator wrote, which `tf.saved_model.load`, `tf.compat.v1.saved_model.load`,
-`saved_model_cli` and TensorFlow Serving read.
+The format is tf.estimator's, which `tf.saved_model.load`, `tf.compat.v1.saved_model.load`, `saved_model_cli` and
+TensorFlow Serving read.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ class Written:
     """A SavedModel that was written.
 
     Attributes:
-      signatures: name -> its inputs and outputs, as a person reads them.
-      tensors: of the default signature: "inputs" and "outputs" -> name -> [dtype, shape with -1]; those that are dense.
+      signatures: signature name -> its inputs and outputs as readable text.
+      tensors: dense tensors of the default signature: "inputs" and "outputs" -> name -> [dtype, shape with -1 for any
+        size].
     """
 
     path: str
@@ -57,12 +58,12 @@ _ATTEMPTS = 100
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where the values of an exported model come from.
+    """The values of an exported model.
 
     Attributes:
       model_call: (features, labels, mode) -> spec.
-      checkpoint: its path; None: the model is new, and begins with what `config.warm_start` names.
-      config: the seed, and whether weights or their moving averages are exported.
+      checkpoint: path of the checkpoint; None: a new model, which begins with `config.warm_start`.
+      config: has the seed, and says whether the weights or their moving averages are exported.
     """
 
     model_call: Callable[..., EstimatorSpec]
@@ -78,22 +79,21 @@ def write_saved_model(
     assets_extra: Mapping[str, str] | None = None,
     as_text: bool = False,
 ) -> Written:
-    """Writes `base`/<seconds since 1970>. It is whole from the moment that it is there.
+    """Write `base`/<seconds since 1970>; it is complete as soon as it appears.
 
     Args:
-      receiver_fns: mode -> what receives its inputs; a graph each, tagged train, eval or serve.
-      assets_extra: path below `assets.extra` -> the file that is copied there.
-      as_text: saved_model.pbtxt in place of saved_model.pb.
+      base: parent folder.
+      receiver_fns: mode -> receiver function; one graph each, tagged train, eval or serve.
+      source: where the values come from.
+      assets_extra: path below `assets.extra` -> the file to copy there.
+      as_text: write saved_model.pbtxt instead of saved_model.pb.
 
     Raises:
-      ValueError: no mode, or what `build_graph` raises; the checkpoint lacks a variable; a file is not there.
+      ValueError: no mode is given, `build_graph` raises it, the checkpoint lacks a variable, or a file does not exist.
     """
     modes = [mode for mode in TAGS if receiver_fns.get(mode) is not None]
     if not modes:
-        raise ValueError(
-            f"no receiver function is given for any of the modes {', '.join(map(repr, TAGS))}: there is nothing to "
-            "export."
-        )
+        raise ValueError(f"Nothing to export: no receiver function for any of the modes {', '.join(map(repr, TAGS))}.")
     extra = assets_extra or {}
     _check_extra(extra)
     is_new, temporary = source.checkpoint is None, _temporary_folder(base)
@@ -130,13 +130,13 @@ def write_saved_model(
 def _add(builder: Any, exported: ExportGraph, tags: Sequence[str], *, is_first: bool) -> None:
     given: dict[str, Any] = {
         "assets_collection": exported.assets,
-        "clear_devices": True,  # a serving host need not have the devices of this one
+        "clear_devices": True,  # a serving host may have other devices than this one
         "main_op": exported.init_op,
         "strip_default_attrs": True,
     }
     with exported.graph.as_default():
         saver = v1.train.Saver(dict(exported.variables), sharded=True, allow_empty=True)
-        # The builder would take the values out of a session. They are written beside it, from where they are.
+        # The builder would read the values from a session. Write them directly instead.
         saver = Overlay(saver, save=lambda *args, **kwargs: None)
         if is_first:
             builder.add_meta_graph_and_variables(None, tags, dict(exported.signatures), saver=saver, **given)
@@ -146,7 +146,7 @@ def _add(builder: Any, exported: ExportGraph, tags: Sequence[str], *, is_first: 
 
 @contextlib.contextmanager
 def _without_advice() -> Iterator[None]:
-    """Keeps TensorFlow from advising against sessions, once for each of their names."""
+    """Silence TensorFlow's advice against sessions, one message for each deprecated name."""
     logger = logging.getLogger("tensorflow")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -157,7 +157,7 @@ def _without_advice() -> Iterator[None]:
 
 
 def _tensors(signature: Any) -> dict[str, dict[str, Sequence[Any]]]:
-    """What a request of this signature holds, and what it is answered with; nothing where there is no signature."""
+    """Return the inputs and outputs of a signature; nothing if there is no signature."""
     parts = {"inputs": signature.inputs, "outputs": signature.outputs} if signature is not None else {}
     return {
         part: {
@@ -175,16 +175,16 @@ def _tensors(signature: Any) -> dict[str, dict[str, Sequence[Any]]]:
 def values_of(
     graphs: Sequence[ExportGraph], checkpoint: str | None, config: RunConfig, *, trains: bool
 ) -> dict[str, Any]:
-    """Name -> value of each variable that one of `graphs` has.
+    """Return name -> value of each variable of `graphs`, an array or tensor of its shape and dtype.
 
     Args:
-      checkpoint: its path; None: the model is new, and begins with what `config.warm_start` names.
-      config: whether weights or their moving averages are exported.
-      trains: one of the graphs goes on with training, for which the weights are what they are.
+      graphs: the exported graphs.
+      checkpoint: path of the checkpoint; None: a new model, which begins with `config.warm_start`.
+      config: says whether the weights or their moving averages are exported.
+      trains: one of the graphs is a training graph, which needs the weights themselves.
 
     Raises:
-      ValueError: the checkpoint lacks a variable that model_fn asks for, or has it in another shape; there are no
-        averages to export.
+      ValueError: the checkpoint lacks a variable or has it in another shape, or has no averages to export.
     """
     specs = {name: spec for graph in graphs for name, spec in graph.specs.items()}
     names = dict.fromkeys(name for graph in graphs for name in graph.variables)
@@ -192,7 +192,7 @@ def values_of(
         return _new_values(graphs, config, specs)
     reader = Reader(checkpoint)
     if config.ema_decay is not None and not trains:
-        _log.info("Exported are the moving averages of the weights (ema_decay=%s).", config.ema_decay)
+        _log.info("Exporting the moving averages of the weights (ema_decay=%s).", config.ema_decay)
     _check_keys(graphs)
     found: dict[str, Any] = {}
     for graph in graphs:
@@ -201,21 +201,22 @@ def values_of(
 
 
 def _check_keys(graphs: Sequence[ExportGraph]) -> None:
-    """Check that a variable has one value in all graphs: a SavedModel has no place for two."""
+    """Check that a variable has one value in all graphs, because a SavedModel can hold only one."""
     sources = [{name: graph.keys.get(name, name) for name in graph.variables} for graph in graphs]
     differ = [
         name for one in sources for name, key in one.items() if any(other.get(name, key) != key for other in sources)
     ]
     if differ or (len(graphs) > 1 and any(graph.restore is not None for graph in graphs)):
         raise ValueError(
-            f"the savers of model_fn's Scaffolds read {', '.join(dict.fromkeys(differ)) or 'variables'} in one mode "
-            "otherwise than in another, and a SavedModel has one value for each. Export the modes one by one: "
+            f"the savers of model_fn's Scaffolds read {', '.join(dict.fromkeys(differ)) or 'variables'} under "
+            "different keys in different modes, but a SavedModel holds one value for each. Export the modes one by "
+            "one: "
             "export_saved_model(..., experimental_mode=)."
         )
 
 
 def _values_in(reader: Reader, graph: ExportGraph, config: RunConfig, *, trains: bool) -> dict[str, Any]:
-    """Name -> value of each variable of one graph, by the keys that its Scaffold's saver has."""
+    """Return name -> value of each variable of one graph, by the keys of its Scaffold's saver."""
     specs, keys = graph.specs, graph.keys
     renamed = numbered(reader, {name: spec.shape for name, spec in specs.items() if name not in keys})
     renamed = {**renamed, **keys}
@@ -235,9 +236,9 @@ def _values_in(reader: Reader, graph: ExportGraph, config: RunConfig, *, trains:
 
 
 def _new_values(graphs: Sequence[ExportGraph], config: RunConfig, specs: Mapping[str, VariableSpec]) -> dict[str, Any]:
-    """Initial values, and over them those of the checkpoint of the warm start."""
+    """Return the initial values, overwritten by those of the warm start."""
     values: dict[str, Any] = {}
-    on_cpu = v1.ConfigProto(device_count={"GPU": 0}, allow_soft_placement=True)  # sessions only hand values on
+    on_cpu = v1.ConfigProto(device_count={"GPU": 0}, allow_soft_placement=True)  # sessions only pass values on
     for exported in graphs:
         new = {name: variable for name, variable in exported.variables.items() if name not in values}
         with exported.graph.as_default(), v1.Session(graph=exported.graph, config=on_cpu) as session:
@@ -246,7 +247,8 @@ def _new_values(graphs: Sequence[ExportGraph], config: RunConfig, specs: Mapping
 
     def initial_value(name: str) -> np.ndarray:
         spec = specs[name]
-        found: np.ndarray = values.get(name, np.zeros(spec.shape, spec.dtype.as_numpy_dtype))  # one is not exported
+        # such a variable is not exported
+        found: np.ndarray = values.get(name, np.zeros(spec.shape, spec.dtype.as_numpy_dtype))
         return found
 
     if config.warm_start is not None:
@@ -259,7 +261,7 @@ def _new_values(graphs: Sequence[ExportGraph], config: RunConfig, specs: Mapping
 
 
 def _joined(value: Any, spec: VariableSpec) -> Any:
-    """A variable, or one of the parts that it was divided into, as it is saved."""
+    """Return a variable, or the parts of a partitioned one, as it is saved."""
     if not isinstance(value, list):
         return value
     axis = next(axis for axis, size in enumerate(spec.shape) if value[0].shape[axis] != size)
@@ -270,7 +272,7 @@ def _joined(value: Any, spec: VariableSpec) -> Any:
 
 
 def exports_in(base: str) -> list[str]:
-    """Paths of the whole exports in `base`, the oldest first; none where there is no such folder."""
+    """Return the paths of the complete exports in `base`, oldest first; an empty list if the folder does not exist."""
     if not tf.io.gfile.isdir(base):
         return []
     names = [name.rstrip("/") for name in tf.io.gfile.listdir(base)]
@@ -278,18 +280,18 @@ def exports_in(base: str) -> list[str]:
 
 
 def _temporary_folder(base: str) -> str:
-    """A path that is not there yet, whose name says what the export will be called."""
+    """Return an unused path whose name contains the later name of the export."""
     taken = [int(os.path.basename(path)) for path in exports_in(base)]
     stamp = max(int(time.time()), max(taken, default=0) + 1)
     for attempt in range(_ATTEMPTS):
         temporary = os.path.join(base, f"{TEMPORARY}{stamp + attempt}")
         if not tf.io.gfile.exists(temporary) and not tf.io.gfile.exists(os.path.join(base, str(stamp + attempt))):
             return temporary
-    raise RuntimeError(f"{base} has {_ATTEMPTS} exports that are under way: remove its folders {TEMPORARY}*.")
+    raise RuntimeError(f"{base} has {_ATTEMPTS} unfinished exports. Remove its folders {TEMPORARY}*.")
 
 
 def _published(temporary: str, base: str) -> str:
-    """Gives a whole export its name: TensorFlow Serving, which watches `base`, never sees half of one."""
+    """Rename a complete export, so that TensorFlow Serving, which watches `base`, never sees half of one."""
     stamp = int(os.path.basename(temporary).removeprefix(TEMPORARY))
     while tf.io.gfile.exists(os.path.join(base, str(stamp))):
         stamp += 1
@@ -301,6 +303,6 @@ def _published(temporary: str, base: str) -> str:
 def _check_extra(files: Mapping[str, str]) -> None:
     for name, file in files.items():
         if not tf.io.gfile.exists(file):
-            raise ValueError(f"assets_extra[{name!r}]={file}: there is no such file.")
+            raise ValueError(f"assets_extra[{name!r}]={file}: no such file.")
         if os.path.isabs(name) or ".." in name.split("/"):
-            raise ValueError(f"assets_extra[{name!r}]: name a path below the folder assets.extra.")
+            raise ValueError(f"assets_extra[{name!r}]: must be a path below the folder assets.extra.")

@@ -1,4 +1,4 @@
-"""TensorFlow's own training hooks that the runner does itself: their settings, and the hooks that are left to call."""
+"""TensorFlow's own training hooks that the runner replaces: their settings, and the hooks left to call."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ v1 = tf.compat.v1
 
 @dataclasses.dataclass(frozen=True)
 class TrainingOverrides:
-    """The settings of TensorFlow's own hooks that the runner does itself.
+    """The settings of TensorFlow's own hooks that the runner replaces.
 
     Attributes:
-      num_steps, last_step: of StopAtStepHook.
-      stop_at_nan: of NanTensorHook: whether to fail; None: not given.
-      save_steps, save_secs, listeners: of CheckpointSaverHook.
-      notes: on hooks that have no effect.
+      num_steps, last_step: those of StopAtStepHook.
+      stop_at_nan: NanTensorHook's fail_on_nan_loss; None: there is no such hook.
+      save_steps, save_secs, listeners: those of CheckpointSaverHook.
+      notes: notes on hooks that have no effect.
     """
 
     num_steps: int | None = None
@@ -35,7 +35,9 @@ class TrainingOverrides:
     notes: tuple[str, ...] = ()
 
     def and_those_of(self, taken: Mapping[str, Any]) -> TrainingOverrides:
-        """Add the settings of one more hook: the earliest end counts, listeners add up, the rest replaces."""
+        """Add the settings of one more hook: the earliest end counts, listeners add up, other settings replace
+        earlier ones.
+        """
         changes = dict(taken)
         for name in ("num_steps", "last_step"):
             given = [value for value in (getattr(self, name), taken.get(name)) if value is not None]
@@ -55,17 +57,17 @@ class TrainingOverrides:
         return config.replace(nan=self.nan(config.nan), **changes)
 
     def target(self, step: int, steps: int | None, max_steps: int | None) -> float:
-        """Return the global step at which training from `step` ends; infinite where nothing limits it."""
+        """Return the global step at which training from `step` ends; infinite if nothing limits it."""
         from_here = [number for number in (steps, self.num_steps) if number is not None]
         ends = [end for end in (max_steps, self.last_step) if end is not None]
         return min([*(step + number for number in from_here), *ends], default=math.inf)
 
 
 def split_hooks(hooks: Sequence[Any]) -> tuple[TrainingOverrides, list[Any], list[Any]]:
-    """Split hooks by who runs them: (settings that the runner takes over, native hooks, session hooks).
+    """Split hooks into (settings that the runner applies itself, native hooks, session hooks).
 
     Raises:
-      TypeError: one of them is no hook.
+      TypeError: an object is not a hook.
     """
     overrides, native, session = TrainingOverrides(), [], []
     for hook in hooks:
@@ -77,5 +79,5 @@ def split_hooks(hooks: Sequence[Any]) -> tuple[TrainingOverrides, list[Any], lis
         elif callable(getattr(hook, "after_step", None)):
             native.append(hook)
         else:
-            raise TypeError(f"{hook!r} is no hook: neither a runner Hook nor a tf.compat.v1.train.SessionRunHook.")
+            raise TypeError(f"{hook!r} is not a hook: expected a runner.Hook or a tf.compat.v1.train.SessionRunHook.")
     return overrides, native, session

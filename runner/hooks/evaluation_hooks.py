@@ -1,4 +1,4 @@
-"""The hooks of one pass over data at a checkpoint: an evaluation or a prediction."""
+"""The hooks of one evaluation or prediction at a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from runner.tracking.tensorboard import EventWriters
 
 
 class EvaluationHooks:
-    """The hooks of one evaluation or prediction; those that only steer training (StopAtStepHook, ..) are left out.
+    """The hooks of one evaluation or prediction, without those that only steer training (StopAtStepHook and the like).
 
     Args:
-      writers: as of SessionHooks.
-      count: called with the examples seen so far, before the hooks are.
+      writers: as in SessionHooks.
+      count: called with the number of examples seen so far, before the hooks are called.
     """
 
     def __init__(
@@ -39,10 +39,14 @@ class EvaluationHooks:
             hook.begin(self._run)
 
     def after_batches(self, examples: int) -> None:
-        """Tell the hooks how many examples have been seen. Raises: Interrupted: one will not wait for the rest."""
+        """Report the number of examples seen so far to the hooks.
+
+        Raises:
+          Interrupted: a hook gave the evaluation up.
+        """
         self._count(examples)
         for hook in self._hooks:
-            if hasattr(hook, "after_batches"):  # a hook needs no base class, and this method is newer than the others
+            if hasattr(hook, "after_batches"):  # a hook need not derive from Hook, and older ones lack this method
                 hook.after_batches(self._run, examples)
 
     def end(self) -> None:

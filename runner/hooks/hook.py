@@ -1,4 +1,4 @@
-"""Hooks: what happens beside the loop, and how often."""
+"""Native hooks: user code beside the loop, and its cadence."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Every:
-    """A cadence. Python runs once per loop of many steps, so a cadence is *crossed*, not met.
+    """A cadence in steps or seconds. A loop runs many steps per call, so a cadence may be passed without being hit
+    exactly.
 
     Attributes:
-      steps: due at each multiple of so many global steps; the loop ends there.
-      secs: due at the first end of a loop after so many seconds.
-      offset: the steps count from here, and not from 0: 1 has 1, 1 + steps, 1 + 2 * steps.
+      steps: due at each multiple of this number of global steps; the loop ends there. None: not by steps.
+      secs: due at the first end of a loop after this number of seconds. None: not by time.
+      offset: steps are counted from here, not from 0: offset 1 means 1, 1 + steps, 1 + 2 * steps.
     """
 
     steps: int | None = None
@@ -31,18 +32,20 @@ class Every:
     offset: int = 0
 
     def due(self, before: int, after: int, elapsed_secs: float = 0.0) -> bool:
-        """Report whether the steps from `before` to `after`, `elapsed_secs` after it was due last, make it due."""
+        """Report whether the cadence is due between the steps `before` and `after`, `elapsed_secs` after it was due
+        last.
+        """
         if self.steps and (after - self.offset) // self.steps > (before - self.offset) // self.steps:
             return True
         return self.secs is not None and elapsed_secs >= self.secs
 
     def steps_until_due(self, step: int) -> float:
-        """Return the steps from `step` to where it is due next; infinite for a cadence in seconds or none."""
+        """Return the steps from `step` to the next step at which it is due; infinite without `steps`."""
         return self.steps - (step - self.offset) % self.steps if self.steps else math.inf
 
 
 class Run(Protocol):
-    """The run, as hooks see it."""
+    """The training run, as hooks see it."""
 
     @property
     def model_dir(self) -> str: ...
@@ -52,67 +55,74 @@ class Run(Protocol):
 
     @property
     def interrupted(self) -> bool:
-        """Whether somebody on any worker will not wait; the same on all workers after a loop."""
+        """Whether a worker was asked to stop at once; after a loop, the same on all workers."""
 
     def request_stop(self, reason: str = ...) -> None:
         """End training after this loop, with a checkpoint."""
 
     def interrupt(self, reason: str) -> None:
-        """Like `request_stop`, for somebody who will not wait: no evaluation follows, and one under way is given up."""
+        """End training like `request_stop`, but without evaluations; one that is running is given up."""
 
 
 class Interrupted(Exception):
-    """An evaluation or a prediction was ended before it had seen all examples: it has no result."""
+    """An evaluation or a prediction was ended before it saw all examples; it has no result."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PassContext:
-    """An evaluation or a prediction, as hooks see it: a pass over data at one global step."""
+    """An evaluation or a prediction, as hooks see it: one pass over data at one global step."""
 
     model_dir: str
     global_step: int
     interrupted: bool = False
 
     def request_stop(self, reason: str = "") -> None:
-        """Raises: RuntimeError: it takes all of its examples."""
-        raise RuntimeError(f"request_stop({reason!r}): only training can be stopped; give evaluate(steps=).")
+        """Raise RuntimeError: only training can be stopped."""
+        raise RuntimeError(
+            f"request_stop({reason!r}): only training can be stopped. Limit an evaluation with evaluate(steps=...)."
+        )
 
     def interrupt(self, reason: str) -> None:
-        """Raises: Interrupted: who will not wait gets no result."""
+        """Give up the evaluation or prediction without a result.
+
+        Raises:
+          Interrupted: always.
+        """
         raise Interrupted(reason)
 
 
 class Hook:
-    """Base of native hooks; override what you need.
+    """Base class of native hooks; override the methods that you need.
 
-    Without a cadence, `before_step` and `after_step` are called once per loop, whose steps StepResult holds. A subclass
-    that sets `every` is called when that is due, with all steps since it was called last: `Every(steps=50)` at the
-    global steps 50, 100, ... What comes after the last of them is not handed on; `end` is called at the end.
+    Without a cadence, `before_step` and `after_step` are called once per loop, and their StepResult holds the steps of
+    the loop. A subclass that sets `every` is called when that is due, with all steps since its last call:
+    `Every(steps=50)` at the global steps 50, 100, ... Steps after the last due one are not passed on; `end` is called
+    at the end.
     """
 
     every: Every = Every()
 
     def begin(self, run: Run) -> None:
-        """Before the first step, or before an evaluation or prediction; variables hold their values."""
+        """Called before the first step, or before an evaluation or prediction, when variables have their values."""
 
     def before_step(self, run: Run, step: int) -> None:
-        """Before a loop, the first one after `after_step`; `step` is the global step so far."""
+        """Called before a loop, the first one after `after_step`; `step` is the current global step."""
 
     def after_step(self, run: Run, result: StepResult) -> None:
-        """After a loop, where the cadence is due."""
+        """Called after a loop if the cadence is due; `result.losses` is `[steps]`."""
 
     def after_batches(self, run: Run, examples: int) -> None:
-        """In an evaluation or prediction, after some of its batches; `examples` are those seen so far."""
+        """Called after some batches of an evaluation or prediction; `examples` have been seen so far."""
 
     def end(self, run: Run) -> None:
-        """After the last checkpoint, or after the evaluation or prediction; not called when that failed."""
+        """Called after the last checkpoint, or after an evaluation or prediction; not called if that failed."""
 
     def close(self, run: Run) -> None:
-        """After training, however it ended: the place to give back what would outlive it. It does not raise."""
+        """Called after training, however it ended, to release resources. Must not raise."""
 
 
 class WhenDue:
-    """Calls a hook of training when its cadence is due, or after each loop where it has none."""
+    """Calls a training hook when its cadence is due, or after each loop if it has none."""
 
     def __init__(self, hook: Any, clock: Callable[[], float] = time.monotonic) -> None:
         self._hook, self._clock = hook, clock
@@ -136,7 +146,7 @@ class WhenDue:
 
 
 def _joined(results: Sequence[StepResult]) -> StepResult:
-    """Return one result of the steps of several loops, the oldest first."""
+    """Return one result for the steps of several loops, oldest first."""
     if len(results) == 1:
         return results[0]
     return StepResult(
@@ -150,9 +160,9 @@ def _joined(results: Sequence[StepResult]) -> StepResult:
 
 
 class TimeLimit(Hook):
-    """Ends training, with a checkpoint, so many seconds after its first step began (`train.max_secs`).
+    """Ends training, with a checkpoint, this many seconds after its first step began (`train.max_secs`).
 
-    It is looked at between loops, which take about a second. A run that is started again has the time anew.
+    The time is checked between loops, which take about a second. A restarted run has the whole time again.
     """
 
     def __init__(self, secs: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -164,5 +174,5 @@ class TimeLimit(Hook):
 
     def after_step(self, run: Run, result: StepResult) -> None:
         if self._clock() - self._began >= self._secs:
-            _log.info("train.max_secs=%g: training ends at step %d.", self._secs, result.last_step)
+            _log.info("train.max_secs=%g reached: training ends at step %d.", self._secs, result.last_step)
             run.request_stop(f"train.max_secs={self._secs:g}")

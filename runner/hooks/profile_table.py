@@ -1,4 +1,4 @@
-"""The table of operations in a profile (`run.profile_format=text`): how often each ran, and how long."""
+"""The table of operations in a profile (`run.profile_format=text`): how often each ran, and for how long."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Executed(NamedTuple):
     """One execution of an operation.
 
     Attributes:
-      thread: where it ran: events of one thread lie within each other, or one after the other. The first part is the
-        device: `/host:CPU`, `/device:GPU:0`.
-      type, name: `MatMul`, and the name of the operation in the graph; of tf.data `Iterator::Map`, and no name.
-      began, secs: seconds since the thread began to be watched.
+      thread: where it ran, beginning with the device: `/host:CPU`, `/device:GPU:0`. Events of one thread are nested or
+        follow each other.
+      type, name: `MatMul`, and the operation's name in the graph; for tf.data `Iterator::Map`, and no name.
+      began, secs: start, in seconds since the recording of the thread began, and duration in seconds.
     """
 
     thread: tuple[str, str]
@@ -40,7 +40,11 @@ class Executed(NamedTuple):
 
 @dataclasses.dataclass
 class Row:
-    """An operation on a device. Attributes: self_secs: without what ran within it, in the same thread."""
+    """The row of one operation on a device.
+
+    Attributes:
+      self_secs: seconds without those of operations that ran inside it, in the same thread.
+    """
 
     device: str
     type: str
@@ -51,7 +55,7 @@ class Row:
 
 
 def write_table(profile: Path) -> tuple[Path, str]:
-    """Write the operations of the file `profile` beside it; return the path, and the first of them as text.
+    """Write the operations of the file `profile` beside it; return the path, and the top of the table as text.
 
     Raises:
       ImportError, OSError, ValueError: there is no table; the message says why.
@@ -64,16 +68,16 @@ def write_table(profile: Path) -> tuple[Path, str]:
 
 
 def read_executed(path: Path) -> Iterator[Executed]:
-    """Yield the executions of operations in the profile `path`, in no order.
+    """Yield the executions of operations in the profile `path`, in no particular order.
 
     Raises:
-      ImportError: TensorFlow no longer has its format.
-      ValueError: the file is no profile.
+      ImportError: TensorFlow no longer has the profile's format.
+      ValueError: the file is not a profile.
     """
     try:
         space = profile_type().FromString(path.read_bytes())
     except DecodeError as error:
-        raise ValueError(f"{path} is no profile: {error}") from error
+        raise ValueError(f"{path} is not a profile: {error}") from error
     for plane in space.planes:
         for line in plane.lines:
             for event in line.events:
@@ -84,13 +88,13 @@ def read_executed(path: Path) -> Iterator[Executed]:
 
 
 def rows_of(executed: Iterable[Executed]) -> list[Row]:
-    """Return the operations, that with the largest self time first."""
+    """Return the operations, sorted by self time, largest first."""
     threads: dict[tuple[str, str], list[Executed]] = collections.defaultdict(list)
     for one in executed:
         threads[one.thread].append(one)
     rows: dict[tuple[str, str, str], Row] = {}
     for (device, _), events in threads.items():
-        around: list[tuple[float, Row]] = []  # when each of those ends that are under way, and its row
+        around: list[tuple[float, Row]] = []  # (end time, row) of each operation that is still running
         for one in sorted(events, key=lambda one: (one.began, -one.secs)):
             key = (device.rpartition("/")[2].removeprefix("host:").removeprefix("device:"), one.type, one.name)
             row = rows.setdefault(key, Row(*key))
@@ -98,7 +102,7 @@ def rows_of(executed: Iterable[Executed]) -> list[Row]:
                 around.pop()
             if around:
                 around[-1][1].self_secs -= one.secs
-            # Of an operation within itself (a loop of functions) the outer time has the inner one in it.
+            # If an operation runs inside itself (nested functions), the outer time includes the inner one.
             row.secs += 0.0 if any(outer is row for _, outer in around) else one.secs
             row.count, row.self_secs = row.count + 1, row.self_secs + one.secs
             around.append((one.began + one.secs, row))
@@ -106,7 +110,7 @@ def rows_of(executed: Iterable[Executed]) -> list[Row]:
 
 
 def _table(title: str, rows: Sequence[Row], shown: int | None = None) -> str:
-    """Args: shown: so many rows, none wider than a terminal; None: all of them, whole."""
+    """Return the table as text; `shown` None: all rows, uncut; else this many rows, no wider than a terminal."""
     whole = sum(row.self_secs for row in rows) or 1.0
     cells = [
         [
@@ -117,7 +121,7 @@ def _table(title: str, rows: Sequence[Row], shown: int | None = None) -> str:
     ]  # fmt: skip
     headers = list(_HEADERS)
     if shown is not None:
-        if len({row.device for row in rows}) == 1:  # nothing that a person has to be told of each
+        if len({row.device for row in rows}) == 1:  # an obvious suffix
             headers, cells = [*headers[:4], *headers[5:]], [row[:4] + row[5:] for row in cells]
         cells = [[*row, type if len(type) <= _LONGEST_TYPE else f"{type[: _LONGEST_TYPE - 3]}...", name]
                  for *row, type, name in cells]  # fmt: skip
@@ -128,16 +132,16 @@ def _table(title: str, rows: Sequence[Row], shown: int | None = None) -> str:
 
 
 def _operation_of(plane: Any, event: Any) -> tuple[str, str] | None:
-    """Return (type, name) of the operation that an event is; None: it is none.
+    """Return (type, name) of the operation that an event stands for; None: it is not an operation.
 
-    A kernel on a GPU has its operation as a statistic, tf_op.
+    A GPU kernel has its operation in the statistic tf_op.
     """
     texts = [plane.event_metadata[event.metadata_id].name]
     for stat in event.stats:
         if plane.stat_metadata[stat.metadata_id].name == "tf_op":
             texts.insert(0, stat.str_value or plane.stat_metadata[stat.ref_value].name)
     for text in texts:
-        plain = text.partition("#")[0]  # after it come shapes and the like
+        plain = text.partition("#")[0]  # shapes and the like follow
         operation, dataset = _OPERATION.fullmatch(plain), _DATASET.fullmatch(plain)
         if operation:
             return operation["type"], operation["name"]

@@ -1,4 +1,4 @@
-"""TensorFlow's profiler around some steps of a run (`run.profile`), for TensorBoard or as a table of operations."""
+"""`run.profile`: TensorFlow's profiler around some steps of a run, for TensorBoard or as a table of operations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Around(Every):
-    """Loops end before the first step of `range` and after its last one."""
+    """A cadence by which loops end before the first step of `range` and after its last one."""
 
     range: StepRange = StepRange(1, 1)
 
@@ -38,16 +38,16 @@ class Around(Every):
 
 
 class Profiling(Hook):
-    """Profiles the steps of `steps` into `<model_dir>/plugins/profile`, once.
+    """Profiles the steps `steps` into `<model_dir>/plugins/profile`, once.
 
-    The run's other hooks come before this one: what they do between two loops is in the profile, and so are saves and
-    evaluations at a step between the first and the last. A profiler that does not start, or cannot write, is warned
-    of: training goes on.
+    It runs after the other hooks of the run, so the profile contains what they do between two loops, and saves and
+    evaluations between the first step and the last. If the profiler does not start or cannot write, a warning is logged
+    and training continues.
 
     Args:
-      announce: `Estimator.announce`: says a text, and notes an event with fields.
-      as_text: write a table of the operations beside it, and show those that took longest.
-      profiler: where `start(folder)` and `stop()` are; TensorFlow's own.
+      announce: `Estimator.announce`, which shows a text and notes an event with fields.
+      as_text: also write a table of the operations, and show those that took longest.
+      profiler: has `start(folder)` and `stop()`; TensorFlow's own by default.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Profiling(Hook):
         if not self._is_running:
             return
         first = self._profiled.first if self._profiled else result.first_step
-        # It may have gone back (nan=rollback): then some steps were taken twice.
+        # The run may have rolled back (nan=rollback), so that some steps were taken twice.
         self._profiled = StepRange(min(first, result.first_step), result.last_step)
         if result.last_step >= self._steps.last:
             self._stop(run)
@@ -125,11 +125,11 @@ class Profiling(Hook):
                 text = f"Profiled {what}{of}: {relative(table)}\n{rows}"
                 fields["table"] = str(table)
             except (ImportError, OSError, ValueError) as error:
-                _log.warning("run.profile_format=text: there is no table: %s", error)
+                _log.warning("run.profile_format=text: no table was written: %s", error)
         self._announce("profile", text, **fields)
 
 
 def _profiles(model_dir: str) -> set[tuple[int, Path]]:
-    """Return (when it was written, file) of each profile in `model_dir`; two in one second have the same name."""
+    """Return (time of writing, file) of each profile in `model_dir`; two within one second have the same name."""
     files = Path(model_dir, "plugins", "profile").glob("*/*.xplane.pb")
     return {(file.stat().st_mtime_ns, file) for file in files}

@@ -1,4 +1,4 @@
-"""The Scaffold of what model_fn returned: the keys of its Saver, and what it runs before the first batch of a mode."""
+"""The Scaffold of a spec: the checkpoint keys of its Saver, and what it runs before the first batch of a mode."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _OBJECTS = (tf.train.Checkpoint, v1.train.Checkpoint)
 
 
 class ModelScaffold:
-    """A `tf.compat.v1.train.Scaffold` in one mode, next to the Saver that tf.estimator would have used.
+    """A `tf.compat.v1.train.Scaffold` in one mode, with the Saver that tf.estimator would have used.
 
     Args:
-      scaffold: of the EstimatorSpec; None: there is none, and everything below has no effect.
-      savers: the graph's collection SAVERS, which counts where the Scaffold has no saver.
+      scaffold: the EstimatorSpec's; None: there is none, and every method has no effect.
+      savers: the graph's collection SAVERS, used if the Scaffold has no saver.
 
     Attributes:
-      saver: restores this mode, and saves in TRAIN; None: the runner's own way alone.
-      keys: name of a variable -> its key in a checkpoint, of those that the saver has under another than their name.
+      saver: restores in this mode, and saves in TRAIN; None: only the runner's own checkpoints are used.
+      keys: variable name -> its key in a checkpoint, for those that the saver stores under another name.
 
     Raises:
-      ValueError: there are several savers, or it is something else.
+      ValueError: there are several savers, or the saver cannot restore.
     """
 
     def __init__(self, scaffold: Any, savers: Sequence[Any] = ()) -> None:
@@ -42,13 +42,13 @@ class ModelScaffold:
         if self.saver is None and savers:
             if len(savers) > 1:
                 raise ValueError(
-                    f"the collection tf.GraphKeys.SAVERS has {len(savers)} savers. Give one of them: "
+                    f"the collection tf.GraphKeys.SAVERS has {len(savers)} savers. Choose one: "
                     "EstimatorSpec(scaffold=tf.train.Scaffold(saver=...))."
                 )
             self.saver = savers[0]
         if self.saver is not None and not callable(getattr(self.saver, "restore", None)):
             raise ValueError(
-                f"EstimatorSpec.scaffold: its saver is {self.saver!r}, which has no restore. Give a "
+                f"EstimatorSpec.scaffold: its saver {self.saver!r} has no method restore. Use a "
                 "tf.compat.v1.train.Saver or a tf.train.Checkpoint."
             )
         self._in_saver = v1_bridge.names_in_saver(self.saver) if isinstance(self.saver, v1.train.Saver) else {}
@@ -56,25 +56,25 @@ class ModelScaffold:
 
     @property
     def restores(self) -> bool:
-        """Report whether `restore` of the saver is the user's own."""
+        """Whether the saver's `restore` is the user's own."""
         own = getattr(getattr(self.saver, "restore", None), "__func__", None)
         is_known = self.saver is None or isinstance(self.saver, _OBJECTS)
         return not is_known and own is not v1.train.Saver.restore
 
     @property
     def runs(self) -> bool:
-        """Report whether something of it is run before the first batch, beside reading a checkpoint."""
+        """Whether the Scaffold runs anything before the first batch, other than reading a checkpoint."""
         names = ("local_init_op", "ready_op", "ready_for_local_init_op")
         return self.restores or any(getattr(self._scaffold, name, None) is not None for name in names)
 
     def not_in_saver(self, names: Sequence[str]) -> list[str]:
-        """Return those of `names` that the saver does not have."""
+        """Return those of `names` that the saver does not store."""
         return [name for name in names if name not in self._in_saver] if self._in_saver else []
 
     def objects(self, trace: Trace) -> tuple[bytes, Mapping[str, str]]:
-        """Return what a checkpoint says of the objects of a `tf.train.Checkpoint`, and the keys of their variables.
+        """Return the serialized object graph of a `tf.train.Checkpoint`, and variable name -> checkpoint key.
 
-        Called with the traced graph as default. Both are empty where the saver is none.
+        Called with the traced graph as default. Both are empty if the saver is not a `tf.train.Checkpoint`.
         """
         if not isinstance(self.saver, _OBJECTS):
             return b"", {}
@@ -84,13 +84,19 @@ class ModelScaffold:
         return object_graph_of(self.saver, lambda one: names.get(id(one)))
 
     def restore(self, session: TraceSession, path: str) -> None:
-        """Have the user's own `restore` read the checkpoint `path`; others have been read by their keys."""
+        """Call the user's own `restore` with the checkpoint `path`; other savers' values have been read by their
+        keys.
+        """
         if self.saver is not None and self.restores:
             with session.entered():
                 self.saver.restore(session, path)
 
     def begin(self, session: TraceSession) -> None:
-        """Run `init_op` and `init_fn`, which a new model begins with. Raises: ValueError: it depends on a batch."""
+        """Run `init_op` and `init_fn` on a new model.
+
+        Raises:
+          ValueError: one of them depends on a batch.
+        """
         scaffold = self._scaffold
         if scaffold is None:
             return
@@ -101,10 +107,11 @@ class ModelScaffold:
                 scaffold.init_fn(session)
 
     def begin_local(self, session: TraceSession) -> None:
-        """Run `local_init_op`, between what says whether the model is ready for it, and ready.
+        """Check `ready_for_local_init_op`, run `local_init_op`, and check `ready_op`.
 
         Raises:
-          RuntimeError: it is not ready. ValueError: an operation depends on a batch.
+          RuntimeError: the model is not ready.
+          ValueError: an operation depends on a batch.
         """
         scaffold = self._scaffold
         if scaffold is None:
@@ -116,14 +123,15 @@ class ModelScaffold:
             _check_ready(session, scaffold.ready_op, "ready_op")
 
     def warn_in_training(self, names: Sequence[str], keep_checkpoint_max: int | None) -> None:
-        """Warn of what is another in training than it says.
+        """Warn of settings that the runner handles differently in training.
 
         Args:
-          names: of the variables of the model.
+          names: names of the model's variables.
+          keep_checkpoint_max: that of the RunConfig.
         """
         if self._scaffold is not None and type(self._scaffold).finalize is not v1.train.Scaffold.finalize:
             _log.warning(
-                "EstimatorSpec.scaffold: finalize() of %s is not called. What it sets, give to the constructor.",
+                "EstimatorSpec.scaffold: finalize() of %s is not called. Pass its settings to the constructor.",
                 type(self._scaffold).__name__,
             )
         if self.saver is None:
@@ -132,35 +140,36 @@ class ModelScaffold:
             return
         if getattr(getattr(self.saver, "save", None), "__func__", None) is not v1.train.Saver.save:
             _log.warning(
-                "EstimatorSpec.scaffold: save() of its saver, a %s, is not called: the runner writes checkpoints by "
-                "itself. A CheckpointSaverListener is called around each.",
+                "EstimatorSpec.scaffold: save() of its saver, a %s, is not called, because the runner writes "
+                "checkpoints. Use a CheckpointSaverListener to run code around each save.",
                 type(self.saver).__name__,
             )
         beside = self.not_in_saver(names)
         lost = [name for name in beside if name in set(self.keys.values())]
         if lost:
             _log.warning(
-                "EstimatorSpec.scaffold: its saver gives the keys %s to other variables, so the variables of these "
-                "names are in no checkpoint, and training cannot be resumed from one.",
+                "EstimatorSpec.scaffold: its saver stores other variables under the keys %s, so the variables of "
+                "these names are not saved and training cannot resume.",
                 ", ".join(lost),
             )
         kept = [name for name in beside if name not in lost]
         if kept:
-            _log.info("EstimatorSpec.scaffold: its saver lacks %s; checkpoints have them too.", ", ".join(kept))
+            _log.info("EstimatorSpec.scaffold: its saver lacks %s; checkpoints contain them anyway.", ", ".join(kept))
         max_to_keep = getattr(getattr(self.saver, "saver_def", None), "max_to_keep", None)
         if max_to_keep is not None and max_to_keep != (keep_checkpoint_max or 0):
             _log.warning(
-                "EstimatorSpec.scaffold: its saver has max_to_keep=%s; keep_checkpoint_max=%s of the RunConfig counts.",
+                "EstimatorSpec.scaffold: max_to_keep=%s of its saver is ignored; RunConfig(keep_checkpoint_max=%s) "
+                "applies.",
                 max_to_keep,
                 keep_checkpoint_max,
             )
 
 
 def _check_ready(session: TraceSession, ready_op: Any, name: str) -> None:
-    """Raise where what says that a model is ready gives names, as a session did."""
+    """Raise an error if a readiness operation returns names, as a session does."""
     if ready_op is None:
         return
     names = session.run(ready_op)
     if names is not None and np.size(names) and names.dtype != np.int32:
         shown = ", ".join(one.decode() if isinstance(one, bytes) else str(one) for one in names.ravel())
-        raise RuntimeError(f"EstimatorSpec.scaffold: its {name} says that the model is not ready: {shown}.")
+        raise RuntimeError(f"EstimatorSpec.scaffold: its {name} reports that the model is not ready: {shown}.")

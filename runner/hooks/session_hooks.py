@@ -1,7 +1,7 @@
-"""`tf.compat.v1.train.SessionRunHook`s on a traced step: their fetches become outputs of it.
+"""`tf.compat.v1.train.SessionRunHook`s on a traced step, where their fetches become outputs.
 
-`SessionHooks` has all of a run; a `Caller` says at which steps one of them is called: most at each one, TensorFlow's
-own at their turn, as in a session.
+`SessionHooks` has all hooks of a run. A `Caller` decides at which steps one of them is called: most at every step,
+TensorFlow's own only when due, as in a session.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from runner.types import StepRequest
 v1 = tf.compat.v1
 _log = logging.getLogger(__name__)
 
-# The collection in which TensorFlow's hooks look for the read of the global step, and would put their own.
+# The collection in which TensorFlow's hooks look for a tensor that reads the global step, and else add their own.
 _GLOBAL_STEP_READ = "global_step_read_op_cache"
 
 
 class SessionHooks:
-    """The v1 hooks of one run. Each is called with the traced graph as default, as in a session.
+    """The SessionRunHooks of one run. Each is called with the traced graph as default, as in a session.
 
-    TensorFlow's own keep the loop; any other may fetch and stop at any step, so loops then have one.
+    TensorFlow's own hooks allow loops of many steps. Any other hook may fetch and stop at any step, so loops then have
+    one step.
 
     Args:
-      writers: of the event files of SummarySaverHooks; closed with the run.
-      in_loops: steps are those of training, and run in loops where these hooks allow it; else each batch is seen.
+      writers: the event file writers of SummarySaverHooks; closed with the run.
+      in_loops: the steps are training steps, which run in loops if the hooks allow it; False: each batch is seen.
     """
 
     def __init__(self, hooks: Sequence[Any], session: TraceSession, writers: EventWriters, *, in_loops: bool) -> None:
@@ -42,16 +43,16 @@ class SessionHooks:
         self._callers = [caller_of(hook, session.tensor, writers.of, in_loops=in_loops) for hook in hooks]
         self._writers, self._in_loops = writers, in_loops
         self._request_stop: Callable[[str], None] = _refuse_to_stop
-        self._asked: list[tuple[Caller, Any, Any, list[Any]]] = []  # caller, context, fetches and their elements
+        self._asked: list[tuple[Caller, Any, Any, list[Any]]] = []  # (caller, context, fetches, flat fetches)
         self._step = 0
 
     @property
     def max_steps_per_loop(self) -> int | None:
-        """The most steps that a loop may have for these hooks; None: any number."""
+        """The largest number of steps per loop that these hooks allow; None: any."""
         return min((caller.steps for caller in self._callers if caller.steps is not None), default=None)
 
     def steps_until_due(self, step: int) -> float:
-        """Return the steps from global step `step` to where a loop must end; infinite: anywhere."""
+        """Return the number of steps from global step `step` after which a loop must end; infinite: any."""
         return min((caller.steps_until_due(step) for caller in self._callers), default=math.inf)
 
     @property
@@ -59,18 +60,18 @@ class SessionHooks:
         return not self._callers
 
     def begin(self, request_stop: Callable[[str], None] | None = None) -> None:
-        """Begin the hooks, before the first step, and warn of those that steps cannot run in loops for.
+        """Call `begin` of the hooks before the first step, and warn of those that allow only one step per loop.
 
         Args:
-          request_stop: called with the reason when a hook requests to stop; None: it must not.
+          request_stop: called with the reason when a hook requests a stop; None: it must not request one.
         """
         self._request_stop = request_stop or _refuse_to_stop
         self._offer_global_step()
         for caller in self._callers:
             if self._in_loops and caller.costs_the_loop:
                 _log.warning(
-                    "%s is a hook that may fetch and stop at any step: training runs one step per loop. "
-                    "A small step then takes several times as long.",
+                    "The hook %s may fetch and stop at any step, so training runs one step per loop. Small steps then "
+                    "take several times as long.",
                     type(caller.hook).__name__,
                 )
             with self.session.entered():
@@ -80,9 +81,10 @@ class SessionHooks:
                 caller.hook.after_create_session(self.session, None)
 
     def request(self, step: int) -> StepRequest:
-        """Return what the hooks ask of the step that ends at global step `step`; false when none is to be called.
+        """Return what the hooks request of the step that ends at global step `step`; falsy if no hook is called.
 
-        Raises: ValueError: a hook asks for what a traced step does not have.
+        Raises:
+          ValueError: a hook requests something that a traced step does not have.
         """
         self._asked, self._step = [], step
         feeds: list[tuple[tf.Tensor, tf.Tensor]] = []
@@ -98,14 +100,18 @@ class SessionHooks:
                 feeds += self.session.feeds(args.feed_dict or {})
             fetches = self._elements_asked()
             if self._asked and not fetches:
-                # A hook without fetches is called after the step all the same: its step is fetched on its own, too.
+                # A hook without fetches is called after its step as well, so that step also ends a loop.
                 fetches = self.session.elements(v1.train.get_global_step())
         placeholders = [placeholder for placeholder, _ in feeds]
         _check_fed_once(placeholders)
         return StepRequest(fetches, placeholders, [value for _, value in feeds])
 
     def after_run(self, values: Sequence[np.ndarray]) -> None:
-        """Give each hook the values that it requested last. They come in that order, without those of operations."""
+        """Pass the values to the hooks that requested them last.
+
+        Args:
+          values: NumPy values in the order of the request, without those of operations.
+        """
         remaining, elements = iter(values), self._elements_asked()
         flat = [None if isinstance(element, tf.Operation) else next(remaining) for element in elements]
         self.session.remember(elements, flat)
@@ -128,13 +134,13 @@ class SessionHooks:
                 caller.hook.end(self.session)
 
     def close(self) -> None:
-        """Give back what the hooks hold, however the run ended."""
+        """Release what the hooks hold, however the run ended."""
         for caller in self._callers:
             caller.close()
         self._writers.close()
 
     def _offer_global_step(self) -> None:
-        """Add the tensor that TensorFlow's hooks read the global step from; their own way needs a v1 variable."""
+        """Add the tensor from which TensorFlow's hooks read the global step; they would need a v1 variable."""
         graph = self.session.graph
         if not graph.get_collection(_GLOBAL_STEP_READ):
             with graph.as_default():
@@ -142,14 +148,14 @@ class SessionHooks:
 
 
 def _refuse_to_stop(reason: str) -> None:
-    raise RuntimeError(f"{reason}: only training can be stopped; give evaluate(steps=).")
+    raise RuntimeError(f"{reason}: only training can be stopped. Limit an evaluation with evaluate(steps=...).")
 
 
 def _check_args(hook: Any, args: Any) -> None:
     if args.options is not None and args.options.trace_level:
         raise ValueError(
-            f"{type(hook).__name__}: it asks for a trace of the step, which there is only in a session. "
-            "Use tf.profiler.experimental."
+            f"{type(hook).__name__}: it requests a trace of the step, which only a session can make. Use "
+            "tf.profiler.experimental."
         )
 
 
@@ -157,21 +163,21 @@ def _check_fed_once(placeholders: Sequence[tf.Tensor]) -> None:
     names = [placeholder.name for placeholder in placeholders]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(f"Same tensor is fed by two hooks: {twice!r}.")
+        raise ValueError(f"Two hooks feed the same tensor: {twice!r}.")
 
 
 # --- the steps that a hook is called at -----------------------------------------------------------------------------
 
 
 class Caller:
-    """Calls a hook that may fetch and stop at any step: at each.
+    """Calls a hook that may fetch and stop at any step: at every step.
 
     Args:
-      resolve: the tensor of the graph that a name, a variable or a tensor stands for.
-      writer_of: the writer of event files in a folder.
+      resolve: returns the graph tensor for a name, a variable or a tensor.
+      writer_of: returns the event file writer of a folder.
 
     Attributes:
-      steps: the most that a loop may have; None: any number.
+      steps: largest number of steps per loop; None: any.
     """
 
     steps: int | None = 1
@@ -182,11 +188,11 @@ class Caller:
         self._until_end = contextlib.ExitStack()
 
     def steps_until_due(self, step: int) -> float:
-        """Return the steps from global step `step` to where a loop must end."""
+        """Return the number of steps from global step `step` after which a loop must end."""
         return 1
 
     def is_due(self, step: int) -> bool:
-        """Report whether the step that ends at `step` is to be taken with the hook."""
+        """Report whether the hook takes part in the step that ends at `step`."""
         return True
 
     def begin(self) -> None:
@@ -203,10 +209,10 @@ class Caller:
         except ValueError:
             if type(self.hook) is v1.train.LoggingTensorHook:
                 raise
-            return tensor  # a subclass may have another begin
+            return tensor  # a subclass may override begin
 
     def before_run(self, context: Any) -> Any:
-        """Return its SessionRunArgs. Tensors that it logs at the end are fetched while there is a batch."""
+        """Return the hook's SessionRunArgs. Tensors that it logs at the end are fetched while there is a batch."""
         args = self.hook.before_run(context)
         return v1.train.SessionRunArgs(v1_bridge.tensors_logged_at_end(self.hook)) if args is None else args
 
@@ -214,12 +220,12 @@ class Caller:
         self.hook.after_run(context, values)
 
     def close(self) -> None:
-        """Give back what the hook holds, however the run ended."""
+        """Release what the hook holds, however the run ended."""
         self._until_end.close()
 
 
 class _AtTheEnds(Caller):
-    """Calls a hook that has nothing to do while steps are taken: FinalOpsHook, and whoever only looks at both ends."""
+    """Calls a hook that does nothing at steps: FinalOpsHook, and hooks with only begin and end."""
 
     steps = None
     costs_the_loop = False
@@ -232,17 +238,17 @@ class _AtTheEnds(Caller):
 
 
 class _AtItsTurn(Caller):
-    """Calls one of TensorFlow's own, which counts the calls: it is told of the steps between them."""
+    """Calls one of TensorFlow's own hooks when it is due, and corrects its count by the steps in between."""
 
     costs_the_loop = False
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.steps, self._secs = v1_bridge.cadence_of_timer(self.hook)
-        self._called: tuple[int, int] | None = None  # the last step that it saw, and its count after that
+        self._called: tuple[int, int] | None = None  # the last step that the hook saw, and its count after it
 
     def steps_until_due(self, step: int) -> float:
-        if self._called is None:  # its first turn is the first step
+        if self._called is None:  # it is first due at the first step
             return math.inf if self.steps is None and self._secs is None else 1
         last = v1_bridge.last_turn(self.hook)
         if self.steps is None or last is None:
@@ -268,11 +274,13 @@ class _AtItsTurn(Caller):
 def caller_of(
     hook: Any, resolve: Callable[[Any], Any], writer_of: Callable[[str], Any], *, in_loops: bool = True
 ) -> Caller:
-    """Return the caller that fits `hook`.
+    """Return the Caller that fits `hook`.
 
     Args:
-      in_loops: the steps are those of training. Else the global step stays where it is, and each batch is seen: a
-        SummarySaverHook counts as it does in a session.
+      hook: a SessionRunHook.
+      resolve, writer_of: as in Caller.
+      in_loops: the steps are training steps. False: the global step does not change and each batch is seen, so a
+        SummarySaverHook counts as in a session.
     """
     base, kind = v1.train.SessionRunHook, type(hook)
     if kind.before_run is base.before_run and kind.after_run is base.after_run:

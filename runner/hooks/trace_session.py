@@ -1,4 +1,4 @@
-"""The `session` of v1 hooks, listeners and a Scaffold: a traced step, pruned to what they run of it."""
+"""The `session` of SessionRunHooks, listeners and a Scaffold: runs parts of a traced step."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ IndexedSlicesValue = collections.namedtuple("IndexedSlicesValue", "values indice
 
 
 def flat_fetches(fetches: Any) -> list[Any]:
-    """Return what `fetches` holds, flat, in its own order: `tf.nest` sorts keys, and tensors are keys of hooks."""
+    """Return the leaves of `fetches` in its own order, not sorted by key as `tf.nest` does: hooks use tensors as
+    keys.
+    """
     inner = _inner(fetches)
     return [fetches] if inner is None else [one for part in inner for one in flat_fetches(part)]
 
 
 def packed_fetches(fetches: Any, values: Iterator[Any]) -> Any:
-    """Return the structure of `fetches` with the next of `values` in place of what `flat_fetches` gives."""
+    """Return the structure of `fetches` with the next of `values` in place of each of `flat_fetches(fetches)`."""
     inner = _inner(fetches)
     if inner is None:
         return next(values)
@@ -46,7 +48,7 @@ def packed_fetches(fetches: Any, values: Iterator[Any]) -> Any:
 
 
 def _inner(fetches: Any) -> list[Any] | None:
-    """Return what a list, a tuple, a mapping or an object of attrs holds; None of anything else."""
+    """Return the elements of a list, tuple, mapping or attrs object; None for anything else."""
     if isinstance(fetches, Mapping):
         return list(fetches.values())
     if isinstance(fetches, list | tuple):
@@ -56,13 +58,13 @@ def _inner(fetches: Any) -> list[Any] | None:
 
 
 def flat_parts(fetch: Any) -> list[Any]:
-    """Return the tensors of a sparse or ragged tensor, or of IndexedSlices; anything else as it is."""
+    """Return the dense tensors of a sparse or ragged tensor or of IndexedSlices; anything else in a list as it is."""
     made = _made_of(fetch)
     return [fetch] if made is None else [one for part in made[1] for one in flat_parts(part)]
 
 
 def value_of(fetch: Any, values: Iterator[Any]) -> Any:
-    """Return what a session gives for `fetch`, whose `flat_parts` have the next of `values`."""
+    """Return what a session returns for `fetch`, made from the next values, one for each of its `flat_parts`."""
     made = _made_of(fetch)
     if made is None:
         return next(values)
@@ -71,7 +73,10 @@ def value_of(fetch: Any, values: Iterator[Any]) -> Any:
 
 
 def flat_feeds(key: Any, value: Any) -> list[tuple[Any, Any]]:
-    """Return (placeholder, value) of what is fed for `key`; a sparse one takes a tuple of indices, values and shape."""
+    """Return (placeholder, value) pairs for one entry of a feed_dict.
+
+    A sparse placeholder takes a tuple of indices int64 `[n, rank]`, values `[n]` and shape int64 `[rank]`.
+    """
     if not isinstance(key, tf.SparseTensor):
         return [(key, value)]
     given = (value.indices, value.values, value.dense_shape) if isinstance(value, tf.SparseTensor) else value
@@ -79,12 +84,16 @@ def flat_feeds(key: Any, value: Any) -> list[tuple[Any, Any]]:
 
 
 def _is_key_of(key: Any, placeholder: tf.Tensor) -> bool:
-    """Report whether `key` of a feed_dict is the placeholder, or its name."""
+    """Report whether `key` of a feed_dict is the placeholder or its name."""
     return key is placeholder or (isinstance(key, str) and key == placeholder.name)
 
 
 def fed_value(placeholder: tf.Tensor, value: Any) -> tf.Tensor:
-    """Return what is fed for a placeholder as an eager tensor. Raises: ValueError: it has another shape."""
+    """Return the value fed for a placeholder as an eager tensor of its dtype.
+
+    Raises:
+      ValueError: the value does not fit the placeholder's shape.
+    """
     array = np.asarray(value, placeholder.dtype.as_numpy_dtype)
     if not placeholder.shape.is_compatible_with(array.shape):
         raise ValueError(
@@ -96,7 +105,7 @@ def fed_value(placeholder: tf.Tensor, value: Any) -> tf.Tensor:
 
 
 def _made_of(fetch: Any) -> tuple[Callable[..., Any], list[Any]] | None:
-    """Return (the type of its value, the tensors that the value is made of); None for a plain tensor."""
+    """Return (a function that makes the value, the tensors it is made from); None for a plain tensor."""
     if isinstance(fetch, tf.SparseTensor):
         return v1.SparseTensorValue, [fetch.indices, fetch.values, fetch.dense_shape]
     if isinstance(fetch, tf.RaggedTensor):
@@ -109,21 +118,21 @@ def _made_of(fetch: Any) -> tuple[Callable[..., Any], list[Any]] | None:
 
 v1 = tf.compat.v1
 
-# The names that the value of a variable has in a graph of TensorFlow 1, after that of the variable.
+# Suffixes that name the value of a variable in a TensorFlow 1 graph.
 _VALUES = re.compile(r"(/read|/Read/ReadVariableOp)?(:0)?$")
 _OF_REPLICA = re.compile(r"(^|/)replica_\d+/")
 
 
 class TraceSession(v1_bridge.ActsAsSession):
-    """Runs what hooks ask for between steps, and finds what they ask for in a step.
+    """Runs what hooks request between steps, and finds their fetches in a step.
 
     Args:
-      operators: what code that belongs to model_fn is called in; see `ModelFn.operators`.
+      operators: makes the context for code that belongs to model_fn; see `ModelFn.operators`.
 
     Attributes:
-      take_batch: runs what is asked for on the next batch of the input, and returns the values of its tensors; None:
-        nothing that depends on a batch can be run.
-      is_ending: hooks are called for the last time: what the last step fetched has its values of then.
+      take_batch: runs a request on the next batch of the input and returns the values of its tensors; None: nothing
+        that depends on a batch can be run.
+      is_ending: hooks are called for the last time, and fetches of the last step have the values that they had in it.
     """
 
     take_batch: Callable[[StepRequest], Sequence[Any]] | None = None
@@ -132,7 +141,7 @@ class TraceSession(v1_bridge.ActsAsSession):
     def __init__(self, trace: Trace, operators: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
         self._trace = trace
         self._operators = operators
-        self._reads: dict[int, tuple[Any, tf.Tensor]] = {}  # with what has that id
+        self._reads: dict[int, tuple[Any, tf.Tensor]] = {}  # with the object itself, which keeps its id in use
         self._functions: dict[Any, tuple[Any, Callable[..., Any]]] = {}
         self._last: dict[int, Any] = {}
         self._has_stepped = False
@@ -143,39 +152,44 @@ class TraceSession(v1_bridge.ActsAsSession):
         return self._trace.graph
 
     def as_default(self) -> contextlib.AbstractContextManager[Any]:
-        """Enter what `Tensor.eval()` and `Operation.run()` look for."""
+        """Enter the default session that `Tensor.eval()` and `Operation.run()` look for."""
         return v1_bridge.default_session(self)
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Enter what hooks are called in: the graph is the default one, as in a session, and operators are those that
-        model_fn had.
+        """Enter the context in which hooks are called: the graph as default, as in a session, with model_fn's
+        operators.
         """
         with self.graph.as_default(), self._operators():
             yield
 
     def remember(self, elements: Sequence[Any], values: Sequence[Any]) -> None:
-        """Keep the values of the last recorded step, for hooks that ask once more at the end."""
+        """Keep the values of the last recorded step for hooks that ask again at the end."""
         self._has_stepped = True
         self._last = {id(element): value for element, value in zip(elements, values, strict=True)}
 
     def elements(self, fetches: Any) -> list[Any]:
-        """Return the tensors and operations of `fetches`, flat; a variable stands for its value before the step."""
+        """Return the tensors and operations of `fetches` as a flat list; a variable means its value before the step."""
         return [self.element(part) for fetch in flat_fetches(fetches) for part in flat_parts(fetch)]
 
     def packed(self, fetches: Any, values: Iterator[Any]) -> Any:
-        """Return `fetches` with the values of their elements, the next of `values`, in their places."""
-        with self._operators():  # tensors are keys in it
+        """Return `fetches` with the next of `values` in place of its elements."""
+        with self._operators():  # it has tensors as keys
             return packed_fetches(fetches, iter([value_of(fetch, values) for fetch in flat_fetches(fetches)]))
 
     def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
-        """Return the values of `fetches`; assignments take effect. What depends on a batch takes the next one.
+        """Return the values of `fetches`; assignments take effect. Fetches that depend on a batch use the next one.
 
         Args:
-          feed_dict: placeholder that model_fn or a hook made, or its name -> value.
+          fetches: tensors, operations, variables or names of them, in any structure.
+          feed_dict: a placeholder made by model_fn or a hook, or its name -> a value of its shape and dtype.
+          options, run_metadata: ignored.
+
+        Returns:
+          NumPy values in the structure of `fetches`; None for an operation.
 
         Raises:
-          ValueError: a fetch depends on a batch where none can be taken, a name is not there, or another tensor than a
+          ValueError: a fetch depends on a batch and none can be taken, a name does not exist, or a tensor that is not a
             placeholder is fed.
           tf.errors.OutOfRangeError: there is no further batch.
         """
@@ -183,7 +197,8 @@ class TraceSession(v1_bridge.ActsAsSession):
         fed = self._initialized(fetches, list((feed_dict or {}).items()))
         elements = self.elements(fetches)
         feeds = self._feeds(fed)
-        with tf.init_scope():  # hooks are called with the traced graph as default, which must not call itself
+        # hooks run with the traced graph as default, in which this call must not become an operation
+        with tf.init_scope():
             if not self._trace.needs_inputs(elements):
                 function = self._function(elements, [placeholder for placeholder, _ in feeds])
                 values = iter([value.numpy() for value in function(*(value for _, value in feeds))])
@@ -191,8 +206,8 @@ class TraceSession(v1_bridge.ActsAsSession):
                 return self.packed(fetches, (self._last[id(element)] for element in elements))
             elif self.take_batch is None:
                 raise ValueError(
-                    f"session.run({fetches!r}) in a hook depends on a batch. Only hooks of training can take one "
-                    "between steps, once training has begun. Ask for it in before_run: SessionRunArgs(fetches)."
+                    f"session.run({fetches!r}) in a hook depends on a batch. Only training hooks can take a batch "
+                    "between steps. Request the fetches in before_run: SessionRunArgs(fetches)."
                 )
             else:
                 request = StepRequest(elements, [one for one, _ in feeds], [value for _, value in feeds])
@@ -200,14 +215,15 @@ class TraceSession(v1_bridge.ActsAsSession):
         return self.packed(fetches, (None if isinstance(one, tf.Operation) else next(values) for one in elements))
 
     def _is_remembered(self, elements: Sequence[Any]) -> bool:
-        """Report whether these have the values that they had in the last step: of hooks that ask once more at the end,
-        when there may be no further batch, and where nobody takes one.
+        """Report whether to return the values of the last step.
+
+        Hooks ask again at the end, when there may be no further batch to take.
         """
         known = all(id(one) in self._last and not isinstance(one, tf.Operation) for one in elements)
         return known and (self.is_ending or self.take_batch is None)
 
     def _function(self, elements: Sequence[Any], placeholders: Sequence[tf.Tensor]) -> Callable[..., Any]:
-        """Return the pruned function, built once: a hook may run the same thing after each step."""
+        """Return the pruned function, built once: a hook may run the same fetches after each step."""
         key = tuple(map(id, elements)), tuple(map(id, placeholders))
         if key not in self._functions:
             tensors = [element for element in elements if not isinstance(element, tf.Operation)]
@@ -216,9 +232,10 @@ class TraceSession(v1_bridge.ActsAsSession):
         return self._functions[key][1]
 
     def feeds(self, feed_dict: Mapping[Any, Any]) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        """Return (placeholder, value) of each replica, for what is fed to the first one's.
+        """Return (placeholder, value) of each replica for what is fed to the first replica.
 
-        Raises: ValueError: what is fed is no placeholder, or the value has another shape.
+        Raises:
+          ValueError: the key is not a placeholder, or the value has another shape.
         """
         return self._feeds(list(feed_dict.items()))
 
@@ -231,22 +248,21 @@ class TraceSession(v1_bridge.ActsAsSession):
         return found
 
     def _initialized(self, fetches: Any, fed: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Give the iterators among `fetches` what is fed to the placeholders of their input function.
-
-        Returns: what else is fed.
+        """Feed the placeholders of the input function for the iterator initializers among `fetches`, and return the
+        other feeds.
         """
         initializers = [one for one in flat_fetches(fetches) if isinstance(one, IteratorInitializer)]
         if initializers and self._has_stepped:
             raise ValueError(
-                "session.run(iterator.initializer) in a hook, after the first step: it would begin the data anew, and "
-                "the place in it is the checkpoint's. Use dataset.repeat()."
+                "session.run(iterator.initializer) in a hook, after the first step: it would restart the data, whose "
+                "position is part of the checkpoint. Use dataset.repeat()."
             )
         for placeholder, variable in (pair for one in initializers for pair in one.placeholders):
             mine = [pair for pair in fed if _is_key_of(pair[0], placeholder)]
             if not mine:
                 raise ValueError(
                     f"You must feed a value for placeholder tensor {placeholder.op.name!r} with dtype "
-                    f"{placeholder.dtype.name} and shape {placeholder.shape}, of which input_fn makes its dataset: "
+                    f"{placeholder.dtype.name} and shape {placeholder.shape}, from which input_fn builds its dataset: "
                     f"session.run(iterator.initializer, feed_dict={{placeholder: value}})."
                 )
             with tf.init_scope():
@@ -255,15 +271,19 @@ class TraceSession(v1_bridge.ActsAsSession):
         return [pair for pair in fed if not any(_is_key_of(pair[0], one) for one in known)]
 
     def element(self, fetch: Any) -> Any:
-        """Return the tensor or operation that `fetch` is or names. Raises: ValueError: there is none of that name."""
+        """Return the tensor or operation that `fetch` is or names.
+
+        Raises:
+          ValueError: nothing has that name.
+        """
         if isinstance(fetch, str | bytes):
             return self._named(fetch.decode() if isinstance(fetch, bytes) else fetch)
         if fetch is None:
-            raise TypeError("session.run(None) in a hook: None is no tensor, operation or variable.")
+            raise TypeError("session.run(None) in a hook: None is not a tensor, operation or variable.")
         if isinstance(fetch, IteratorInitializer):
             with self.graph.as_default():
                 return tf.no_op()
-        # A `keras.Variable` stands for the variable that it asked for.
+        # A `keras.Variable` means the variable that it requested.
         fetch = next((asked for asked, owner in self._trace.requested.requests.values() if owner is fetch), fetch)
         if hasattr(fetch, "read_value"):
             if id(fetch) not in self._reads:
@@ -271,11 +291,14 @@ class TraceSession(v1_bridge.ActsAsSession):
                     self._reads[id(fetch)] = fetch, fetch.read_value()
             return self._reads[id(fetch)][1]
         if isinstance(fetch, tf.distribute.DistributedValues):
-            return fetch.values[0]  # of an assignment to all copies of a variable, for which each of these waits
+            # an assignment to all copies of a variable, on which each of the copies' operations depends
+            return fetch.values[0]
         return fetch
 
     def tensor(self, fetch: Any) -> Any:
-        """Return the `element`; the name of an operation stands for its first output, as in a LoggingTensorHook."""
+        """Return the tensor of `element`; the name of an operation means its first output, as in a
+        LoggingTensorHook.
+        """
         element = self.element(fetch)
         return element.outputs[0] if isinstance(element, tf.Operation) and element.outputs else element
 
@@ -289,9 +312,9 @@ class TraceSession(v1_bridge.ActsAsSession):
                 return self.element(variable)
         there = [*variables, *(tensor.name for one in self._trace.operations for tensor in one.outputs)]
         raise ValueError(
-            f"a hook asks for {name!r}, and model_fn made no tensor or variable of that name."
+            f"A hook requests {name!r}, but model_fn made no tensor or variable of that name."
             f"{did_you_mean(name, there, n=3)}"
-            ' Give it one: tf.identity(tensor, name="...").'
+            ' Name one: tf.identity(tensor, name="...").'
         )
 
     def _variables(self) -> dict[str, Any]:
@@ -304,8 +327,8 @@ class TraceSession(v1_bridge.ActsAsSession):
         is_one = getattr(tensor, "op", None) is not None and tensor.op.type.startswith("Placeholder")
         if not is_one or any(tensor is one for one in self._trace.inputs):
             raise ValueError(
-                f"feed_dict={{{key!r}: ...}} in a hook: only a placeholder that model_fn or a hook made can be fed; "
-                "the step's input comes from input_fn alone."
+                f"feed_dict={{{key!r}: ...}} in a hook: only placeholders made by model_fn or a hook can be fed; the "
+                "input of a step comes from input_fn."
             )
         return tensor
 

@@ -1,10 +1,10 @@
-"""The command: what happens before, around and after the tasks of a run. TensorFlow is never imported here.
+"""The command: everything before, around and after the tasks of a run. It never imports TensorFlow.
 
-`app` is `python -m runner`, and `api` the same for Python: Hydra composes, and a run or a sweep (`multirun`, `sweep`,
-`optuna_sweeper`) starts. `supervisor` owns a run: its lock, its record, its status and exit code; `start_files` is what
-it writes before the first step and takes away where that never comes. `task_group` starts its tasks, a `gang` that
-lives and dies together; `task_starter` forks them from a server that has imported TensorFlow, where that pays.
-`restarts` starts it again, `rendezvous` brings the supervisors of several hosts to one start, `worker_supervisor` is
-the one of a host that is not the chief's. `stop_requests` hands Ctrl-C and SIGTERM on. `environment/` has the
-commands that are about no run.
+`app` is `python -m runner`, and `api` the same for Python: Hydra composes the config, and a run or a sweep (`multirun`,
+`sweep`, `optuna_sweeper`) starts. `supervisor` owns a run: lock, record, status, exit code; `start_files` has the files
+that it writes before the first step and removes if that never comes. `task_group` starts the tasks of a run as a
+`gang`, which ends as a whole; `task_starter` forks them from a server that has imported TensorFlow, if that pays off.
+`restarts` limits how often a run starts again. `rendezvous` brings the supervisors of several hosts to one start, and
+`worker_supervisor` is that of a host without the chief. `stop_requests` passes on Ctrl-C and SIGTERM. `environment/`
+has the commands that need no run.
 """

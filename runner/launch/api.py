@@ -1,7 +1,7 @@
-"""The command line for Python: `runner.run` starts a run, `runner.load` finds one that was there.
+"""The command line for Python: `runner.run` starts a run, `runner.load` opens an earlier one.
 
-Both go the way of `python -m runner`: the same config, the same processes, the same record. A notebook or a script that
-calls them never needs TensorFlow itself.
+Both work like `python -m runner`: the same config, processes and record. The calling notebook or script never needs
+TensorFlow itself.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class RunError(RuntimeError):
     """A run that could not begin, or that failed.
 
     Attributes:
-      code: its exit code: 1 failed, 2 a mistake in the config or in the user's code.
-      model_dir: where it lives; None: it never came so far.
+      code: exit code of the run: 1 failed, 2 mistake in the config or the user's code.
+      model_dir: folder of the run; None: it had none yet.
     """
 
     def __init__(self, message: str, code: int, model_dir: Path | None = None) -> None:
@@ -47,8 +47,8 @@ class SavedCheckpoint:
 
     Attributes:
       step: the global step at which it was saved.
-      path: what `eval.checkpoint`, `export.checkpoint` and `tf.train.load_checkpoint` take.
-      metrics: what evaluations found of it, `eval/accuracy` and the like.
+      path: its path, as `eval.checkpoint`, `export.checkpoint` and `tf.train.load_checkpoint` take it.
+      metrics: metric name (`eval/accuracy`) -> value, from the evaluations of this checkpoint.
     """
 
     step: int
@@ -58,7 +58,9 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True)
 class Run:
-    """A run in its folder, whether this process has started it or not. What it tells is read when it is asked for."""
+    """A run in its folder, started by this process or not. Its properties are read from the folder when they are
+    used.
+    """
 
     model_dir: Path
 
@@ -73,44 +75,44 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What `summary.json` says of it."""
+        """The contents of `summary.json`."""
         return read_summary(self.model_dir / SUMMARY_FILE)
 
     @property
     def status(self) -> str:
-        """`running`, `finished`, `failed` or `interrupted`."""
+        """The status: `running`, `finished`, `failed` or `interrupted`."""
         return str(self.summary.get("status"))
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of its last evaluations, `eval/accuracy` and the like."""
+        """The metrics of its last evaluations: name (`eval/accuracy`) -> value."""
         return dict(self.summary.get("metrics") or {})
 
     @property
     def checkpoints(self) -> list[SavedCheckpoint]:
-        """Its checkpoints, the oldest first."""
+        """Its checkpoints, oldest first."""
         paths = [str(self.model_dir / name) for name in layout.list_names(self.model_dir)]
         found = [(layout.step_of(path), path) for path in paths]
         return [SavedCheckpoint(step, path, retention.metrics_of(path)) for step, path in found if step is not None]
 
     @property
     def model_fn(self) -> Callable[..., Any]:
-        """The model_fn of its config, imported (and with it, as a rule, TensorFlow)."""
+        """The model_fn of its config, imported (and usually TensorFlow with it)."""
         return _function("model.fn", self.config.model.fn, "model_fn")
 
     @property
     def input_fns(self) -> dict[str, Callable[..., Any]]:
-        """The input_fns of its config, imported, by `train`, `eval` (`eval.<name>` of several) and `predict`."""
+        """The input_fns of its config, imported: `train`, `eval` (`eval.<name>` if there are several) and `predict`."""
         config = self.config.input
         blocks = {"train": config.train, **{f"eval.{name}".rstrip("."): block for name, block in config.evals.items()}}
         blocks["predict"] = config.predict
         return {name: _function(f"input.{name}.fn", block.fn, "input_fn") for name, block in blocks.items() if block.fn}
 
     def train(self, *overrides: str) -> Run:
-        """Go on with it, with the overrides of its last start and these: `train("train.max_steps=2000")`.
+        """Resume the run with the overrides of its last start and these: `train("train.max_steps=2000")`.
 
         Raises:
-          RunError: it failed.
+          RunError: the run failed.
         """
         notes = self.model_dir / NOTES_FOLDER / "overrides.yaml"
         typed: list[str] = yaml.safe_load(notes.read_text()) if notes.exists() else []
@@ -118,59 +120,60 @@ class Run:
         return run(*kept, f"model_dir={self.model_dir}", *overrides)
 
     def evaluate(self, *overrides: str) -> dict[str, float]:
-        """Evaluate its newest checkpoint, and return the metrics.
+        """Evaluate its newest checkpoint, and return metric name -> value.
 
         Args:
-          overrides: of its config: `eval.checkpoint=best`; for other data than its own `eval.name=test` and
+          overrides: changes to its config, such as `eval.checkpoint=best`; for other data `eval.name=test` and
             `input.eval.params.path=test.npz`.
 
         Raises:
-          RunError: it failed.
+          RunError: the evaluation failed.
         """
         return dict(self._command("evaluate", overrides)["metrics"])
 
     def predict(self, *overrides: str) -> Iterator[Any]:
-        """Predict with its newest checkpoint, and yield what it predicts, example by example.
+        """Predict with its newest checkpoint, and yield the predictions example by example.
 
         Args:
-          overrides: of its config, such as `predict.checkpoint=best`.
+          overrides: changes to its config, such as `predict.checkpoint=best`.
 
-        Returns: what is in the file of predictions: values as JSON has them, arrays of an .npz or .tfrecord, lists of a
-          .parquet.
+        Yields:
+          The contents of the file of predictions: values as in JSON; arrays of an .npz or .tfrecord; lists of a
+            .parquet.
 
         Raises:
-          RunError: it failed.
+          RunError: the prediction failed.
         """
         return _read_predictions(Path(self._command("predict", overrides)["predictions"]))
 
     def export(self, *overrides: str) -> list[Path]:
-        """Export its newest checkpoint as a SavedModel. Returns: the folders of all that was exported of it."""
+        """Export its newest checkpoint as a SavedModel, and return the folders of its exports."""
         return [Path(path) for path in self._command("export", overrides)["exports"]]
 
     def _command(self, name: str, overrides: Sequence[str]) -> dict[str, Any]:
-        """Run a command that reads the run. Return its summary."""
+        """Run a command that reads the run, and return its summary."""
         run(f"command={name}", f"model_dir={self.model_dir}", *overrides)
         return read_summary(self.model_dir / f"summary.{name}.json")
 
 
 def run(*overrides: str) -> Run:
-    """Run what the command line `python -m runner <overrides>` would, and wait for its end.
+    """Run the command line `python -m runner <overrides>`, and return the run when it has ended.
 
-    Ctrl-C, or a notebook's button to interrupt, saves a checkpoint and ends the run, whose status is then interrupted;
-    the same call goes on with it where `model_dir` is given.
+    Ctrl-C, or a notebook's interrupt button, saves a checkpoint and ends the run with the status interrupted. The same
+    call resumes it if `model_dir` is given.
 
     Args:
       overrides: as on the command line: `"experiment=mine", "train.max_steps=500"`.
 
-    Returns: the run.
-
     Raises:
-      RunError: it failed, or its config is wrong; the message says why.
-      ValueError: an override is a flag: a sweep and `--help` are for the command line.
+      RunError: the run failed, or its config is wrong; the message says why.
+      ValueError: an override is a flag; sweeps and `--help` need the command line.
     """
     flags = [text for text in overrides if text.startswith("-")]
     if flags:
-        raise ValueError(f"{flags[0]}: runner.run takes overrides alone. Type it: python -m runner {flags[0]} ...")
+        raise ValueError(
+            f"{flags[0]}: runner.run takes overrides, not flags. Use the command line: python -m runner {flags[0]} ..."
+        )
     user_code.add_to_path(Path.cwd())
     if is_for(overrides):
         START_STATUS.show("reading the config")
@@ -192,17 +195,17 @@ def run(*overrides: str) -> Run:
 
 
 def load(model_dir: str | os.PathLike[str]) -> Run:
-    """Find the run in `model_dir`.
+    """Return the run in the folder `model_dir`.
 
     Raises:
-      FileNotFoundError: no run lives there.
+      FileNotFoundError: there is no run in it.
     """
     folder = Path(model_dir).absolute()
     if not (folder / saved_config.FILE).exists():
         known = sorted(str(path.parent) for path in Path("outputs").glob(f"*/{saved_config.FILE}"))[-3:]
         hint = f" The newest in outputs: {', '.join(known)}." if known else ""
         raise FileNotFoundError(
-            f"runner.load({str(model_dir)!r}): no run lives there ({saved_config.FILE} is missing).{hint}"
+            f"runner.load({str(model_dir)!r}): there is no run in this folder ({saved_config.FILE} is missing).{hint}"
         )
     return Run(folder)
 

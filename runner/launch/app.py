@@ -1,6 +1,6 @@
-"""The command line: Hydra composes the config of each job, this module checks it and hands it to a supervisor.
+"""The command line: Hydra composes the config of each job, this module checks it and passes it to a supervisor.
 
-Never imports TensorFlow or MLflow: `--help`, `--cfg job` and every mistake in the config are answered at once.
+It never imports TensorFlow or MLflow, so `--help`, `--cfg job` and every mistake in the config are answered at once.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ MISTAKES = (ConfigError, UserCodeError, OmegaConfBaseException, YAMLError)
 
 
 def run_command_line() -> int:
-    """Run what sys.argv says. The exit code: the worst of the runs it started, 2 when there was nothing to start."""
+    """Run the command in sys.argv, and return the exit code: the worst of its runs, 2 if nothing could start."""
     env = dict(os.environ)
     try:
         user_code.add_to_path(Path.cwd())
@@ -74,10 +74,10 @@ def run_command_line() -> int:
     except (HydraException, *MISTAKES) as error:
         _say(error, env)
         return USER_ERROR
-    except OSError as error:  # a full disk under the folder of a sweep
+    except OSError as error:  # such as a full disk under the folder of a sweep
         _say(error, env)
         return FAILED
-    except Exception as error:  # a fault of ours: all that is known of it, but for secrets
+    except Exception as error:  # a fault of the runner: show everything except secrets
         trace = "".join(traceback.format_exception(error))
         say(mask_text(trace.rstrip("\n"), secrets_of_overrides(words)))
         return FAILED
@@ -85,15 +85,15 @@ def run_command_line() -> int:
 
 @contextlib.contextmanager
 def command_of(words: Sequence[str]) -> Iterator[CommandLine]:
-    """Yield the command of these words of a command line, in a process that is as Hydra wants it.
+    """Yield the command of these words of a command line, in a process that is prepared for Hydra.
 
     Raises:
       ConfigError: a word cannot be read.
     """
     env, argv = dict(os.environ), sys.argv
-    # As it is typed: what Hydra cannot compose is said before the config is there.
+    # From the words as typed, because errors of Hydra are reported before there is a config.
     extend_secrets(name for word in words for name in _names_of_secrets(word))
-    # Hydra otherwise prints what went wrong in its own words and exits with 1; so it raises, and we say it.
+    # Otherwise Hydra prints its own message and exits with 1. With this it raises, and the runner reports it.
     os.environ[FULL_ERROR] = "1"
     try:
         typed = changed_keys.rename_overrides(in_order(words))
@@ -107,10 +107,10 @@ def command_of(words: Sequence[str]) -> Iterator[CommandLine]:
 
 
 def _answer(words: Sequence[str]) -> str:
-    """Return the answer to `--version` and `--help KEY`, for which nothing is composed; '' to all else.
+    """Return the answer to `--version` and `--help KEY`, which need no config; '' to everything else.
 
     Raises:
-      ConfigError: nothing is known of the key.
+      ConfigError: there is no such key.
     """
     asked = [word for word in words if word not in ("--help", "-h")]
     if "--version" in words:
@@ -127,14 +127,14 @@ class CommandLine:
 
     Attributes:
       argv: the command line, for the record.
-      env: the environment of the tasks.
-      stops: where the signals of the command arrive.
-      start: names this start of a sweep.
+      env: environment of the tasks.
+      stops: receives the signals of the command.
+      start: identifies this start of a sweep.
       is_copy: this is the process of one job of another launcher.
-      only_lists: the jobs of a sweep are told of, and none is run.
+      only_lists: list the jobs of a sweep without running them.
       code: the worst exit code so far.
-      model_dir: where the run that was started last lives; None: there was none, or it has no folder.
-      mistake: what was wrong with the config of the last job, as it was said.
+      model_dir: folder of the run that was started last; None: there is none.
+      mistake: the message about the last job's config.
     """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], stops: StopRequests) -> None:
@@ -159,10 +159,10 @@ class CommandLine:
         prepare()
 
     def run(self) -> int:
-        """Compose and run all jobs. The worst of their exit codes.
+        """Compose and run all jobs, and return the worst of their exit codes.
 
         Raises:
-          HydraException, ConfigError: the config of some job cannot be composed.
+          HydraException, ConfigError: the config of a job cannot be composed.
         """
         failed = True
         try:
@@ -179,18 +179,20 @@ class CommandLine:
         return self.code
 
     def run_job(self, composed: DictConfig) -> float | RefusedJob | None:
-        """Check the composed config of a job and run it under a supervisor; a sweeper gets its metric to optimise."""
+        """Check the composed config of a job and run it under a supervisor; return the metric that a sweeper
+        optimizes.
+        """
         self._called = True
         if self._error is not None:  # a sweep whose supervisor failed
             return None
-        # None in the process of another launcher's job, where Hydra itself composes.
+        # None in the process of another launcher's job, where Hydra itself composes the config.
         with self._composition.paused() if self._composition else contextlib.nullcontext():
             try:
                 return self._run_job(composed)
             except Exception as error:
                 if self.is_copy:
                     raise
-                self._error = error  # Hydra would print the overrides, with the secrets in them
+                self._error = error  # otherwise Hydra prints the overrides, secrets included
                 return None
 
     def _run_job(self, composed: DictConfig) -> float | RefusedJob | None:
@@ -200,18 +202,19 @@ class CommandLine:
         overrides: Any = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)
         if is_sweep:
             _hide_notes(composed, [Path(hydra_config.sweep.dir) / "multirun.yaml"])
-        notes = {  # as Hydra would write them, before it has called us and so before the folder is known to be free
+        notes = {  # in Hydra's format; Hydra itself would write them before the folder is locked
             "config.yaml": OmegaConf.to_yaml(composed),
             "hydra.yaml": OmegaConf.to_yaml(OmegaConf.create({"hydra": hydra_config})),
             "overrides.yaml": OmegaConf.to_yaml(hydra_config.overrides.task),
         }
-        if is_sweep:  # also where it was given as hydra.sweep.dir
+        if is_sweep:  # also if it was set as hydra.sweep.dir
             self._sweep_dir = str(hydra_config.sweep.dir)
             self.only_lists = composed.get("command") == "dry_run"
         try:
             if hydra_config.job.chdir:
                 raise ConfigError(
-                    "hydra.job.chdir=true: a run stays in the directory where it was started. Leave it out."
+                    "hydra.job.chdir=true is not supported: a run stays in the directory where it was started. Remove "
+                    "it."
                 )
             declared = self._composition.declared if self._composition else None
             config = _checked(composed, directory, overrides, self.env, declared, is_sweep=is_sweep)
@@ -236,7 +239,8 @@ class CommandLine:
             code = supervisor.run(config, self.env, ["runner", *overrides], stops=self.stops, notes=notes)
             self.code = max(self.code, code)
         except MISTAKES as error:
-            # Said here, not raised: Hydra would add a line of its own, and end a sweep whose other jobs are fine.
+            # Reported here, not raised: Hydra would add a line of its own, and end a sweep whose other jobs are
+            # correct.
             _remove_if_unused(directory, Path(hydra_config.runtime.cwd))
             reason = self.say(error)
             self.code = USER_ERROR
@@ -256,11 +260,11 @@ class CommandLine:
 
     @property
     def is_over(self) -> bool:
-        """No further job is to be started."""
+        """Whether no further job is to be started."""
         return bool(self.stops.came) or self._error is not None
 
     def _list_job(self, hydra_config: Any, overrides: Sequence[str], directory: Path) -> None:
-        """Say that a sweep would run this job, and how it ended if it did."""
+        """Print that a sweep would run this job, and how it ended if it was run before."""
         from runner.system import console
         from runner.tracking.run_record import RunRecord
 
@@ -276,7 +280,7 @@ class CommandLine:
         return name_of_job(self.argv, overrides, hydra_config.sweeper.get("params") or ())
 
     def say(self, error: Exception) -> str:
-        """Say what is wrong with a job, in words that are returned."""
+        """Report an error of a job, and return the message."""
         self.mistake = _say(error, self.env)
         return self.mistake
 
@@ -286,7 +290,7 @@ class CommandLine:
         return OptunaSweeper(self)
 
     def _compose(self) -> None:
-        """Let Hydra compose the config of each job, make its directory and call `run_job`."""
+        """Let Hydra compose the config of each job, make its folder and call `run_job`."""
         check_groups(self.argv)
         prepare(lambda directory: setattr(self, "_sweep_dir", directory))
         try:
@@ -300,35 +304,35 @@ class CommandLine:
                 raise
             if isinstance(error, OSError):
                 reason = f"cannot make the output directory: {error}. Choose another model_dir."
-            elif isinstance(error, AssertionError):  # Hydra 1.3.8, of a key below one that is null
+            elif isinstance(error, AssertionError):  # Hydra 1.3.8 raises this for a key below one that is null
                 reason = f"cannot compose {' '.join(self.argv)}: a key is set in something that is null."
             elif str(error).startswith("Config group override"):
                 reason = f"{error}. A group takes the name of one of its files: strategy=mirrored."
-            elif isinstance(error, ValueError):  # flags that do not go together: --resolve alone, --multirun --cfg job
+            elif isinstance(error, ValueError):  # flags that cannot be combined: --resolve alone, --multirun --cfg job
                 reason = f"{error}."
-            else:  # Hydra 1.3.8, of a group that is given numbers
+            else:  # Hydra 1.3.8 raises this for a group that is set to a number
                 lists = [word for word in self.argv if re.match(r"[\w/@]+=\[", word)]
                 reason = f"cannot compose {' '.join(lists or self.argv)}: a group takes the names of its files."
             raise ConfigError(reason) from error
 
 
 def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: bool) -> int:
-    """Do a command that is about no run. Return its exit code.
+    """Run a command that needs no run, and return its exit code.
 
     Raises:
-      ConfigError: it cannot be done.
+      ConfigError: the command is not possible.
     """
     if config.command == "new":
         from runner.launch.environment import new_project
 
         if is_sweep:
-            raise ConfigError("command=new with --multirun: it writes one project. Leave --multirun out.")
+            raise ConfigError("command=new with --multirun: it writes one project. Remove --multirun.")
         new_project.show(Path(str(config.new.path)))
     elif config.command == "doctor":
         from runner.launch.environment import doctor
 
         if is_sweep:
-            raise ConfigError("command=doctor with --multirun: it looks at one machine. Leave --multirun out.")
+            raise ConfigError("command=doctor with --multirun: it checks one machine. Remove --multirun.")
         sources = [(str(one.provider), str(one.path)) for one in HydraConfig.get().runtime.config_sources]
         return FINISHED if doctor.show(config, env, sources) else FAILED
     else:
@@ -339,7 +343,7 @@ def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: 
 
 
 def _names_of_secrets(word: str) -> list[str]:
-    """The names that an override of `run.secrets` lists."""
+    """Return the names that an override of `run.secrets` lists."""
     key, _, value = word.lstrip("+").partition("=")
     return [name.strip(" '\"") for name in value.strip(" []").split(",")] if key == "run.secrets" else []
 
@@ -348,13 +352,13 @@ def _checked(
     composed: DictConfig, directory: Path, overrides: Sequence[str], env: Mapping[str, str],
     declared: Mapping[str, Any] | None, *, is_sweep: bool,
 ) -> Config:  # fmt: skip
-    """Return the config of a job, with its model_dir.
+    """Return the checked config of a job, with its model_dir.
 
     Args:
-      declared: what `composed` was before the command line changed values of it; None: not known.
+      declared: `composed` before the command line changed its values; None: not known.
 
     Raises:
-      ConfigError, UserCodeError: a mistake in it, or a function that is not there.
+      ConfigError, UserCodeError: a mistake in the config, or a function that does not exist.
     """
     tree: Any = OmegaConf.to_container(composed, resolve=True)
     command, model_dir = tree.get("command"), tree.get("model_dir")
@@ -366,17 +370,20 @@ def _checked(
         try:
             config = parsing.parse(saved_config.changed_by(left, tree, overrides))
         except ConfigError as error:
-            raise ConfigError(f"{error} (the config that {model_dir} left, changed by the command line)") from error
+            raise ConfigError(f"{error} (in the config of {model_dir}, changed by the command line)") from error
     if declared is not None:
         if left is not None:
             chosen = [text for text in overrides if "." not in text.partition("=")[0]]
             tree, declared = schema.to_tree(config), saved_config.changed_by(left, declared, chosen)
         check_declared_params(overrides, declared, tree)
     if is_sweep and config.run.inline:
-        raise ConfigError("run.inline=true with --multirun: TensorFlow is configured once a process. Leave it out.")
+        raise ConfigError(
+            "run.inline=true with --multirun: TensorFlow can be configured only once per process. Remove "
+            "run.inline=true."
+        )
     if config.model_dir and is_sweep and config.command in schema.TRAINING_RUNS:
         raise ConfigError(
-            f"model_dir={config.model_dir} with --multirun: the runs would overwrite each other. Leave it out."
+            f"model_dir={config.model_dir} with --multirun: the runs would overwrite each other. Remove it."
         )
     functions = config.functions()
     for key, name, default in (*functions, *(config.tracking.classes() if functions else ())):
@@ -399,28 +406,28 @@ def _checked(
 
 
 def _check_shared(config: Config, found: cluster_resolver.Detected, *, is_sweep: bool) -> None:
-    """Refuse what the processes of a cluster that something else started cannot do together."""
+    """Raise ConfigError for settings that the processes of an external cluster cannot share."""
     if is_sweep:
         raise ConfigError(
-            f"--multirun in a cluster ({found.why}) is not possible: its processes would have to take the same job at "
-            "the same time. Start one cluster a job, or give cluster.resolver=local."
+            f"--multirun in a cluster ({found.why}) is not possible: its processes would have to run the same job at "
+            "the same time. Start one cluster per job, or set cluster.resolver=local."
         )
     if not config.model_dir:
         raise ConfigError(
-            f"model_dir is not set, and this process is {found.cluster.name} of a cluster ({found.why}): all tasks "
-            "meet in one folder. Give each the same model_dir, on storage that all can see."
+            f"model_dir is not set, and this process is {found.cluster.name} of a cluster ({found.why}), whose tasks "
+            "share one folder. Set the same model_dir for all of them, on shared storage."
         )
 
 
 def _hide_notes(composed: DictConfig, notes: Sequence[Path]) -> None:
-    """Leave what Hydra has written down of a job to its owner alone, where a secret is in it."""
+    """Make Hydra's notes of a job readable only by their owner if they contain a secret."""
     if secrets_of(OmegaConf.to_container(composed, resolve=False)):
         for path in filter(Path.exists, notes):
             path.chmod(0o700 if path.is_dir() else 0o600)
 
 
 def _say(error: Exception, env: Mapping[str, str]) -> str:
-    """Say what is wrong in one message on stderr, and return it; with HYDRA_FULL_ERROR=1 also where it came from."""
+    """Print an error as one message on stderr and return it; with HYDRA_FULL_ERROR=1 also print the traceback."""
     if env.get(FULL_ERROR) == "1":
         trace = "".join(traceback.format_exception(error))
         say(mask_text(trace.rstrip("\n"), secrets_of_overrides(sys.argv[1:])))
@@ -430,13 +437,13 @@ def _say(error: Exception, env: Mapping[str, str]) -> str:
 
 
 def _remove_if_unused(directory: Path, cwd: Path, *notes: str) -> None:
-    """Take away the directory that Hydra made for a run, or a sweep, that never started in `cwd`.
+    """Remove the folder that Hydra made for a run, or a sweep, that never started in `cwd`.
 
     Args:
-      notes: the files that Hydra may have written into it.
+      notes: files that Hydra may have written into it.
     """
     if directory != cwd:
-        with contextlib.suppress(OSError):  # there is something in it, or another task of the cluster was faster
+        with contextlib.suppress(OSError):  # it is not empty, or another task of the cluster has removed it
             if {entry.name for entry in directory.iterdir()} <= {*notes}:
                 for note in notes:
                     (directory / note).unlink(missing_ok=True)

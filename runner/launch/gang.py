@@ -1,4 +1,4 @@
-"""The tasks of one start of a run: started together, watched together, and none outlives the others."""
+"""The tasks of one start of a run: started together, watched together, ended together."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ SLEPT_SECS = 5.0
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A process to be started.
+    """A process to start.
 
     Attributes:
-      place: who it is.
-      argv, env: its command and whole environment.
-      prefix: of each line that it says; '': it talks to our terminal.
+      place: its place in the cluster.
+      argv, env: its command and its whole environment.
+      prefix: precedes each of its lines; '': it writes to this terminal directly.
     """
 
     place: Cluster
@@ -45,12 +45,12 @@ class Task:
 
     @property
     def is_replaceable(self) -> bool:
-        """Report whether the others go on without it until it is started again."""
+        """Whether the others continue without it until it is started again."""
         return self.place.task_type == "evaluator" or (self.place.is_server and self.place.task_type == "worker")
 
 
 def start_cold(task: Task) -> Process:
-    """Start `task` as its command says."""
+    """Start `task` by its command."""
     return start_process(task.argv, task.env, task.prefix)
 
 
@@ -59,9 +59,9 @@ class GangResult:
     """How a gang ended.
 
     Attributes:
-      code: the exit code of the task that decided; negative: the signal that killed it.
+      code: exit code of the task that decided; negative: the signal that killed it.
       task: that task.
-      reason: what became of it, in words; '' when all have finished.
+      reason: what happened to it, in words; '' if all tasks have finished.
     """
 
     code: int
@@ -70,12 +70,12 @@ class GangResult:
 
     @property
     def is_loss(self) -> bool:
-        """Report whether a task was lost through no fault of its own: to start all again may help."""
+        """Whether a task was lost through no fault of its own, so that starting all again may help."""
         return is_loss(self.code)
 
     @property
     def settle_secs(self) -> float:
-        """Return how long the others may take to end by themselves."""
+        """The seconds that the others may take to end by themselves."""
         return {INTERRUPTED: SAVE_SECS, -signal.SIGKILL: NOTICE_SECS}.get(self.code, SETTLE_SECS)
 
 
@@ -84,15 +84,16 @@ class Gang:
     """The processes of some tasks, the chief's first.
 
     Attributes:
-      start_timeout_secs: how long the tasks of a cluster may take to find each other.
-      freeze_secs: silence after which a task is killed, `run.freeze_secs`; None: SILENCE_SECS where there are others.
+      start_timeout_secs: how long the tasks of a cluster may take to connect.
+      freeze_secs: silence in seconds after which a task is killed, `run.freeze_secs`; None: SILENCE_SECS if others
+        wait.
       start: starts a task.
-      say: tells a person.
-      has_joined: whether a task has found the others.
-      may_replace: asked when a task is lost that the others can do without for a while; it may wait.
-      look_around: what happened elsewhere that ends the tasks here; an interruption has them asked to stop.
+      say: prints a message.
+      has_joined: whether a task has connected to the others.
+      may_replace: called when a task is lost that the others can do without for a while; it may wait.
+      look_around: returns an event elsewhere that ends the tasks here; for an interruption they are asked to stop.
       stop_wanted: whether a server asked for the end of the run.
-      asked_to_stop: names of tasks that are known to have been asked, others than those that train or evaluate here.
+      asked_to_stop: names of tasks that were asked to stop, other than those that train or evaluate here.
     """
 
     start_timeout_secs: float = float("inf")
@@ -108,10 +109,10 @@ class Gang:
     _asked_at: float = field(default=float("inf"), init=False)
 
     def run(self, tasks: Sequence[Task], stops: Sequence[int] = ()) -> GangResult:
-        """Start `tasks` and return when none is left. How they ended.
+        """Start `tasks`, return when none is left, and report how they ended.
 
         Args:
-          stops: grows when somebody asks for a stop; one that comes while tasks are started reaches all of them.
+          stops: grows when a stop is requested; a request that comes while tasks start reaches all of them.
         """
         self._begin(tasks)
         for task in tasks:
@@ -122,21 +123,21 @@ class Gang:
         while any(serves_only or not task.place.is_server for task in self._running):
             self._look()
             time.sleep(POLL_SECS if self._running else 0)
-        self.kill()  # servers end when nobody is left to ask them
+        self.kill()  # servers end when no other task is left
         for process in self._running.values():
             process.close()
         self._running = {}
         return self._ending or GangResult(FINISHED, tasks[0])
 
     def ask_to_stop(self) -> None:
-        """Ask those that train or evaluate to save and end; servers are needed for that."""
+        """Ask the tasks that train or evaluate to save and end; the servers are needed for that."""
         self._asked_at = min(self._asked_at, time.monotonic())
         for task, process in list(self._running.items()):
             if not task.place.is_server:
                 process.ask_to_stop()
 
     def kill(self) -> None:
-        """SIGKILL to all that is left. Safe in a signal handler."""
+        """Send SIGKILL to all remaining processes. Safe in a signal handler."""
         for process in list(self._running.values()):
             process.kill()
 
@@ -152,7 +153,7 @@ class Gang:
         self._asked_at = float("inf")
 
     def _look(self) -> None:
-        """Look at all tasks once: who has ended, who has frozen, who did not come."""
+        """Check all tasks once: which have ended, frozen, or not connected."""
         now, before = time.monotonic(), self._looked
         self._looked = now
         for task, process in list(self._running.items()):
@@ -180,17 +181,17 @@ class Gang:
             self._check_joined()
 
     def _longest_silence(self, now: float) -> float:
-        """Return after how many seconds without a sign of life a task is killed."""
+        """Return the seconds without a sign of life after which a task is killed."""
         if self._has_others:
             return self.freeze_secs or SILENCE_SECS
         if self._is_silent and now - self._asked_at > FROZEN_GRACE_SECS:
-            return SAID_SILENCE_SECS  # it does not hear that it was asked to stop
+            return SAID_SILENCE_SECS  # it does not react to the request to stop
         return self.freeze_secs or float("inf")
 
     def _tell_of_silence(self, silent_secs: float) -> None:
-        """Say that a task for which no other waits is frozen, and that it runs again.
+        """Report that a task for which no other waits is frozen, or that it runs again.
 
-        What is to be done, a person knows: a debugger and a laptop that sleeps are no fault.
+        The user decides what to do: it may be in a debugger, or the laptop may have slept.
         """
         if silent_secs > SAID_SILENCE_SECS and not self._is_silent:
             self._is_silent = True
@@ -208,7 +209,7 @@ class Gang:
             self.say("the task gives signs of life again.")
 
     def _end(self, task: Task, code: int, reason: str = "") -> None:
-        """Take a task that has ended out, and decide what becomes of the others."""
+        """Remove a task that has ended, and decide what happens to the others."""
         self._remove(task)
         if code == FINISHED:
             if task.place.is_chief:  # an evaluator has the last checkpoint before it
@@ -225,7 +226,7 @@ class Gang:
             self._ending = ending
 
     def _follow(self, ending: GangResult) -> None:
-        """Let the others follow a task that has ended, or will."""
+        """Let the others follow a task that has ended or will end."""
         if ending.code == INTERRUPTED:
             if ending.task not in self._tasks:
                 self.asked_to_stop.add(ending.task.place.name)
@@ -238,28 +239,29 @@ class Gang:
         self._ending = ending
 
     def _freeze(self, task: Task, silent_secs: float) -> None:
-        """Kill a task that is frozen: it is as good as killed."""
+        """Kill a frozen task, and treat it like a killed one."""
         self._running[task].kill()
         self._end(task, -signal.SIGKILL, f"froze: no sign of life for {silent_secs:.0f} s")
 
     def _overdue(self, task: Task, silent_secs: float) -> None:
         """Kill a task that did not end by itself after another had.
 
-        One that is silent is the reason, unless there is an error: a task that imports TensorFlow is silent, too.
+        If it is silent, it is the reason for the end, unless there is an error. A task that imports TensorFlow is
+        silent, too.
         """
         has_error = self._ending is not None and self._ending.code in (FAILED, USER_ERROR)
         if silent_secs > SETTLE_SECS / 2 and not has_error:
-            self._freeze(task, silent_secs)  # that is why the others ended
+            self._freeze(task, silent_secs)  # its silence is the reason why the others ended
         else:
             self._remove(task)
 
     def _remove(self, task: Task) -> None:
         process = self._running.pop(task)
-        process.kill()  # also what the task may have left running
+        process.kill()  # also processes that the task may have left
         process.close()
 
     def _limit(self, secs: float, tasks: Iterable[Task]) -> None:
-        """Give these tasks so long to end by themselves."""
+        """Limit the time in which these tasks must end by themselves."""
         for task in tasks:
             self._deadlines.setdefault(task, time.monotonic() + secs)
 

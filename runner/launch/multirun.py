@@ -1,4 +1,4 @@
-"""The jobs of a sweep, one after the other or some at a time, each under a supervisor of its own."""
+"""The jobs of a sweep, one after the other or several at a time, each under its own supervisor."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class SweepJob:
 
     Attributes:
       number: from 0, in the order of the sweep.
-      name: what varied.
+      name: the values that vary.
       argv: its own command line, for the record.
-      notes: of how its config was composed, as of `supervisor.run`.
+      notes: notes on how its config was composed, as in `supervisor.run`.
     """
 
     number: int
@@ -56,16 +56,16 @@ class SweepJob:
 
 
 class Multirun:
-    """All jobs of one command, in the process that Hydra's basic launcher runs them in.
+    """All jobs of one command, in the process in which Hydra's basic launcher runs them.
 
-    Another launcher runs each job in a process of its own, which has an object of its own. What they have in common is
-    `command.start` and the sweep's folder.
+    Another launcher runs each job in its own process with its own Multirun. They share `command.start` and the sweep's
+    folder.
 
     Attributes:
       code: the worst exit code of the jobs so far.
-      total: how many jobs the sweep has; None where that is not known.
-      judges: number of a job -> what hears of its evaluations while it runs, and says whether it is to be stopped.
-      pending: name of a job's folder -> what completes when it has ended, where jobs run beside each other.
+      total: number of jobs of the sweep; None if not known.
+      judges: number of a job -> called with its evaluations while it runs; says whether to stop it.
+      pending: name of a job's folder -> future that completes when the job has ended, if several run at a time.
     """
 
     def __init__(self, command: CommandLine) -> None:
@@ -81,31 +81,33 @@ class Multirun:
         self._begun: list[Future[None]] = []
 
     def run(self, job: SweepJob, directory: Path, choices: Mapping[str, str]) -> float | None:
-        """Runs `job` of the sweep in `directory`, or lets it run beside others.
+        """Run `job` of the sweep in `directory`, or start it beside others.
 
         Args:
-          choices: which launcher and sweeper Hydra uses.
+          choices: the launcher and sweeper that Hydra uses.
 
-        Returns: its metric, for a sweeper that optimises; None where there is none (yet).
+        Returns:
+          Its metric, for a sweeper that optimizes; None if there is none yet.
 
         Raises:
-          ConfigError: the sweep is running already; `sweep.parallel` with another launcher or sweeper than Hydra's own.
+          ConfigError: the sweep is already running, or `sweep.parallel` is used with another launcher or sweeper than
+            Hydra's.
         """
         parallel, launcher, sweeper = job.config.sweep.parallel, *map(choices.get, ("hydra/launcher", "hydra/sweeper"))
-        if sweeper == "optuna" and launcher != "basic":  # which hands so many to the launcher at once
+        if sweeper == "optuna" and launcher != "basic":  # which passes this many jobs to the launcher at once
             parallel = 1
         if parallel > 1 and not (launcher == "basic" and sweeper in ("basic", "optuna")):
             raise ConfigError(
-                f"sweep.parallel={parallel} is for Hydra's basic launcher, and the sweepers basic and optuna. "
-                "Others have a setting of their own (hydra.launcher.n_jobs)."
+                f"sweep.parallel={parallel} works with Hydra's basic launcher and the sweepers basic and optuna. "
+                "Others have their own setting (hydra.launcher.n_jobs)."
             )
         sweep = self.open(directory, job.config)
-        if not self._command.is_copy:  # else this process has one job
+        if not self._command.is_copy:  # otherwise this process runs a single job
             self._starter = self._starter or build_starter(job.config, 1, is_sweep=True)
         if parallel == 1:
             self._take_turn(sweep, job, "")
             return next((one.value for one in sweep.results if one.folder == job.folder.name), None)
-        START_STATUS.stop()  # each job has its own lines
+        START_STATUS.stop()  # each job prints its own lines
         self._pool = self._pool or ThreadPoolExecutor(parallel, "job")
         begun = self._pool.submit(self._take_turn, sweep, job, f"[{job.name}] ")
         self._begun.append(begun)
@@ -113,15 +115,15 @@ class Multirun:
         return None
 
     def refuse(self, folder: Path, name: str, reason: str) -> None:
-        """Notes a job whose config is wrong: it never runs."""
+        """Record a job whose config is wrong, which is never run."""
         self._refused.append((folder, name, reason))
         self._note(USER_ERROR)
 
     def end(self, directory: Path, *, failed: bool) -> None:
-        """Waits for the jobs that are under way, ranks all and closes the sweep in `directory`.
+        """Wait for the running jobs, rank all jobs and close the sweep in `directory`.
 
         Args:
-          failed: something went wrong beside the jobs.
+          failed: something other than a job went wrong.
         """
         if self._pool is not None:
             self._pool.shutdown()
@@ -139,17 +141,17 @@ class Multirun:
             job.result()
 
     def open(self, directory: Path, config: Config) -> Sweep:
-        """The sweep in `directory`.
+        """Return the sweep in `directory`.
 
         Raises:
-          ConfigError: it is running already.
+          ConfigError: it is already running.
         """
         if self._sweep is None:
             self._sweep = Sweep(directory, config, self._command)
         return self._sweep
 
     def _open_of_others(self, directory: Path) -> Sweep | None:
-        """The sweep whose jobs ran in other processes, for its end; None when none ran."""
+        """Return the sweep whose jobs ran in other processes, to close it; None if none ran."""
         configs = [] if self._refused else sorted(directory.glob("*/config.yaml"))
         if not configs:
             return None
@@ -188,7 +190,7 @@ class Multirun:
 
 
 class JudgedJob(StopRequests):
-    """What asks one job of a sweep to stop: the signals of the command, and a judge of its evaluations.
+    """Passes stop requests to one job of a sweep: the command's signals, and those of a judge of its evaluations.
 
     Attributes:
       pruned_by: the value for which it was stopped; None: it was not.
@@ -206,7 +208,7 @@ class JudgedJob(StopRequests):
 
     @contextmanager
     def watch(self, process: Stoppable, answer: str) -> Iterator[None]:
-        """Hand on the command's requests to `process`, and stop it when its judge says so."""
+        """Pass the command's requests to `process`, and stop it when the judge says so."""
         is_over = threading.Event()
         judging = threading.Thread(target=self._judge_until, args=(is_over, process), daemon=True, name="judge")
         with self._command.watch(process, answer):
@@ -226,7 +228,7 @@ class JudgedJob(StopRequests):
                     return
 
     def _new_points(self) -> Iterator[Point]:
-        """Yield what the evaluations came to since the last call."""
+        """Yield the results of evaluations since the last call."""
         for path in journals_in(self._folder):
             lines, self._offsets[path] = read_journal(path, self._offsets.get(path, 0))
             for point in (point for line in lines for point in points_of(line)):
@@ -237,12 +239,12 @@ class JudgedJob(StopRequests):
 
 
 def name_of_job(argv: Sequence[str], overrides: Sequence[str], swept: Iterable[str] = ()) -> str:
-    """What varies between the jobs of a sweep: `learning_rate=0.1, strategy=mirrored`. No secret is in it.
+    """Return the values that vary between the jobs of a sweep, without secrets: `learning_rate=0.1, strategy=mirrored`.
 
     Args:
-      argv: the command line of the sweep.
-      overrides: those of the job.
-      swept: keys that a config file makes vary (`hydra.sweeper.params`).
+      argv: command line of the sweep.
+      overrides: overrides of the job.
+      swept: keys that a config file varies (`hydra.sweeper.params`).
     """
     typed = [text for text in argv if "=" in text and not text.startswith("-")]
     parsed: list[Any] = OverridesParser.create().parse_overrides(typed)
@@ -258,5 +260,5 @@ def name_of_job(argv: Sequence[str], overrides: Sequence[str], swept: Iterable[s
 
 
 def _short(value: str) -> str:
-    """Return a number of many digits, as a study suggests it, with four of them; the params of the run have all."""
+    """Return a number of many digits with four of them; the run's params have all digits."""
     return f"{float(value):.4g}" if re.fullmatch(r"-?\d*\.\d{6,}(e[+-]?\d+)?", value) else value

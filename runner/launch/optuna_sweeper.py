@@ -1,7 +1,7 @@
-"""`hydra/sweeper=optuna`: a sweep whose values Optuna suggests, each from what the jobs before it came to.
+"""`hydra/sweeper=optuna`: a sweep whose values Optuna suggests from the results of earlier jobs.
 
-The study lives in the folder of the sweep, so the same command goes on with it: trials that were interrupted or failed
-come first, with the values that they had, and go on in the folders that they had. Optuna is imported only here.
+The study is in the folder of the sweep, so the same command resumes it. Interrupted and failed trials come first, with
+their values and in their folders. Optuna is imported only here.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PRUNERS = {
 class OptunaSweeper(Sweeper):
     """Runs `hydra.sweeper.n_trials` jobs, `sweep.parallel` at a time, with the values that a study suggests.
 
-    Under a launcher other than Hydra's basic one, that many jobs are handed to it at once, and none is pruned.
+    A launcher other than Hydra's basic one gets that many jobs at once, and none is pruned.
     """
 
     def __init__(self, command: CommandLine) -> None:
@@ -59,17 +59,17 @@ class OptunaSweeper(Sweeper):
         self._next_job = 0
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Take over what Hydra has composed, and build the launcher."""
+        """Store what Hydra has composed, and build the launcher."""
         self._context, self._hydra = hydra_context, config.hydra
         self._master = config
         self._launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
         self._is_basic = config.hydra.runtime.choices["hydra/launcher"] == "basic"
 
     def sweep(self, arguments: list[str]) -> None:
-        """Run what is left of the study.
+        """Run the remaining trials of the study.
 
         Raises:
-          ConfigError: Optuna is not installed, nothing varies, a setting is wrong, or the sweep is running already.
+          ConfigError: Optuna is not installed, no key varies, a setting is wrong, or the sweep is already running.
         """
         optuna = _import_optuna()
         settings = self._hydra.sweeper
@@ -80,7 +80,7 @@ class OptunaSweeper(Sweeper):
         space = {key: _distribution(each) for key, each in overrides.items() if each.is_sweep_override()}
         if not space:
             raise ConfigError(
-                "hydra/sweeper=optuna: nothing varies. Give a key the values to choose from: "
+                "hydra/sweeper=optuna: no key varies. Give a key values to choose from: "
                 "'model.params.learning_rate=tag(log, interval(1e-4, 0.1))' or model.params.width=16,32."
             )
         config, directory = self._config_of_all()
@@ -91,7 +91,7 @@ class OptunaSweeper(Sweeper):
             self._command.only_lists = True
             return
         directory.mkdir(parents=True, exist_ok=True)
-        with alone_in(directory, "sweep.dir"):  # before the sweep is open: a wrong setting leaves it as it was
+        with alone_in(directory, "sweep.dir"):  # before the sweep is opened, so that a wrong setting does not change it
             seed = config.run.seed if settings.seed is None else settings.seed
             study = _open_study(settings, directory, mode_of(config.sweep.metric or "eval/loss", config.sweep.mode))
             study.sampler = _build("sampler", settings.sampler, SAMPLERS, settings.sampler_params, study, seed)
@@ -107,8 +107,9 @@ class OptunaSweeper(Sweeper):
             _draw(study, config.sweep.metric or "eval/loss", directory)
 
     def _config_of_all(self) -> tuple[Config, Path]:
-        """Compose what is the same for all jobs, from the overrides that do not vary; and the sweep's folder."""
-        directory = Path(str(self._hydra.sweep.dir)).absolute()  # first: what the jobs resolve is remembered from here
+        """Compose the part of the config that all jobs share, and return it with the sweep's folder."""
+        # first, because resolved values are cached from here for the jobs
+        directory = Path(str(self._hydra.sweep.dir)).absolute()
         composed = self._context.config_loader.load_sweep_config(self._master, self._fixed)
         tree: Any = OmegaConf.to_container(
             OmegaConf.masked_copy(composed, [str(k) for k in composed if k != "hydra"]), resolve=True
@@ -116,7 +117,9 @@ class OptunaSweeper(Sweeper):
         return parsing.parse(tree), directory
 
     def _take_up(self, study: Study, sweep: Sweep, n_trials: int) -> int:
-        """Note the jobs of earlier starts, and put those that did not end well first. Return how many are left."""
+        """Add the jobs of earlier starts to the study, queue those that did not end well, and return how many are
+        left.
+        """
         from optuna.trial import TrialState
 
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
@@ -142,7 +145,7 @@ class OptunaSweeper(Sweeper):
         return left
 
     def _run(self, study: Study, sweep: Sweep, space: Mapping[str, BaseDistribution], left: int, parallel: int) -> None:
-        """Ask for values, run a job with them and tell what it came to, `parallel` at a time."""
+        """Ask for values, run a job with them and report its result to the study, `parallel` at a time."""
         running: dict[Future[Any], list[tuple[Trial, str]]] = {}
         while left or running:
             if self._command.is_over:
@@ -172,12 +175,14 @@ class OptunaSweeper(Sweeper):
             return study.ask(dict(space))
         except ValueError as error:
             raise ConfigError(
-                f"the study in {console.relative(directory)} does not fit: {describe(error)}. It is of another sweep; "
-                "choose another sweep.dir."
+                f"the study in {console.relative(directory)} belongs to another sweep: {describe(error)}. Set another "
+                "sweep.dir."
             ) from error
 
     def _is_known(self, study: Study, trial: Trial) -> bool:
-        """Tell at once what a trial comes to whose values ran before: its job would be the same."""
+        """Report the result of an earlier trial with the same values, whose job would be the same; return whether
+        there is one.
+        """
         from optuna.trial import TrialState
 
         for known in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)):
@@ -188,7 +193,7 @@ class OptunaSweeper(Sweeper):
         return False
 
     def _launch(self, trials: Sequence[Trial]) -> list[tuple[Trial, Future[Any], str]]:
-        """Run a job for each trial. Return (trial, what completes when it has ended, the name of its folder)."""
+        """Run a job for each trial, and return (trial, future that completes when it has ended, name of its folder)."""
         if not trials:
             return []
         first = self._next_job
@@ -206,15 +211,15 @@ class OptunaSweeper(Sweeper):
 
 
 class _Judge:
-    """Hears of the evaluations of a trial's job, and says whether the job is worth going on with."""
+    """Receives the evaluations of a trial's job, and decides whether to stop it."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
         self._last_step = -1
 
     def __call__(self, point: Point) -> bool:
-        """Return whether the job is to be stopped."""
-        if point.step <= self._last_step:  # a job that goes on tells again what it told before
+        """Report whether to stop the job."""
+        if point.step <= self._last_step:  # a resumed job repeats earlier reports
             return False
         self._last_step = point.step
         self._trial.report(point.value, point.step)
@@ -228,7 +233,7 @@ def _completed() -> Future[None]:
 
 
 def _tell(study: Study, trial: Trial, job: JobResult | None) -> None:
-    """Tell the study what a trial's job came to; None: it never ran."""
+    """Report a job's result to the study; None: the job never ran."""
     from dataclasses import asdict
 
     from optuna.trial import TrialState
@@ -249,7 +254,7 @@ def _import_optuna() -> Any:
         raise ConfigError("hydra/sweeper=optuna needs Optuna: pip install 'tf-runner[optuna]'") from error
     if int(optuna.__version__.partition(".")[0]) < 4:
         raise ConfigError(
-            f"hydra/sweeper=optuna needs Optuna 4 or 5, and {optuna.__version__} is installed. If hydra-optuna-sweeper "
+            f"hydra/sweeper=optuna needs Optuna 4 or 5, but {optuna.__version__} is installed. If hydra-optuna-sweeper "
             "brought it: pip uninstall hydra-optuna-sweeper, pip install 'tf-runner[optuna]'."
         )
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -257,10 +262,10 @@ def _import_optuna() -> Any:
 
 
 def _open_study(settings: DictConfig, directory: Path, mode: str) -> Study:
-    """Return the study of this sweep: a new one, or that which an earlier start left.
+    """Return the study of this sweep: a new one, or the one of an earlier start.
 
     Raises:
-      ConfigError: its storage cannot be opened, or it looks for the other direction.
+      ConfigError: its storage cannot be opened, or it optimizes in the other direction.
     """
     import optuna
     from optuna.storages import JournalStorage
@@ -278,17 +283,17 @@ def _open_study(settings: DictConfig, directory: Path, mode: str) -> Study:
         )
     except Exception as error:
         where = f"hydra.sweeper.storage={settings.storage}" if settings.storage else str(directory / STUDY_FILE)
-        raise ConfigError(f"{mask_text(where, ())}: the study cannot be opened: {describe(error)}") from error
+        raise ConfigError(f"{mask_text(where, ())}: cannot open the study: {describe(error)}") from error
     if study.direction.name.lower() != direction:
         raise ConfigError(
-            f"sweep.metric and sweep.mode ask for the {mode}, but the study in {console.relative(directory)} was begun "
-            f"to {study.direction.name.lower()}. Choose another sweep.dir, or give sweep.mode as it was."
+            f"sweep.metric and sweep.mode ask for the {mode}, but the study in {console.relative(directory)} was "
+            f"started to {study.direction.name.lower()}. Set another sweep.dir, or the earlier sweep.mode."
         )
     return study
 
 
 def _drop_torn_line(file: Path) -> None:
-    """Take away a last line that a killed process did not finish: Optuna would read the next one as part of it."""
+    """Remove a last line that a killed process did not finish: Optuna would read the next line as part of it."""
     if file.exists():
         with file.open("rb+") as opened:
             data = opened.read()
@@ -300,15 +305,15 @@ def _build(
 ) -> Any:
     """Return the sampler or pruner `name`: one of `known`, or a class by its dotted name.
 
-    A start that goes on with a study has another seed: with the same one it would suggest the same values again.
+    A start that resumes a study gets another seed, because the same one would suggest the same values again.
 
     Raises:
-      ConfigError: there is none of that name, or it does not take `params`.
+      ConfigError: the name is unknown, or the class does not accept `params`.
     """
     key = f"hydra.sweeper.{kind}={name}"
     module, _, last = name.rpartition(".")
     if not module and name not in known:
-        raise ConfigError(f"{key}: there is none.{did_you_mean(name, known)} Available: {', '.join(known)}.")
+        raise ConfigError(f"{key}: unknown.{did_you_mean(name, known)} Available: {', '.join(known)}.")
     try:
         found = getattr(importlib.import_module(module or f"optuna.{kind}s"), last if module else known[name])
         given = dict(params)
@@ -321,10 +326,10 @@ def _build(
 
 
 def _distribution(override: Override) -> BaseDistribution:
-    """Return what an override lets a key choose from.
+    """Return the values among which an override lets a key vary.
 
-    `interval(a, b)` is continuous, `int(interval(a, b))` over whole numbers; `range(a, b, step)` ends before b, as in a
-    sweep without Optuna; `tag(log, ...)` chooses by orders of magnitude; all else is a choice among what is listed.
+    `interval(a, b)` is continuous, `int(interval(a, b))` integer. `range(a, b, step)` ends before b, as in a sweep
+    without Optuna. `tag(log, ...)` samples on a logarithmic scale. Anything else is a choice among the listed values.
     """
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
@@ -356,7 +361,7 @@ def _described(distribution: BaseDistribution) -> str:
 
 
 def _draw(study: Study, metric: str, directory: Path) -> None:
-    """Draw how the study went, and which keys mattered, into the sweep's folder."""
+    """Draw the course of the study and the importance of its keys into the sweep's folder."""
     import warnings
 
     import matplotlib
@@ -365,19 +370,19 @@ def _draw(study: Study, metric: str, directory: Path) -> None:
 
     if len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))) < 2:
         return
-    matplotlib.use("agg")  # Optuna draws by pyplot, which would open windows where there is a screen
+    matplotlib.use("agg")  # Optuna draws with pyplot, which would open windows on a screen
     for name, plot in (
         ("optimization_history.png", pictures.plot_optimization_history),
         ("param_importances.png", pictures.plot_param_importances),
     ):
         try:
-            # Optuna chooses a style of matplotlib for all that is drawn from then on.
+            # Optuna sets matplotlib's style globally.
             with DRAWING, warnings.catch_warnings(), matplotlib.rc_context():
-                warnings.simplefilter("ignore")  # its pictures by matplotlib are experimental
+                warnings.simplefilter("ignore")  # silence the warning that its matplotlib pictures are experimental
                 axes: Any = plot(study, target_name=metric)
                 axes.figure.set_size_inches(9, 4.5)
-                axes.figure.set_layout_engine("constrained")  # the names of the keys are wider than its margin
+                axes.figure.set_layout_engine("constrained")  # names of keys are wider than the figure's margin
                 save_figure(axes.figure, directory / name)
                 matplotlib.pyplot.close(axes.figure)
-        except Exception as error:  # all trials came to the same, or chose the same
+        except Exception as error:  # all trials have the same result or the same values
             say(f"no {name}: {describe(error)}")

@@ -1,9 +1,9 @@
-"""The supervisors of a cluster that something else started: what they tell each other, in small files in model_dir.
+"""Messages between the supervisors of an external cluster, as small files in model_dir.
 
-The chief's supervisor leads. It writes `generation.json`: which start of the run this is, and whether it still gathers
-(phase gather), all may start their tasks (go) or the run has ended (ended). The others answer, each in a file of its
-own under `peers/`, with the run and the generation that they mean and a nonce that names their process. Only a `go`
-that repeats its nonce counts for a process: what an earlier run, or a supervisor that was killed, left says nothing.
+The chief's supervisor leads. It writes `generation.json`: the number of this start of the run, and the phase: gather,
+go (all start their tasks) or ended. Each of the others answers in its own file under `peers/`, with the run and
+generation that it answers and a nonce that identifies its process. A `go` holds only for processes whose nonce it
+repeats, so files of earlier runs or killed supervisors have no effect.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _NOT_EVALUATED = "Training has finished, and its last checkpoint was not evaluat
 
 @dataclass(frozen=True)
 class Call:
-    """What the chief's supervisor says.
+    """The message of the chief's supervisor.
 
     Attributes:
-      run: names its process.
-      generation: the start of the run that this is about.
+      run: identifies its process.
+      generation: number of this start of the run.
       phase: gather, go or ended.
-      nonces: the processes that it counts on, by the name of their task.
-      code: the exit code of the run that has ended.
+      nonces: task name -> nonce of each process that it counts on.
+      code: exit code of the run once it has ended.
     """
 
     run: str = ""
@@ -55,15 +55,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """What another supervisor says.
+    """The message of another supervisor.
 
     Attributes:
       run, generation: those of the call that it answers.
-      nonce: names its process.
+      nonce: identifies its process.
       state: ready, stopping (its task was asked to stop), done, stopped, lost or failed.
-      reason: of the last two, in words.
-      code: the exit code of its task, where it failed.
-      beat: another number each time that it is said.
+      reason: for lost and failed, the reason in words.
+      code: exit code of its task if it failed.
+      beat: a number that changes with each message.
     """
 
     run: str = ""
@@ -76,35 +76,37 @@ class Answer:
 
 
 class Rendezvous:
-    """The supervisors of the other tasks, for that of the chief. Here there are none."""
+    """The supervisors of the other tasks, as the chief's sees them; this base class has none."""
 
     def gather(self, generation: int, stops: Sequence[int]) -> GangResult | None:
-        """Return when all are there, or somebody asks for a stop (None); else why they never will be."""
+        """Return None when all are ready or a stop is requested; else the reason why they never will be."""
         return None
 
     def look(self) -> GangResult | None:
-        """Return what has happened to one of them that ends the tasks of this generation; None: nothing."""
+        """Return an event that ends the tasks of this generation; None: there is none."""
         return None
 
     def reason(self, ending: GangResult) -> GangResult:
-        """Return `ending` of our own task, or what became of another task that explains it."""
+        """Return `ending` of our own task, or the end of another task that explains it."""
         return ending
 
     def wait_for_evaluator(self, stops: Sequence[int]) -> GangResult | None:
-        """Return when it has evaluated the last checkpoint (None), where there is one; else why it never will."""
+        """Return None when the evaluator, if any, has evaluated the last checkpoint; else the reason why it never
+        will.
+        """
         return None
 
     def end(self, code: int) -> None:
-        """Tell them that the run has ended."""
+        """Announce that the run has ended."""
 
 
 class LeaderRendezvous(Rendezvous):
-    """The side of the chief's supervisor.
+    """The chief's side.
 
     Args:
-      place: the chief, with the addresses of all.
-      timeout_secs: how long the others may take to come at first.
-      has_evaluator: whether one of them evaluates. It may come later than the others.
+      place: the chief, with the addresses of all tasks.
+      timeout_secs: how long the others may take to join at first.
+      has_evaluator: one of them evaluates. It may join later than the others.
     """
 
     def __init__(
@@ -144,7 +146,7 @@ class LeaderRendezvous(Rendezvous):
         return self._failure(answers) or next(filter(None, lost), None)
 
     def reason(self, ending: GangResult) -> GangResult:
-        """Waits a little: who lost a task knows less than that task's supervisor."""
+        """Wait a little for the supervisor of the task that was lost, which knows the reason best."""
         until = self._clock() + self._settle_secs
         while ending.code == PEER_LOST and self._clock() < until:
             time.sleep(GLANCE_SECS)
@@ -163,7 +165,7 @@ class LeaderRendezvous(Rendezvous):
             if answer.state == "done":
                 return None
             if ending is not None and ending.task.place.is_evaluator:
-                code = FAILED if ending.code == PEER_LOST else ending.code  # nobody is to start all again for it
+                code = FAILED if ending.code == PEER_LOST else ending.code  # it does not justify a restart of all tasks
                 return replace(ending, code=code, reason=f"{ending.reason}. {_NOT_EVALUATED}")
             if answer != last:
                 last, until = answer, self._clock() + self._timeout_secs
@@ -178,7 +180,7 @@ class LeaderRendezvous(Rendezvous):
         self._say(phase="ended", code=code)
 
     def _lost(self, name: str, answer: Answer) -> GangResult | None:
-        """What the answer of another supervisor means while tasks run; one that is new is taken in."""
+        """Return what another supervisor's answer means while tasks run; a new supervisor is admitted."""
         known = self._call.nonces.get(name)
         if known is None or (self._task(name).is_replaceable and known != answer.nonce):
             known = answer.nonce
@@ -198,7 +200,7 @@ class LeaderRendezvous(Rendezvous):
         return None
 
     def _answers(self) -> dict[str, Answer]:
-        """What was answered to this call, by the name of the task."""
+        """Return task name -> answer to this call."""
         names = (*self._others, EVALUATOR)
         answers = {name: read_dataclass(Answer, _answer_file(self._model_dir, name)) for name in names}
         return {name: answer for name, answer in answers.items() if _same(answer, self._call)}
@@ -220,11 +222,11 @@ class FollowerRendezvous:
 
     Args:
       place: its task.
-      timeout_secs: how long the chief may take to come at first.
+      timeout_secs: how long the chief may take to join at first.
 
     Attributes:
-      generation: of the call that its task was started for.
-      code: the exit code of the run; None until it has ended.
+      generation: that of the call for which its task was started.
+      code: exit code of the run; None until it has ended.
     """
 
     def __init__(
@@ -241,10 +243,10 @@ class FollowerRendezvous:
         (model_dir / PEERS_FOLDER).mkdir(parents=True, exist_ok=True)
 
     def wait_for_go(self, stops: Sequence[int], *, forever: bool = False) -> bool:
-        """Returns when the task is to be started (True), or the run has ended or somebody asked for a stop (False).
+        """Return True when the task is to start, False if the run has ended or a stop was requested.
 
         Raises:
-          TimeoutError: the chief does not come, or not back.
+          TimeoutError: the chief does not join, or does not return.
         """
         patience = max(self._timeout_secs, REPLACED_SECS) if self._followed.run else self._timeout_secs
         until = self._clock() + patience
@@ -262,14 +264,14 @@ class FollowerRendezvous:
             if self._clock() > until and not forever:
                 chief = next(iter(self._place.tasks.get("chief", ())), "address unknown")
                 raise TimeoutError(
-                    f"the chief's supervisor ({chief}) did not come within {patience:g} s. "
-                    f"Does it run, with this very model_dir={self._model_dir} on storage that both can see?"
+                    f"The chief's supervisor ({chief}) did not join within {patience:g} s. Check that it runs with "
+                    f"the same model_dir={self._model_dir} on shared storage."
                 )
             time.sleep(GLANCE_SECS)
         return False
 
     def look(self, task: Task) -> GangResult | None:
-        """Whether the task is to end because of what the chief says."""
+        """Return an event from the chief that ends the task; None: there is none."""
         if self._clock() - self._looked < LOOK_SECS:
             return None
         self._looked = self._clock()
@@ -283,7 +285,7 @@ class FollowerRendezvous:
         return None
 
     def tell(self, state: str, reason: str = "", code: int = 0) -> None:
-        """Answers the last call."""
+        """Answer the last call."""
         self._told = self._clock()
         self._beat += 1
         call = self._answered
@@ -297,7 +299,7 @@ class FollowerRendezvous:
 
 
 def _same(one: Call | Answer, other: Call) -> bool:
-    """Report whether both are about the same start of the same run."""
+    """Report whether both messages are about the same start of the same run."""
     return (one.run, one.generation) == (other.run, other.generation)
 
 

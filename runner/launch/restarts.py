@@ -1,4 +1,4 @@
-"""How often a run is started again after it has lost a task, and what is told of that."""
+"""How often a run is restarted after it lost a task, and what is logged of it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def pause_secs(number: int) -> float:
 class Restarts:
     """The restarts of one run.
 
-    At most `limit` follow one another without a newer checkpoint: a run of weeks outlives any number of losses, and
-    what fails at the same place again and again ends.
+    At most `limit` restarts follow one another without a newer checkpoint. A run of weeks therefore survives any number
+    of losses, and one that fails again and again at the same place ends.
 
     Attributes:
-      limit: so many; 0: a loss ends the run.
-      name: of the task whose supervisor this is, where each has its own; '': the chief's.
-      total: how many there were.
-      last: what was said of the last one; None when there was none.
+      limit: the limit; 0: a loss ends the run.
+      name: name of the task, if its supervisor is not the chief's; '': the chief's.
+      total: number of restarts so far.
+      last: the message about the last one; None if there was none.
     """
 
     model_dir: Path
@@ -47,10 +47,11 @@ class Restarts:
     _step: int | None = field(default=None, init=False)
 
     def allow(self, ending: GangResult, *, alone: bool = False) -> bool:
-        """Report whether what was lost is to be started again, after a pause; say so and note it.
+        """Report, after a pause, whether the lost part is to be restarted; log and note it.
 
         Args:
-          alone: only the task itself; the others go on.
+          ending: how it ended.
+          alone: only the task itself is restarted; the others continue.
         """
         step = latest_step(self.model_dir)
         self._in_a_row = 0 if step != self._step else self._in_a_row
@@ -81,6 +82,6 @@ class Restarts:
 
 
 def latest_step(model_dir: Path) -> int | None:
-    """Return the step that a run would go on from; None: from its beginning."""
+    """Return the step from which a run would resume; None: from its beginning."""
     path = layout.latest_checkpoint(model_dir)
     return None if path is None else layout.step_of(path)

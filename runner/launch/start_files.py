@@ -1,4 +1,4 @@
-"""What a start writes into model_dir before its first step, and how it is taken away where that never comes."""
+"""The files that a start writes into model_dir before its first step, and their removal if that never comes."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ _BEFORE_THE_FIRST_STEP = (
 
 
 def file_of_tasks(model_dir: Path, command: str) -> Path:
-    """Return where the config is that the tasks of a start do."""
+    """Return the path of the config from which the tasks of a start run."""
     return model_dir / (START_FILE if command in schema.TRAINING_RUNS else f"config.{command}.yaml")
 
 
 def write_notes(model_dir: Path, notes: Mapping[str, str]) -> None:
-    """Write how the config was composed, which may hold secrets, for its owner alone."""
+    """Write how the config was composed, readable only by its owner because it may contain secrets."""
     folder = model_dir / NOTES_FOLDER
     if notes:
         folder.mkdir(mode=0o700, exist_ok=True)
-        folder.chmod(0o700)  # one of before
+        folder.chmod(0o700)  # a file of an earlier start
     for name, text in notes.items():
         write_atomically(folder / name, text, mode=0o600)
 
 
 class Left:
-    """What earlier starts left in model_dir; made before a start writes anything.
+    """The files that earlier starts left in model_dir; made before a start writes anything.
 
     Args:
-      is_cluster: other supervisors meet in the folder, and read there that the run has ended.
+      is_cluster: other supervisors read in the folder that the run has ended.
     """
 
     def __init__(self, model_dir: Path, *, is_cluster: bool) -> None:
@@ -59,7 +59,7 @@ class Left:
         self.is_empty = all(any(fnmatch.fnmatch(name, one) for one in _BEFORE_THE_FIRST_STEP) for name in names)
 
     def restore(self) -> None:
-        """Leave the run as it was; where there was none, leave no folder."""
+        """Restore the earlier state of the run; remove the folder if there was none."""
         if not self.is_empty:
             (self._model_dir / START_FILE).unlink(missing_ok=True)
             if self._ending is not None:
@@ -74,7 +74,7 @@ class Left:
             else:
                 entry.unlink(missing_ok=True)
         if not kept and self._model_dir != Path.cwd():
-            with suppress(OSError):  # it is a mounted disk, or somebody else has written there
+            with suppress(OSError):  # it is a mounted disk, or another program has written there
                 self._model_dir.rmdir()
 
 

@@ -1,6 +1,6 @@
-"""What asks a run to stop, on its way to the tasks: SIGTERM, Ctrl-C, a closed terminal.
+"""Pass stop requests to the tasks: SIGTERM, Ctrl-C, a closed terminal.
 
-The first request asks them to save, the second ends them.
+The first request asks the tasks to save, the second ends them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GRACE_SECS = 60.0
 
 
 class Stoppable(Protocol):
-    """What requests are handed on to: a process, or several."""
+    """An object that receives requests: a process, or several."""
 
     def ask_to_stop(self) -> None: ...
 
@@ -27,13 +27,13 @@ class Stoppable(Protocol):
 
 
 class StopRequests:
-    """While it is entered, SIGTERM, Ctrl-C and SIGHUP ask every watched task to stop; a second one, or a minute, kills
+    """Inside its context, SIGTERM, Ctrl-C and SIGHUP ask every watched task to stop; a second one, or a minute, kills
     them.
 
-    One object serves all runs of a command: after a request no further run begins.
+    One object serves all runs of a command: after a request, no further run begins.
 
     Attributes:
-      came: the signals that came, in order.
+      came: the signals received, in order.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class StopRequests:
         if threading.current_thread() is threading.main_thread():  # only the main thread may handle signals
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
                 if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                    continue  # nohup: the run is meant to outlive the terminal
+                    continue  # under nohup the run is meant to outlive the terminal
                 self._before[number] = signal.signal(number, self._handle)
         return self
 
@@ -59,10 +59,11 @@ class StopRequests:
 
     @contextmanager
     def watch(self, process: Stoppable, answer: str) -> Iterator[None]:
-        """Hands requests on to `process`, one that came before included.
+        """Pass requests to `process`, also one that came before.
 
         Args:
-          answer: what the process does when it is asked to stop, for the person who asked.
+          process: what to stop.
+          answer: what the process does when asked to stop, as a message for the user.
         """
         self._watched.append(process)
         self._answer = answer
@@ -75,7 +76,7 @@ class StopRequests:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.came.append(number)
-        # A terminal that is closed says so twice: the kernel and the shell do.
+        # A closed terminal sends SIGHUP twice: from the kernel and from the shell.
         if number == signal.SIGALRM or (len(self.came) > 1 and number != signal.SIGHUP):
             for process in self._watched:
                 process.kill()

@@ -1,7 +1,7 @@
-"""One run from its config to its summary: starts its tasks, watches them, ships what they note, says how it ended.
+"""One run from config to summary: starts and watches its tasks, ships their journals, reports how it ended.
 
-This process never imports TensorFlow (but for `run.inline=true`): a task that crashes or is killed is always seen, and
-each run of a sweep can configure TensorFlow's devices afresh.
+This process never imports TensorFlow (except with `run.inline=true`). It therefore always notices a task that crashes
+or is killed, and each run of a sweep can configure TensorFlow's devices anew.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class Member:
     """A run's place in a sweep.
 
     Attributes:
-      name: what varied; the run's name in MLflow.
-      parent_run_id: the sweep's run in MLflow; None when there is none.
-      prefix: of each line that is said; '' where one job runs at a time.
-      starter: starts the tasks of all jobs; None: each run has one of its own.
+      name: the values that vary; the run's name in MLflow.
+      parent_run_id: the sweep's run in MLflow; None if there is none.
+      prefix: precedes each printed line; '' if one job runs at a time.
+      starter: starts the tasks of all jobs; None: each run has its own.
     """
 
     name: str = ""
@@ -78,14 +78,15 @@ def run(
     """Do what `config` says, in its model_dir.
 
     Args:
-      config: a checked one, with its model_dir.
-      env: the environment of the task.
+      config: a checked config with its model_dir.
+      env: environment of the task.
       argv: the command line, for the record.
-      stops: where the signals of this command arrive; None: handled here.
-      member: None: the run is no part of a sweep.
-      notes: name -> text of each file that is kept in `.hydra`, of how the config was composed.
+      stops: receives the signals of this command; None: they are handled here.
+      member: the place in a sweep; None: the run is not part of a sweep.
+      notes: name -> text of each file that is kept in `.hydra`, about how the config was composed.
 
-    Returns: the exit code, as `runner.tracking.exit_codes` lists them.
+    Returns:
+      The exit code, as listed in `runner.tracking.exit_codes`.
 
     Raises:
       ConfigError: another process is using the model_dir.
@@ -99,7 +100,7 @@ def run(
         found = detect(env, config.cluster, config.strategy)
         if found.has_others:
             place = found.cluster
-            if found.has_evaluator and config.command == "train_and_evaluate":  # something else has started one
+            if found.has_evaluator and config.command == "train_and_evaluate":  # started from outside
                 config = dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, evaluator=True))
     with StopRequests() if stops is None else nullcontext(stops) as requests:
         supervisor = Supervisor(config, env, argv, requests, member or Member(), place, notes or {})
@@ -116,13 +117,14 @@ def run(
 
 @dataclass
 class Supervisor:
-    """The supervisor of one run, or that of the chief in a cluster that something else started.
+    """The supervisor of one run, or that of the chief in an external cluster.
 
-    A start that trains writes config.yaml, run.json, summary.json and `.hydra` once it has taken its first step, or has
-    finished without one, and MLflow hears of it then: what ends before that leaves them as they were. A job of a sweep
-    writes them at once, since the sweep's table tells of it however it ends.
+    A start that trains writes config.yaml, run.json, summary.json and `.hydra`, and creates the MLflow run, once it has
+    taken its first step or has finished without one. A start that ends before leaves them unchanged. A job of a sweep
+    writes them at once, because the sweep's table lists it however it ends.
 
-    Attributes: those of `run`, and the chief's place in such a cluster; None: all tasks are started here.
+    Attributes:
+      As in `run`, and the chief's place in an external cluster; None: all tasks are started here.
     """
 
     config: Config
@@ -142,7 +144,7 @@ class Supervisor:
 
     @functools.cached_property
     def file(self) -> Path:
-        """The config that the tasks do."""
+        """The path of the config from which the tasks run."""
         return start_files.file_of_tasks(self.model_dir, self.config.command)
 
     @functools.cached_property
@@ -154,7 +156,7 @@ class Supervisor:
         return self.config.command in schema.TRAINING_RUNS
 
     def run(self) -> int:
-        """Run the tasks, between a record that says running and one that says how it ended. The exit code.
+        """Run the tasks, recording the start and how they ended, and return the exit code.
 
         lock model_dir -> note the start -> ship journals -> run the tasks -> choose the outcome -> summary.json
         -> close the run in MLflow -> print the summary
@@ -173,9 +175,9 @@ class Supervisor:
                         self.file.unlink(missing_ok=True)
 
     def _run_alone(self, *, is_fresh: bool) -> int:
-        """Run the tasks while the folder is locked, as `run` says."""
+        """Run the tasks while the folder is locked, as in `run`."""
         earlier = self._note_start()
-        # A task of an earlier start may still be saving: each has written its last line when this returns.
+        # A task of an earlier start may still be saving; when this returns, each has written its last line.
         wait_for_tasks(self.model_dir, "*" if self.place is None else "chief-0")
         if self.place is None:  # else tasks of other hosts may be writing
             remove_half_written(self.model_dir, self.model_dir / start_files.NOTES_FOLDER)
@@ -204,7 +206,7 @@ class Supervisor:
         return code
 
     def run_unrecorded(self) -> int:
-        """Run a command that only tells something: nothing of it stays. The exit code."""
+        """Run a command that only shows something and leaves no record; return the exit code."""
         with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
             if self.config.model_dir is None:
                 self.config = dataclasses.replace(self.config, model_dir=str(Path(scratch) / "model"))
@@ -214,7 +216,7 @@ class Supervisor:
             return exit_codes.outcome_of(ending.code, bool(self.stops.came), {}).code
 
     def say_lost(self, error: OSError) -> None:
-        """Say that the folder cannot be written: a full disk, or a folder that was deleted under its run."""
+        """Report that the folder cannot be written: the disk is full, or the folder was deleted during the run."""
         if self.env.get(FULL_ERROR) == "1":
             traceback.print_exception(error)
         say(f"runner: {self._lost(error)}")
@@ -222,7 +224,7 @@ class Supervisor:
     # --- before -------------------------------------------------------------------------------------------------------
 
     def _note_start(self) -> dict[str, Any]:
-        """Write the config of the tasks. Return the summary of the previous start."""
+        """Write the config of the tasks, and return the summary of the previous start."""
         self.record = RunRecord.read(self.model_dir)
         self._draw_seed()
         self._say_changes()
@@ -238,14 +240,14 @@ class Supervisor:
         return earlier
 
     def _keep_start(self) -> None:
-        """Write run.json, the config and a summary that says running: what was done from here on is not lost.
+        """Write run.json, the config and a summary with the status running, so that the start is recorded from here on.
 
-        Called when the first step was taken, by the shipper's thread, and again at the end.
+        Called after the first step, by the shipper's thread, and again at the end.
         """
         with self._keeping:
             if not self.record.is_held:
                 return
-            self.record.is_held = False  # from here on, also where the disk is full
+            self.record.is_held = False  # set before writing, which may fail on a full disk
             self.folder.check()
             self.record.save(self.model_dir)
             schema.save(self.config, self.model_dir / saved_config.FILE)
@@ -254,29 +256,29 @@ class Supervisor:
             write_summary(self.model_dir, summary_of(STILL_RUNNING, self.config, run_id, self.secrets))
 
     def _keep_first_step(self) -> None:
-        with suppress(OSError):  # a full disk: the end of the run meets it again, and says it
+        with suppress(OSError):  # a full disk is reported at the end of the run
             self._keep_start()
 
     def _draw_seed(self) -> None:
-        """Give a run with `run.seed=null` one seed, for all its tasks and all its starts.
+        """Draw one seed for all tasks and all starts of a run with `run.seed=null`.
 
-        Each task would draw another one, and several workers would then not read the same data in the same order.
+        Otherwise each task would draw its own, and several workers would read the same data in different orders.
         """
         run, record = self.config.run, self.record
         if run.seed is None:
             seed = randbits(schema.SEED_BITS) if record.drawn_seed is None else record.drawn_seed
-            if self.trains:  # what only reads the run does not decide for its training
+            if self.trains:  # a command that only reads the run does not set its seed
                 record.drawn_seed = seed
             self.config = dataclasses.replace(self.config, run=dataclasses.replace(run, seed=seed))
 
     def _say_changes(self) -> None:
-        """Say what differs, where a run goes on with another config than it had."""
+        """Report the differences if a run is resumed with another config."""
         file = self.model_dir / saved_config.FILE if self.trains else self.file
         if self.config.run.progress == "off" or not file.exists():
             return
         try:
             known = (parsing.load(file), self.config)
-        except ValueError:  # of another version; it is about to be replaced
+        except ValueError:  # written by another version; it is about to be replaced
             return
         changes = differences(*(schema.flatten(masked(schema.to_tree(each))) for each in known))
         if changes:
@@ -316,7 +318,7 @@ class Supervisor:
     # --- the tasks ----------------------------------------------------------------------------------------------------
 
     def _run_tasks(self, tasks: Tasks) -> GangResult:
-        """Run the tasks in processes of their own or, with `run.inline`, the only one in this."""
+        """Run the tasks in separate processes, or with `run.inline` the only one in this process."""
         if not self.config.run.inline:
             try:
                 return tasks.run()
@@ -326,7 +328,7 @@ class Supervisor:
         from runner.task import main
 
         os.environ.update(model_source.environment(self.config.model, {}))
-        # The command line sets it for Hydra; where the person did not, a mistake of theirs is one message.
+        # The command line sets it for Hydra. Unless the user set it, a mistake is reported as one message.
         set_for_hydra = None if FULL_ERROR in self.env else os.environ.pop(FULL_ERROR, None)
         try:
             code = main.main([str(tasks.file)], inline=True)
@@ -339,12 +341,12 @@ class Supervisor:
         return GangResult(code, Task(ALONE, (), {}))
 
     def _run_recorded(self, tasks: Tasks, journals: Journals) -> Outcome:
-        """Run the tasks, and tell those that outlive them how training has ended."""
+        """Run the tasks, and report to processes that outlive them how training has ended."""
         ending = self._run_tasks(tasks)
         say_errors(journals, self.member.prefix)
 
         def outcome_of(ending: GangResult) -> Outcome:
-            lines = journals.lines()  # and of the evaluator, which has the last checkpoint's metrics
+            lines = journals.lines()  # also from the evaluator, which has the last checkpoint's metrics
             for event in ("exported", "result"):
                 lines += journals.events(event).get("evaluator", ())
             stopped = bool(self.stops.came)
@@ -354,7 +356,7 @@ class Supervisor:
         if self.trains and (ending.code == FINISHED or journals.events("first_step")):
             self._keep_first_step()
         if self.trains and not self.record.is_held:
-            with suppress(OSError):  # the summary, which comes next, says what is wrong with the folder
+            with suppress(OSError):  # the summary, written next, reports the problem with the folder
                 self.folder.check()
                 note_ending(self.model_dir, outcome, self.record.generation)
             if ending.code == FINISHED:
@@ -366,7 +368,7 @@ class Supervisor:
     # --- after --------------------------------------------------------------------------------------------------------
 
     def _keep_of_earlier(self, outcome: Outcome, earlier: Mapping[str, Any]) -> None:
-        """Add what this start does not know: what training left, to a reader; what was exported and is still there."""
+        """Add results of earlier starts: training's results to those of a reader, and exports that still exist."""
         facts = outcome.facts
         for name in () if self.trains else ("metrics", "steps_per_sec", "input_bound", "global_step", "checkpoint"):
             if facts.get(name) is None and earlier.get(name):
@@ -377,25 +379,25 @@ class Supervisor:
     def _write_summaries(
         self, outcome: Outcome, earlier: Mapping[str, Any], run_id: str | None
     ) -> tuple[Outcome, list[str]]:
-        """Write summary.json, and of a reader its own. Return the outcome, failed where they cannot be written."""
+        """Write summary.json, and a reader's own summary; return the outcome, failed if they cannot be written."""
         files = [SUMMARY_FILE]
         try:
-            self.folder.check()  # one that was made anew, by an event writer perhaps, holds nothing of the run
+            self.folder.check()  # a folder made anew, perhaps by an event writer, contains nothing of the run
             self.record.save(self.model_dir)
             summary = summary_of(outcome, self.config, run_id, self.secrets)
-            if not self.trains:  # how it ended is not how the run did
+            if not self.trains:  # a reader's status is not the status of the run
                 files.append(f"summary.{self.config.command}.json")
                 write_summary(self.model_dir, summary, files[-1])
                 summary = after_reading(earlier, summary)
             write_summary(self.model_dir, summary)
-        except OSError as error:  # MLflow is told all the same
-            if outcome.code != FAILED or not isinstance(error, StorageError):  # else the task has said it
+        except OSError as error:  # MLflow gets the outcome in any case
+            if outcome.code != FAILED or not isinstance(error, StorageError):  # else the task has reported it
                 self.say_lost(error)
             outcome = Outcome(FAILED, "failed", self._lost(error), outcome.facts)
         return outcome, files
 
     def _close(self, shippers: Shippers, outcome: Outcome, summary: Mapping[str, Any], files: Sequence[str]) -> None:
-        """Close the run where it is recorded, with how it ended, its files and what it has exported."""
+        """Close the run where it is recorded, with its outcome, files and exports."""
         told = {**summary, "last_restart": outcome.facts.get("last_restart")}
         names = ("status", "strategy", "num_replicas", *(("restarts", "last_restart") if summary["restarts"] else ()))
         tags = {name: str(told[name]) for name in names if told[name] is not None}
@@ -410,21 +412,21 @@ class Supervisor:
             shippers.close(outcome.mlflow_status, tags, paths, models)
 
     def _model_name(self) -> str:
-        """Return what the model is called by its function: digits of model_fns.digits.model_fn."""
+        """Return the model's name from its function: digits for model_fns.digits.model_fn."""
         parts = str(self.config.model.fn).split(".")
         return parts[-2] if parts[-1] == "model_fn" and len(parts) > 1 else parts[-1]
 
     def _print(self, summary: Mapping[str, Any], code: int, *, is_fresh: bool) -> None:
         shown = {**summary, "resume": self._resume_command() if code == INTERRUPTED else None}
         if not self.trains:
-            shown |= {"steps_per_sec": None, "input_bound": None}  # of the training that it reads
+            shown |= {"steps_per_sec": None, "input_bound": None}  # those of the training that it reads
         if self.config.strategy.name == "parameter_server":
             cluster = self.config.cluster
             workers, servers = cluster.num_workers, cluster.num_ps
             if self.place is not None:
                 workers, servers = self.place.num_workers - 1, self.place.num_ps
             shown["cluster"] = [console.counted(workers, "worker"), console.counted(servers, "server")]
-        if code == exit_codes.USER_ERROR:  # the task has said it, in a message
+        if code == exit_codes.USER_ERROR:  # the task has printed the message
             shown["error"] = None
         for name in ("checkpoint", "predictions"):
             shown[name] = summary[name] and console.relative(Path(summary[name]))
@@ -435,7 +437,7 @@ class Supervisor:
         console.print_summary(shown, where, prefix=self.member.prefix)
 
     def _resume_command(self) -> str:
-        """Return what to type to go on with an interrupted run."""
+        """Return the command that resumes an interrupted run."""
         kept = [masked_override(text) for text in self.argv[1:] if not text.lstrip("+").startswith("model_dir=")]
         return shlex.join(["python", "-m", "runner", *kept, f"model_dir={console.relative(self.model_dir)}"])
 

@@ -1,7 +1,7 @@
-"""A sweep: its folder, its run in MLflow, what became of each of its jobs, and which was best.
+"""A sweep: its folder, its MLflow run, the results of its jobs, and the best of them.
 
-Each job is a run of its own in a folder of the sweep, under a supervisor of its own. What the sweep knows is in
-`sweep.json`, so the same command again goes on with it: finished jobs are skipped, broken ones resumed.
+Each job is a run in a folder of the sweep, under its own supervisor. The state of the sweep is in `sweep.json`, so the
+same command resumes it: finished jobs are skipped, others resumed.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ MAX_DESCRIBED = 30
 
 @dataclass
 class JobResult:
-    """What became of one job.
+    """The result of one job.
 
     Attributes:
-      name: what varied: `learning_rate=0.1, strategy=mirrored`.
-      status: finished, failed or interrupted; pruned: stopped, since it did not look as if it would be the best.
-      value: of the sweep's metric; None when the job has none, or none that is finite.
+      name: the values that vary: `learning_rate=0.1, strategy=mirrored`.
+      status: finished, failed or interrupted; pruned: stopped because it was unlikely to become the best.
+      value: its value of the sweep's metric; None if the job has none, or it is not finite.
       metrics, global_step, error, unread_params: as in its summary.json.
     """
 
@@ -63,25 +63,25 @@ class JobResult:
 
     @property
     def shown_name(self) -> str:
-        """`name`, with those that made no difference: `lrr=0.5 (not read: lrr)`."""
+        """`name` with the params that nothing read: `lrr=0.5 (not read: lrr)`."""
         varied = [part.partition("=")[0] for part in self.name.split(", ")]
         unread = [name for name in varied if any(f".{key}".endswith(f".{name}") for key in self.unread_params)]
         return f"{self.name} (not read: {', '.join(unread)})" if unread else self.name
 
 
 class Sweep:
-    """The sweep that lives in `directory`, as one process of it sees it.
+    """The sweep in `directory`, as one of its processes sees it.
 
-    Hydra's basic launcher runs all jobs in one process; others (joblib, submitit) run each in a process of its own,
-    which join the sweep that has the same `start`.
+    Hydra's basic launcher runs all jobs in one process. Others (joblib, submitit) run each job in its own process,
+    which joins the sweep with the same `start`.
 
     Args:
-      config: of a job; `sweep` and `tracking` are the same for all.
-      command: the results of another start than `command.start` do not count; unless it `is_copy`, this process runs
-        all jobs, and no other may.
+      config: config of a job; `sweep` and `tracking` are the same for all jobs.
+      command: results of a start other than `command.start` do not count. Unless it `is_copy`, this process runs all
+        jobs and excludes others.
 
     Raises:
-      ConfigError: the same sweep is running already.
+      ConfigError: the same sweep is already running.
     """
 
     def __init__(self, directory: Path, config: Config, command: CommandLine) -> None:
@@ -90,7 +90,7 @@ class Sweep:
         settings = replace(config.tracking, system_metrics=False)
         self._parent: Tracker = build_tracker(settings, command.env, Path.cwd())
         self._held = ExitStack()
-        self._lock = FileLock(directory / ".sweep.lock")  # of sweep.json; threads have a lock object of their own
+        self._lock = FileLock(directory / ".sweep.lock")  # the lock of sweep.json; each thread has its own lock object
         if not command.is_copy:
             self._held.enter_context(alone_in(directory, "sweep.dir"))
         with self._lock:
@@ -102,18 +102,19 @@ class Sweep:
 
     @property
     def results(self) -> list[JobResult]:
-        """What became of the jobs so far, in the order in which they ended."""
+        """Return the results of the jobs so far, in the order in which they ended."""
         return [JobResult(**job) for job in (read_json(self.directory / SWEEP_FILE) or {}).get("jobs", ())]
 
     def result_of(self, folder: Path, name: str, error: str | None = None) -> JobResult:
-        """What became of the job in `folder`, from its summary.
+        """Return the result of the job in `folder`, from its summary.
 
         Args:
+          name: name of the job.
           error: why the job never started; None: it did.
         """
         summary = {} if error else read_summary(folder / SUMMARY_FILE)
         metrics = summary.get("metrics") or {}
-        if summary.get("status") == STILL_RUNNING.status:  # it ended, and could not say how
+        if summary.get("status") == STILL_RUNNING.status:  # it ended without writing how
             summary["status"] = "failed"
         value = _value_of(metrics, self._metric_name(metrics))
         status, error = summary.get("status", "failed"), error or summary.get("error")
@@ -121,20 +122,21 @@ class Sweep:
         return JobResult(name, folder.name, status, value, metrics, summary.get("global_step"), error, unread)
 
     def add(self, result: JobResult) -> None:
-        """Note in sweep.json what became of a job. What was known of it before is replaced."""
+        """Write a job's result to sweep.json, replacing an earlier one."""
         with self._lock:
             record = read_json(self.directory / SWEEP_FILE) or {}
             others = [known for known in self.results if known.folder != result.folder]
             self._save(record.get("start"), [*others, result])
 
     def end(self, *, interrupted: bool, failed: bool, total: int | None = None) -> None:
-        """Say the ranking, draw it and close the sweep's run in MLflow: FAILED where a job failed, or the sweep did.
+        """Print the ranking, draw it, and close the sweep's MLflow run: FAILED if a job or the sweep failed.
 
-        The best job comes first; then those that were pruned; those without the metric last, in the order in which they
-        ended.
+        The best job comes first, then pruned ones; jobs without the metric come last, in the order in which they ended.
 
         Args:
-          total: how many jobs the sweep has; None: not known.
+          interrupted: the sweep was interrupted.
+          failed: the sweep failed.
+          total: number of jobs of the sweep; None: not known.
         """
         results = self.results
         sign = 1 if self._mode(results) == "min" else -1
@@ -148,7 +150,7 @@ class Sweep:
         if interrupted:
             left = 0 if total is None else total - sum(job.status in ("finished", "pruned") for job in ranked)
             what = f"{left} of {total} jobs are left. " if left > 0 else ""
-            print(f"{what}The same command goes on with this sweep.", flush=True)
+            print(f"{what}Run the same command again to resume this sweep.", flush=True)
         try:
             draw_jobs([(job.name, job.value) for job in ranked], self._shown_metric(ranked), self.directory)
         except Exception as error:
@@ -176,7 +178,7 @@ class Sweep:
         self._parent.end(status)
 
     def _description(self, ranked: Sequence[JobResult]) -> str:
-        """Return the ranking as Markdown: what a person who opens the sweep's page wants to know first."""
+        """Return the ranking as Markdown, for the sweep's page in MLflow."""
         metric = self._shown_metric(ranked)
         rows = [("job", metric, "status"), ("---", "---:", "---")]
         rows += [(job.shown_name, _shown(job.value), job.status) for job in ranked[:MAX_DESCRIBED]]
@@ -185,10 +187,10 @@ class Sweep:
         return f"{DESCRIPTION_BEGINS} {metric} ({self._mode(ranked)})\n\n{table}{left_out}"
 
     def _open_parent(self, config: Config, command: CommandLine, known: str | None) -> str | None:
-        """Open the sweep's run in MLflow: the one that an earlier start made, or a new one."""
+        """Open the sweep's MLflow run: that of an earlier start, or a new one."""
         name = config.tracking.run_name or f"sweep {self.directory.name}"
         tags = {**masked(config.tracking.tags), **tags_of_this_process(self.directory, ["runner", *command.argv])}
-        if command.is_copy:  # no process holds the lock that says whether the sweep lives
+        if command.is_copy:  # no process holds the lock that shows whether the sweep is running
             tags = {key: value for key, value in tags.items() if key not in ("host", "lock")}
         try:
             return self._parent.start(known, name, {}, tags)
@@ -206,7 +208,7 @@ class Sweep:
         return next((str(self._metric_name(job.metrics)) for job in results if job.metrics), "eval/loss")
 
     def _mode(self, results: Sequence[JobResult]) -> str:
-        """Min or max; where the config leaves it open, by what the metric's name says."""
+        """Return min or max; if the config has null, decided by the metric's name."""
         return mode_of(self._shown_metric(results), self._settings.mode)
 
     def _save(self, start: str | None, results: Sequence[JobResult]) -> None:
@@ -220,7 +222,7 @@ class Sweep:
         write_json(self.directory / SWEEP_FILE, record)
 
     def _print(self, ranked: Sequence[JobResult]) -> None:
-        START_STATUS.stop()  # it is still shown where all jobs had finished before
+        START_STATUS.stop()  # shown even if all jobs had finished before
         metric = self._shown_metric(ranked)
         where = console.relative(self.directory)
         jobs = f"{len(ranked)} job{'' if len(ranked) == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""The tasks of one run: who they are, how they are started, and started again when one of them is lost."""
+"""The tasks of one run: which there are, how they start, and restart when one is lost."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Tasks:
     """The tasks of one run.
 
     Attributes:
-      file: the config that each does; the same, since TF_CONFIG says who it is.
-      env: the environment of the command, which each inherits.
+      file: the config from which each task runs; TF_CONFIG tells a task its place.
+      env: environment of the command, which each task inherits.
       record: counts the starts.
-      prefix: of all that they say.
-      place: the task of this process, in a cluster that something else started; None: all tasks are started here.
-      rendezvous: the supervisors of its other tasks; a plain one where there are none.
-      starter: starts the tasks of all jobs of a sweep; None: this run has one of its own.
+      prefix: precedes everything they print.
+      place: place of this process's task in an external cluster; None: all tasks are started here.
+      rendezvous: the supervisors of its other tasks; the base class if there are none.
+      starter: starts the tasks of all jobs of a sweep; None: this run has its own.
     """
 
     config: Config
@@ -53,7 +53,7 @@ class Tasks:
     starter: ColdStarter | None = None
 
     def run(self) -> GangResult:
-        """Run them to their end: gather all supervisors, start, watch, and start again what was lost."""
+        """Run the tasks to their end: gather all supervisors, start, watch, and restart lost tasks."""
         tasks = self._tasks()
         with self._started_by(len(tasks)) as starter:
             return self._run(tasks, starter)
@@ -72,12 +72,12 @@ class Tasks:
         trains = self.config.command in TRAINING_RUNS
         with self.stops.watch(gang, "the task saves a checkpoint" if trains else "nothing is saved"):
             while True:
-                starter.prepare(tasks)  # while the others come
+                starter.prepare(tasks)  # while the others join
                 failed = self.rendezvous.gather(self.record.generation, self.stops.came)
                 if failed is not None:
                     return failed
                 starter.wait(self.stops.came)
-                if self.stops.came:  # before there was anything to stop: as a task answers that has taken no step
+                if self.stops.came:  # before any task started: same result as a task that has taken no step
                     has_nothing = trains and latest_step(self.restarts.model_dir) is None
                     return GangResult(FAILED if has_nothing else INTERRUPTED, tasks[0])
                 if trains:
@@ -85,7 +85,7 @@ class Tasks:
                 journals.mark()
                 ending = self.rendezvous.reason(gang.run(tasks, self.stops.came))
                 if ending.code == INTERRUPTED:
-                    # '' where the whole run was asked. Those that we asked in turn have noted it, too.
+                    # '' if the whole run was asked to stop. Tasks that were asked in turn have noted it, too.
                     asked = () if self.stops.came else gang.asked_to_stop or journals.events("asked_to_stop")
                     return replace(ending, reason=", ".join(sorted(asked)))
                 if not ending.is_loss or not self.restarts.allow(ending):
@@ -96,7 +96,7 @@ class Tasks:
 
     @contextmanager
     def _started_by(self, num_tasks: int) -> Iterator[ColdStarter]:
-        """Give what starts the tasks of this run."""
+        """Yield the starter of this run's tasks."""
         if self.starter is not None and self.config.run.preload == "auto":
             yield self.starter
             return
@@ -104,7 +104,7 @@ class Tasks:
             yield starter
 
     def _tasks(self) -> list[Task]:
-        # At each start other ports: the old ones may be in use for a while.
+        # New ports at each start, because the old ones may stay in use for a while.
         places = local_places(self.config) if self.place is None else [self.place]
         tasks = []
         for place in places:
@@ -112,14 +112,14 @@ class Tasks:
             if place.is_chief and not prefix and shows_live(self.config.run.progress, sys.stderr):
                 START_STATUS.show("starting")
                 env |= START_STATUS.lend("importing TensorFlow")
-            if not place.is_chief:  # the chief talks to the terminal itself, as a single process does
+            if not place.is_chief:  # the chief writes to the terminal itself, like a single process
                 env, prefix = {**env, QUIET_ERRORS: "1"}, f"{prefix}[{place.name}] "
             tasks.append(Task(place, task_argv(self.file), env, prefix))
         return tasks
 
 
 def task_argv(file: Path) -> list[str]:
-    """Return the command of the task that does what the config in `file` says."""
+    """Return the command of a task that runs from the config in `file`."""
     return [sys.executable, *TASK_COMMAND, str(file)]
 
 
@@ -128,11 +128,11 @@ _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROG
 
 
 def task_env(env: Mapping[str, str], place: Cluster = ALONE, generation: int = 1) -> dict[str, str]:
-    """Return the environment of a task: `env`, no noise of libraries unless asked for, and this `runner` package.
+    """Return the environment of a task: `env`, with library messages off unless asked for, and this `runner` package.
 
     Args:
-      place: who it is; TF_CONFIG says so to a task of several.
-      generation: how often the run was started, this time included.
+      place: its place; a task of several gets it in TF_CONFIG.
+      generation: number of this start of the run.
     """
     result = {**_QUIET, **env, "TF_CONFIG": place.tf_config, GENERATION: str(generation)}
     if not place.tf_config:
@@ -144,7 +144,7 @@ def task_env(env: Mapping[str, str], place: Cluster = ALONE, generation: int = 1
 
 
 def say_errors(journals: Journals, prefix: str = "") -> None:
-    """Say the errors of all tasks, those that the chief has said left out and each once."""
+    """Print the errors of all tasks, each once, without those that the chief has printed."""
     errors = journals.events("error")
     said = {line["error"] for line in errors.get("chief", ())}
     for task, lines in errors.items():
@@ -156,7 +156,7 @@ def say_errors(journals: Journals, prefix: str = "") -> None:
 
 
 def error_of(ending: GangResult, journals: Journals) -> str:
-    """Return why a run ended, in one line; '' when it finished."""
+    """Return why a run ended, in one line; '' if it finished."""
     place = ending.task.place
     noted = journals.events("error").get(place.name)
     if noted and not ending.is_loss:
@@ -165,7 +165,7 @@ def error_of(ending: GangResult, journals: Journals) -> str:
 
 
 def note_ending(model_dir: Path, outcome: Outcome, generation: int) -> None:
-    """Note that training is over, where the chief's task could not any more: an evaluator waits for it."""
+    """Note for a waiting evaluator that training has ended, if the chief's task could not do so."""
     known = read_ending(model_dir)
     if not known.is_over or known.generation != generation:
         write_ending(model_dir, outcome.status, latest_step(model_dir) or 0, generation)

@@ -1,4 +1,4 @@
-"""How a task is started: as a process of its own, or forked from a task server that has imported TensorFlow."""
+"""Start a task: as a new process, or forked from a task server that has imported TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runner.system.task_server import TaskServer, TaskServerError, missing_suppo
 
 TASK_COMMAND = ("-P", "-m", "runner.task")
 """What Python is started with for a task, before its config file."""
-# -P: a `runner.py` in the user's directory must not take our place; the task adds the directory itself, later.
+# -P: a `runner.py` in the user's directory must not shadow this package; the task adds the directory itself, later.
 
 SERVER_COMMAND = ("-P", "-m", "runner.task.server")
 
@@ -30,23 +30,23 @@ class ColdStarter:
     """Starts each task in a process that imports TensorFlow itself."""
 
     def prepare(self, tasks: Sequence[Task]) -> None:
-        """Get ready, in the background, to start `tasks`."""
+        """Prepare in the background to start `tasks`."""
 
     def wait(self, stops: Sequence[int]) -> None:
-        """Wait until that is done, or until somebody asks for a stop."""
+        """Wait until that is done, or a stop is requested."""
 
     def start(self, task: Task) -> Process:
         return start_cold(task)
 
     def close(self) -> None:
-        """Let go of what was prepared. No task runs any more."""
+        """Release what was prepared. No task runs any more."""
 
 
 class ForkingStarter(ColdStarter):
-    """Starts tasks from a server, which is started with the first of them; several threads may use it.
+    """Starts tasks from a server, which starts with the first of them; several threads may use it.
 
-    A task that the server is not fit for starts cold: one with another environment than the server was started with, in
-    anything that an import may read. When the server fails, all that follow do, which is said once.
+    A task that the server cannot serve starts cold: one whose environment differs from the server's in anything that an
+    import may read. If the server fails, all later tasks start cold, with one message.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class ForkingStarter(ColdStarter):
         with self._lock:
             if self._server is server:
                 self._server = None
-                server.close(0)  # alive, it still tells how its children end
+                server.close(0)  # while it lives, it still reports how its children end
                 self._turn_off(str(error))
 
     def _turn_off(self, reason: str) -> None:
@@ -111,7 +111,7 @@ class ForkingStarter(ColdStarter):
 
 
 def _with_terminal(task: Task) -> Task:
-    """Return `task` with the terminal as its own: it draws a line at once, and need not ask for it."""
+    """Return `task` marked as connected to the terminal, so that it draws a progress line without asking."""
     env = dict(task.env)
     lent = env.pop(SCREEN, None)
     if lent is None:
@@ -122,10 +122,10 @@ def _with_terminal(task: Task) -> Task:
 
 
 def build_starter(config: Config, num_tasks: int, *, is_sweep: bool = False) -> ColdStarter:
-    """Return what starts the tasks of a run: a server where more than one start may come, else each for itself.
+    """Return the starter of a run's tasks: a server if more than one start is likely, else a cold one.
 
     Args:
-      num_tasks: so many start together.
+      num_tasks: number of tasks that start together.
       is_sweep: other runs use it, too.
     """
     may_restart = config.max_restarts > 0 and config.command not in UNRECORDED_COMMANDS
@@ -139,6 +139,6 @@ def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _may_be_forked(task: Task) -> bool:
-    """Report whether `task` is one of ours, and nobody wants to read what TensorFlow says as it is imported."""
+    """Report whether `task` is one of the runner's, and TensorFlow's messages at import are not wanted."""
     is_ours = tuple(task.argv[: 1 + len(TASK_COMMAND)]) == (sys.executable, *TASK_COMMAND)
     return is_ours and task.env.get("TF_CPP_MIN_LOG_LEVEL", "0") >= "2"

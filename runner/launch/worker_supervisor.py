@@ -1,6 +1,6 @@
-"""A task of a cluster that something else started, other than the chief: it starts when the chief's supervisor says so.
+"""The supervisor of a task in an external cluster, other than the chief's: it starts its task when the chief's says so.
 
-This one writes neither config nor summary nor an MLflow run: the chief's supervisor does.
+It writes no config, summary or MLflow run: the chief's supervisor does.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from runner.tracking.journal import Journals
 
 @dataclass
 class WorkerSupervisor:
-    """One supervisor of a cluster, but for the chief's.
+    """One supervisor of a cluster, other than the chief's.
 
     Attributes:
-      place: its task.
-      env: the environment of the command, which the task inherits.
+      place: the place of its task.
+      env: environment of the command, which the task inherits.
     """
 
     config: Config
@@ -43,10 +43,10 @@ class WorkerSupervisor:
     stops: StopRequests
 
     def run(self) -> int:
-        """Follow the chief's supervisor to the end of the run. The exit code.
+        """Follow the chief's supervisor to the end of the run, and return the exit code.
 
         Raises:
-          ConfigError: the chief's config is another one.
+          ConfigError: the chief has another config.
         """
         model_dir = Path(str(self.config.model_dir))
         rendezvous = FollowerRendezvous(model_dir, self.place, self.config.cluster.start_timeout_secs)
@@ -64,10 +64,10 @@ class WorkerSupervisor:
         return code
 
     def _follow(self, rendezvous: FollowerRendezvous, model_dir: Path, file: Path, starter: ColdStarter) -> int:
-        """Start the task whenever the chief says so, and tell the chief how it ended. The exit code.
+        """Start the task whenever the chief says so, report to the chief how it ended, and return the exit code.
 
         Args:
-          file: where the config of the task is written.
+          file: path for the config of the task.
         """
         restarts = Restarts(model_dir, self.config.max_restarts, self.stops.came, say, name=self.place.name)
         journals = Journals(model_dir)
@@ -76,7 +76,7 @@ class WorkerSupervisor:
         def look_around() -> GangResult | None:
             if self.place.is_server and (gang.stop_wanted or self.stops.came):
                 gang.stop_wanted = False
-                rendezvous.tell("stopping")  # the coordinator saves, with our help
+                rendezvous.tell("stopping")  # the coordinator needs this task to save
             return rendezvous.look(task)
 
         gang = Gang(
@@ -102,7 +102,7 @@ class WorkerSupervisor:
                     rendezvous.tell("stopped")
                     return INTERRUPTED
                 elif ending.is_loss:
-                    if ending.code != PEER_LOST:  # else it is the chief's to say who was lost
+                    if ending.code != PEER_LOST:  # else the chief reports which task was lost
                         say(f"runner: {ending.reason}")
                     rendezvous.tell("lost", ending.reason)
                 else:
@@ -115,9 +115,9 @@ class WorkerSupervisor:
         return rendezvous.code
 
     def _check_config(self, rendezvous: FollowerRendezvous, model_dir: Path) -> None:
-        """Refuse to take part in a run with another config than its chief has. Take the seed that the chief drew."""
+        """Raise ConfigError if the chief has another config, and adopt the seed that the chief drew."""
         file = start_files.file_of_tasks(model_dir, self.config.command)
-        if not file.exists():  # the run has ended since, which the task is told
+        if not file.exists():  # the run has ended meanwhile; the task is told so
             return
         theirs = schema.read(file)
         if self.config.run.seed is None:
@@ -127,19 +127,21 @@ class WorkerSupervisor:
         if differing:
             rendezvous.tell("failed", f"another config than the chief's: {differing}", USER_ERROR)
             raise ConfigError(
-                f"{self.place.name} has another config than the chief of {relative(model_dir)}: {differing}."
-                " Start all tasks of a cluster with the same command."
+                f"{self.place.name} has another config than the chief of {relative(model_dir)}: {differing}. Start "
+                "all tasks of a cluster with the same command."
             )
 
 
 def differences_to_chief(theirs: Mapping[str, object], ours: Mapping[str, object]) -> list[str]:
-    """Return what differs between the chief's config and ours, but for where and how the run is shown."""
+    """Return the differences between the chief's config and ours, except where and how the run is shown."""
     pairs = differences(schema.flatten(masked(theirs)), schema.flatten(masked(ours)))
     return [f"{key}={here} here, {there} there" for key, there, here in pairs if not is_shown_only(key)]
 
 
 def differences(before: Mapping[str, object], now: Mapping[str, object]) -> list[tuple[str, object, object]]:
-    """Return the keys whose values differ between two flat configs, with both; where the run lives does not count."""
+    """Return (key, value before, value now) for each key that differs between two flat configs, except the run's
+    paths.
+    """
     return [
         (key, before.get(key), now.get(key))
         for key in sorted({*before, *now})

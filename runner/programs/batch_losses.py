@@ -1,8 +1,8 @@
-"""What a replica has of a batch, for losses of a model_fn that are no means over examples: sums, and weighted means.
+"""A replica's share of losses that are not means over examples: sums, and weighted means.
 
-A scalar loss counts as much as its replica has examples: a step comes to the mean over the replicas, weighted so. A sum
-over a replica's examples, or a mean by their weights, becomes here the number of which that mean is the sum, or the
-weighted mean, over the whole batch. So it is the same under every strategy.
+The loss of a step is the mean of the replicas' losses, weighted by their numbers of examples. For a loss that is a sum
+over examples, or a mean by weights, the functions here scale the replica's value so that this weighted mean equals the
+sum, or the weighted mean, over the global batch. The loss is then the same on every strategy.
 """
 
 from __future__ import annotations
@@ -22,36 +22,38 @@ v1 = tf.compat.v1
 
 
 class WholeBatch:
-    """A replica that has all of a batch to itself."""
+    """The part of a replica that has the whole batch."""
 
     is_whole = True
     sums: Sequence[tf.Tensor] = ()
     """Over all replicas, as they were asked for."""
 
     def share(self, dtype: tf.DType) -> tf.Tensor:
-        """The replica's part of the examples of the batch."""
+        """Return the replica's share of the batch's examples: a scalar of `dtype` from 0 to 1."""
         return tf.ones([], dtype)
 
     def of_sum(self, total: tf.Tensor) -> tf.Tensor:
-        """Return what stands for the sum over the batch. Args: total: over the replica's examples."""
+        """Return the replica's value for the sum over the batch; `total` is the scalar sum over the replica's
+        examples.
+        """
         return total
 
     def of_mean(self, total: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-        """Return what stands for the weighted mean over the batch; 0 where nothing has a weight.
+        """Return the replica's value for the weighted mean over the batch, a scalar; 0 if the weights sum to zero.
 
         Args:
-          total: of weight times value, over the replica's examples.
-          weight: the sum of their weights.
+          total: scalar, the sum of weight times value over the replica's examples.
+          weight: scalar, the sum of their weights.
         """
         return tf.math.divide_no_nan(total, weight)
 
 
 @dataclasses.dataclass(frozen=True)
 class PartOfBatch(WholeBatch):
-    """Some of the examples of a batch. The replicas do not meet: `of_mean` is that of the replica's own examples.
+    """Some of the examples of a batch, without communication: `of_mean` is the mean over the replica's own examples.
 
     Args:
-      replica: among those of this process.
+      replica: the replica in this process.
     """
 
     weights: ReplicaWeights
@@ -67,11 +69,11 @@ class PartOfBatch(WholeBatch):
 
 @dataclasses.dataclass(frozen=True)
 class PartOfStep(PartOfBatch):
-    """Some of the examples of a step in which all replicas meet.
+    """Some of the examples of a step in which all replicas communicate.
 
     Args:
-      graph: of the step. Inside a branch or a loop of it they cannot meet.
-      sum_over_replicas: of a scalar, as it is.
+      graph: the graph of the step. Inside a branch or loop of it, replicas cannot communicate.
+      sum_over_replicas: sums a scalar over all replicas.
     """
 
     graph: tf.Graph
@@ -84,11 +86,11 @@ class PartOfStep(PartOfBatch):
         return self.of_sum(tf.math.divide_no_nan(total, self._over_all(weight)))
 
     def _over_all(self, weight: tf.Tensor) -> tf.Tensor:
-        """The weight of the whole batch; with a gradient for those who learn weights."""
+        """Return the weight of the whole batch, a scalar, with a gradient for models that learn weights."""
         share, presence = self.share(weight.dtype), self.weights.presence(self.replica, weight.dtype)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            # What comes is of this replica's loss, which counts by its share, and so will what is returned.
+            # The incoming gradient is that of this replica's loss, already weighted by its share, and so is the result.
             return tf.math.divide_no_nan(self.sum_over_replicas(upstream * share), share)
 
         @tf.custom_gradient
@@ -104,13 +106,13 @@ _WHOLE = WholeBatch()
 
 
 def batch_part() -> WholeBatch:
-    """Return what the model_fn that is being called has of its batch; all of it by default."""
+    """Return the part of the batch that the running model_fn has; by default the whole batch."""
     return _part.get(_WHOLE)
 
 
 @contextlib.contextmanager
 def model_fn_has(part: WholeBatch) -> Iterator[None]:
-    """While model_fn is called, in this thread."""
+    """Declare the part of the batch that model_fn has, inside this context and thread."""
     token = _part.set(part)
     try:
         yield
@@ -122,10 +124,10 @@ _Reduction = v1.losses.Reduction
 
 
 def losses_over_batches() -> contextlib.AbstractContextManager[None]:
-    """While model_fn is called: each loss is a number whose mean over the replicas, weighted by their examples, is the
-    loss of the whole batch.
+    """Scale each loss inside this context, so that the replicas' mean, weighted by examples, is the loss of the global
+    batch.
 
-    A mean over the elements of the losses is that already, where each example has as many of them.
+    A mean over the elements of the losses needs no scaling if each example has the same number of elements.
     """
     return weighted_losses_by(_weighted_loss)
 

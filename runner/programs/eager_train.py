@@ -1,7 +1,7 @@
-"""Training whose model_fn runs eagerly, step by step (`run.eager`): print and a debugger see values.
+"""`run.eager`: training whose model_fn runs eagerly, step by step, so that print and a debugger show values.
 
-The variables, their names and initial values, the random numbers and the update are those of a traced step, and so are
-the numbers, but for what TensorFlow computes in another way once it sees a whole graph (fused operations): 1e-6.
+Variables, their names and initial values, random numbers and updates are those of a traced step. The results differ
+only where TensorFlow fuses operations of a graph: by about 1e-6.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _NEEDS_OPTIMIZER = (
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """A step that was taken: as TrainedReplica, with values.
+    """A step that was taken: a TrainedReplica with values.
 
     Attributes:
-      summaries: None of a step that writes none.
+      summaries: the summaries; None if the step writes none.
     """
 
     spec: EstimatorSpec
@@ -63,14 +63,14 @@ class Taken:
 
 
 class EagerStep:
-    """One update of a model, eagerly, on one device.
+    """One eager update of a model, on one device.
 
     Args:
-      summary_writer: of the `tf.summary` inside model_fn.
+      summary_writer: writer for `tf.summary` inside model_fn.
 
     Attributes:
-      first: the step that made the variables, which writes no summaries and has all of them.
-      requested: the variables that model_fn asked for last.
+      first: the step that made the variables; it knows all summaries and writes none.
+      requested: the variables that model_fn requested last.
     """
 
     first: Taken
@@ -80,12 +80,15 @@ class EagerStep:
         self._model, self._pipeline, self._writer = model, pipeline, summary_writer
 
     def __call__(self, inputs: Sequence[tf.Tensor], *, summaries: bool = False, discovers: bool = False) -> Taken:
-        """Update the model by the flat inputs of a step.
+        """Update the model with the flat inputs of a step.
 
         Args:
-          summaries: write them. What `discovers` has them, and writes none.
+          inputs: flat tensors of the step, in the order of `step_signature`.
+          summaries: write summaries.
+          discovers: collect the summaries without writing them.
 
-        Raises: ValueError: model_fn returned train_op=.
+        Raises:
+          ValueError: model_fn returned train_op=.
         """
         store, config = self._model.store, self._model.config
         with seeded(store.seed), _as_traced(store) as self.requested:
@@ -120,7 +123,7 @@ class EagerStep:
                 return Taken(spec, made, scalars, collected)
 
     def discover(self) -> None:
-        """Make the variables by a step on the first batch, after which all have the values that they had before."""
+        """Make the variables by a step on the first batch, and restore the values that they had before it."""
         store = self._model.store
         before = {name: store[name].numpy() for name in store.specs}
         iterator = iterate(self._pipeline.dataset)
@@ -131,11 +134,11 @@ class EagerStep:
 
 
 class EagerLoop:
-    """Steps one after the other, in Python; called as a `train_loop.Loop` is.
+    """Takes steps one by one in Python; called like a `train_loop.Loop`.
 
     Args:
-      values_of: returns what a step returns beside its loss.
-      summaries: each step writes them.
+      values_of: returns the values that a step returns beside its loss.
+      summaries: each step writes summaries.
     """
 
     def __init__(
@@ -175,12 +178,13 @@ class EagerLoop:
 
 
 class EagerTrainProgram(TrainProgram):
-    """Training of one model_fn that runs eagerly; its trace is empty, but for what is known of the model.
+    """Training of one model_fn that runs eagerly; its trace holds only what is known of the model.
 
-    What is reported is known from the first step, which makes the variables. A value that only later steps report (in a
-    branch of Python) is left out, with a warning.
+    The reported values are known after the first step, which makes the variables. A value that only later steps report,
+    in a Python branch, is left out with a warning.
 
-    Raises: ValueError: model_fn returns train_op=.
+    Raises:
+      ValueError: model_fn returns train_op=.
     """
 
     def __init__(self, model: ModelToTrace, pipeline: InputPipeline, *, summary_writer: Any, stop_at_nan: bool) -> None:
@@ -203,11 +207,15 @@ class EagerTrainProgram(TrainProgram):
         return set() if self._summaries is None else {one.tag for one in self._summaries.scalars}
 
     def loop(self, request: StepRequest = _NOTHING, *, summaries: bool = False) -> Any:
-        """Return the loop over steps. Raises: ValueError: a hook wants values of a graph."""
+        """Return the loop over steps.
+
+        Raises:
+          ValueError: a hook requests values of a graph.
+        """
         if request.fetches:
             raise ValueError(
-                "a SessionRunHook fetches values, and run.eager=true has no graph to fetch them from. Leave the hook "
-                "out, or use a runner.Hook."
+                "A SessionRunHook fetches values, but run.eager=true has no graph to fetch them from. Remove the "
+                "hook, or use a runner.Hook."
             )
         values_of = functools.partial(self._values_of, summaries=summaries)
         return EagerLoop(
@@ -215,7 +223,7 @@ class EagerTrainProgram(TrainProgram):
         )
 
     def _values_of(self, taken: Taken, *, summaries: bool) -> list[Any]:
-        """Return what a step returns beside its loss, in the order of the graph's (`Fetched`)."""
+        """Return the values of a step beside its loss, in the order of `Fetched`."""
         zero = (0.0, 0.0)
         of_step = {name: (value, 1.0) for name, value in taken.made.values.items()}
         sums = {**of_step, **taken.scalars.metric_sums, **taken.scalars.logged_sums}
@@ -223,8 +231,8 @@ class EagerTrainProgram(TrainProgram):
         if left_out:
             self._left_out |= left_out
             _log.warning(
-                "run.eager=true: %s is not reported, as the first call of model_fn did not report it. Report the same "
-                "names in each step.",
+                "run.eager=true: %s is not reported, because the first step did not report it. Report the same names "
+                "in each step.",
                 ", ".join(sorted(left_out)),
             )
         pairs = [sums.get(name, zero) for name in self.scalars.metrics]
@@ -251,24 +259,24 @@ class EagerTrainProgram(TrainProgram):
     def _trace_replica(
         self, model: ModelToTrace, pipeline: InputPipeline, summary_writer: Any, replica: Replica
     ) -> TrainedReplica:
-        replica_inputs(pipeline, replica)  # for the global step, which hooks look for
+        replica_inputs(pipeline, replica)  # so that hooks find the global step
         first = self._eager_step.first
         loss = tf.zeros([], first.spec.loss.dtype)
         return TrainedReplica(first.spec, loss, (), (), (), first.scalars, first.made)
 
     def _metrics_with_state(self) -> KeptMetrics:
-        self.trace.requested = self._eager_step.requested  # their variables are among these
+        self.trace.requested = self._eager_step.requested  # their variables are included
         return super()._metrics_with_state()
 
 
 def _in_turn(columns: Iterable[Sequence[Any]]) -> np.ndarray:
-    """Return the numbers of all columns, one column after the other, as one vector."""
+    """Return the numbers of all columns, one column after the other, as a vector."""
     return np.array([float(value) for column in columns for value in column], np.float64)
 
 
 @contextlib.contextmanager
 def _summarising(writer: Any, replica: Replica, *, writes: bool) -> Iterator[EagerCollector]:
-    """Have `tf.summary` inside model_fn write, at the step that is being taken."""
+    """Let `tf.summary` inside model_fn write, at the current step."""
     with tf.summary.record_if(True), writer.as_default(step=replica.global_step.read_value() + 1):
         with collecting_eagerly(writer, writes=writes) as collected:
             yield collected
@@ -276,7 +284,7 @@ def _summarising(writer: Any, replica: Replica, *, writes: bool) -> Iterator[Eag
 
 @contextlib.contextmanager
 def _as_traced(store: VariableStore) -> Iterator[RequestedVariables]:
-    """What surrounds model_fn in a trace: names from nothing, its variables by name, Keras and losses as there."""
+    """Enter the context of a trace around model_fn: fresh names, variables by name, Keras and losses as in a trace."""
     with (
         graphs.fresh_collections(),
         store.placement.tracing(),
@@ -295,7 +303,7 @@ def _as_traced(store: VariableStore) -> Iterator[RequestedVariables]:
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Say what to do where model_fn uses what TensorFlow has in graphs only: `minimize`, v1 metrics."""
+    """Add the remedy to errors from functions that need a graph: `minimize`, v1 metrics."""
     try:
         yield
     except (RuntimeError, AttributeError) as error:

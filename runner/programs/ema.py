@@ -19,13 +19,16 @@ def average_name(name: str) -> str:
 
 
 def averages_in(reader: Reader, names: Iterable[str], decay: float | None, purpose: str) -> dict[str, str]:
-    """Return weight -> name of its average, of those of `names` that have one in a checkpoint.
+    """Return weight -> name of its average, for those of `names` that have one in a checkpoint.
 
     Args:
-      decay: train.ema_decay, by which they are wanted.
-      purpose: what they are wanted for, a verb.
+      reader: the checkpoint.
+      names: names of the weights.
+      decay: train.ema_decay, which asks for the averages.
+      purpose: what they are for, a verb for the message.
 
-    Raises: ValueError: there are none.
+    Raises:
+      ValueError: the checkpoint has no averages.
     """
     found = {name: average_name(name) for name in names if reader.has(average_name(name))}
     if not found:
@@ -37,14 +40,16 @@ def averages_in(reader: Reader, names: Iterable[str], decay: float | None, purpo
 
 
 def update(replica: Replica, decay: float | None) -> Sequence[tf.Operation]:
-    """Move the average of each trainable variable towards what the update has made of it.
+    """Move the average of each trainable variable towards its new value.
 
-    The averages start from the initial values, as those of tf.train.ExponentialMovingAverage do.
+    The averages start from the initial values, as in tf.train.ExponentialMovingAverage.
 
     Args:
-      decay: None: there are none.
+      replica: the replica.
+      decay: the decay; None: there are no averages.
 
-    Returns: the operations, for those who have to fetch them.
+    Returns:
+      The operations, for callers that must fetch them.
     """
     if decay is None:
         return []
@@ -65,7 +70,7 @@ def update(replica: Replica, decay: float | None) -> Sequence[tf.Operation]:
         return average.assign_sub((average - variable) * tf.constant(1 - decay, average.dtype), read_value=False)
 
     def move_all(strategy: tf.distribute.Strategy) -> list[Any]:
-        # Each device moves its own copy by its own copy: nothing is sent.
+        # Each device updates its own copy from its own copies: nothing is sent.
         moved = [strategy.extended.update(one, move, args=(variable,), group=False) for one, variable in pairs]
         return [result for each in moved for result in strategy.experimental_local_results(each)]
 

@@ -36,11 +36,12 @@ Sums = Mapping[str, tuple[float, float]]
 
 @dataclasses.dataclass(frozen=True)
 class EvalResult:
-    """The result of one call of an evaluation loop. Host values.
+    """The result of one call of an evaluation loop, as Python numbers.
 
     Attributes:
-      sums: name -> (sum over examples, their weight) in float64, `loss` among them; those of earlier calls included.
-      examples: examples counted by this call.
+      sums: name -> (sum over examples, their weight) in float64, `loss` included; the sums of earlier calls are
+        included.
+      examples: number of examples counted by this call.
       data_ended: the input has no further element.
     """
 
@@ -51,12 +52,12 @@ class EvalResult:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluatedReplica(TracedReplica):
-    """The outputs of one replica's trace of model_fn in EVAL. Tensors of the traced graph.
+    """The outputs of one replica's trace of model_fn in EVAL, tensors of the traced graph.
 
     Attributes:
-      loss: the sum of the losses.
-      weight: what `loss` is to be divided by: the examples, or the sum of `loss_weight`.
-      sums: name -> (sum over the replica's examples, their number) of per-example metrics.
+      loss: scalar, the sum of the losses.
+      weight: scalar, the denominator of `loss`: the number of examples, or the sum of `loss_weight`.
+      sums: name -> (sum over the replica's examples, their number), scalars, of metrics that are one value per example.
     """
 
     loss: tf.Tensor
@@ -65,9 +66,9 @@ class EvaluatedReplica(TracedReplica):
 
 
 class EvalProgram(Program):
-    """Evaluation of one model_fn on inputs of one structure, traced once.
+    """Evaluation by one model_fn on inputs of one structure, traced once.
 
-    There is no collective in a step: each replica counts its own examples, and a replica without one does nothing.
+    A step has no collectives: each replica counts its own examples, and a replica without examples does nothing.
     """
 
     outputs: Sequence[EvaluatedReplica]
@@ -81,18 +82,18 @@ class EvalProgram(Program):
         self.sum_names = ["loss", *self.outputs[0].sums]
         """Names of the sums of an EvalResult."""
         self._kept = KeptMetrics(self.trace, self._store, self.spec.eval_metric_ops or {})
-        # A partial: TensorFlow 2.21 counts the traces of a method over all objects that have it, and from the fifth
-        # Estimator of a process on it warns of retracing.
+        # A partial, because TensorFlow 2.21 counts the traces of a method over all its objects, and from the fifth
+        # Estimator of a process on it would warn of retracing.
         self._loop = tf.function(functools.partial(self._run), autograph=False)
         self._fetching: dict[Any, Callable[..., Any]] = {}
 
     @functools.cached_property
     def _functions(self) -> list[Callable[..., Any]]:
-        """The program of each replica. Not made before they are needed: a hook may have to feed the model."""
+        """The program of each replica, made on first use, because a hook may have to feed the model before."""
         return [self._replica_function(index) for index in range(len(self.outputs))]
 
     def iterate(self, dataset: tf.data.Dataset, *, in_loops: bool) -> Any:
-        """Return what `run`, or `run_one` where it is not `in_loops`, takes the batches of `dataset` from."""
+        """Return an iterator over `dataset` for `run`, or for `run_one` if not `in_loops`."""
         del in_loops
         return iterate(dataset)
 
@@ -100,7 +101,9 @@ class EvalProgram(Program):
         """Evaluate up to `max_steps` further batches.
 
         Args:
-          sums: of the batches before. The sums continue from them, so that no bit depends on the length of loops.
+          iterator: the iterator of `iterate`.
+          max_steps: number of batches.
+          sums: sums of earlier batches. They are continued, so that no bit depends on the length of loops.
         """
         zero = (0.0, 0.0)
         before = {name: tuple(tf.constant(one, tf.float64) for one in sums.get(name, zero)) for name in self.sum_names}
@@ -109,7 +112,7 @@ class EvalProgram(Program):
         return EvalResult(on_host(result["sums"]), examples=int(result["examples"]), data_ended=bool(result["ended"]))
 
     def run_one(self, iterator: Any, request: StepRequest, before: Sums) -> tuple[EvalResult, list[Any]]:
-        """Like `run` for one batch; also return the values of the tensors among the fetches of `request`."""
+        """Evaluate one batch like `run`; also return the values of the tensors among the fetches of `request`."""
         if request.key not in self._fetching:
             functions = [
                 self._replica_function(index, () if index else request.fetches, request.feeds)
@@ -139,11 +142,11 @@ class EvalProgram(Program):
         *,
         fed: Sequence[tf.Tensor] | None = None,
     ) -> tuple[tuple[tf.Tensor, Any], list[tf.Tensor]]:
-        """Return (examples and sums so far, with those of the step's replicas; what the first replica fetched).
+        """Return ((examples, sums) including this step's replicas, the fetches of the first replica).
 
         Args:
-          fed: values of placeholders for a step that hooks look at; its first replica runs in any case. None: nobody
-            looks, and a replica without an example does nothing.
+          fed: values of placeholders, for a step that hooks see; its first replica then always runs. None: no hook sees
+            the step, and a replica without examples does nothing.
         """
         examples, sums = before
         zeros = tf.nest.map_structure(tf.zeros_like, sums)
@@ -153,7 +156,7 @@ class EvalProgram(Program):
 
             def present(function: Any = function) -> Any:
                 more, values = function(*inputs, *(fed or ()))
-                fetched.extend(values)  # only those of the first replica
+                fetched.extend(values)  # fetches of the first replica only
                 return in_float64(more)
 
             always = len(batches) == 1 or (fed is not None and batch is batches[0])
@@ -163,34 +166,33 @@ class EvalProgram(Program):
         return (examples, sums), fetched
 
     def values(self) -> dict[str, Any]:
-        """Return the values of the accumulated metrics, without those of per-example tensors, as NumPy values."""
+        """Return the accumulated metrics, without those that are one value per example, as NumPy values."""
         return self._kept.values()
 
     def _replica_function(
         self, index: int, fetches: Sequence[Any] = (), feeds: Sequence[tf.Tensor] = ()
     ) -> Callable[..., Any]:
-        """Return the program of one replica: (the sums of its batch, the values of the tensors among `fetches`)."""
+        """Return the program of one replica: (sums of its batch, values of the tensors among `fetches`)."""
         sums, updates = self._fetched(index)
         tensors, effects = split_fetches(fetches)
         self._check_no_collective([*updates, *tf.nest.flatten(sums), *fetches])
         return self.trace.function([sums, tensors], [*updates, *effects], feeds=feeds)
 
     def _fetched(self, index: int) -> tuple[dict[str, Any], list[Any]]:
-        """Return (the sums of one replica's batch, what updates metrics with it), tensors of the traced graph."""
+        """Return (sums of one replica's batch, operations that update its metrics), from the traced graph."""
         output = self.outputs[index]
         updates = [metric[1] for metric in (output.spec.eval_metric_ops or {}).values() if is_pair(metric)]
         writes = self.trace.writes_of_keras(metrics_only=True, replica=index)
         return {"loss": (output.loss, output.weight), **output.sums}, [*updates, *writes]
 
     def _check_no_collective(self, values: Sequence[Any]) -> None:
-        """Workers evaluate different numbers of batches: they cannot meet within one."""
+        """Raise ValueError if a batch has collectives: workers evaluate different numbers of batches and would hang."""
         found = [one for one in needed(self.trace.graph, operations(values)) if one.type.startswith("Collective")]
         if found:
             raise ValueError(
-                f"evaluating a batch would wait for the other workers, at {found[0].name}: they may have fewer "
-                "batches, and would never come. Synchronized BatchNormalization with training=True does that, and a "
-                "hook that fetches the value of a metric. Leave it out, or evaluate in one process: "
-                "eval_strategy=default."
+                f"Evaluating a batch would wait for the other workers, at {found[0].name}, and hang if they have "
+                "fewer batches. Causes are synchronized BatchNormalization with training=True, and a hook that "
+                "fetches the value of a metric. Remove it, or evaluate in one process: eval_strategy=default."
             )
 
     def _run(self, iterator: Any, max_steps: tf.Tensor, before: Any) -> dict[str, Any]:
@@ -203,10 +205,10 @@ class EvalProgram(Program):
 
 
 class KeptMetrics:
-    """Metrics that keep their sums in variables: (value, update) pairs and those of Keras.
+    """Metrics that keep their sums in variables: (value, update) pairs and Keras metrics.
 
     Args:
-      metrics: of the trace's first replica, by name. Others among them are left out.
+      metrics: metrics of the trace's first replica, by name; other kinds are ignored.
 
     Raises:
       ValueError: the value of a pair depends on one batch.
@@ -224,8 +226,8 @@ class KeptMetrics:
         for name, value in values.items():
             if trace.needs_inputs(value):
                 raise ValueError(
-                    f"eval_metric_ops[{name!r}]: its value depends on one batch. A (value, update) pair keeps state "
-                    "in variables, as those of tf.compat.v1.metrics do; for a mean over examples give a [batch] tensor."
+                    f"eval_metric_ops[{name!r}]: its value depends on one batch. A (value, update) pair must keep its "
+                    "state in variables, like tf.compat.v1.metrics; for a mean over examples return a [batch] tensor."
                 )
         self._values: Callable[[], dict[str, Any]] = trace.function(values, with_inputs=False) if values else dict
 
@@ -233,7 +235,7 @@ class KeptMetrics:
         return bool(self._metrics)
 
     def values(self) -> dict[str, Any]:
-        """Return their values over all replicas and workers, which call this together. NumPy values."""
+        """Return name -> NumPy value over all replicas and workers, which call this together."""
         values = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._values())
         with self._store.scope():
             for name, metric in self._metrics.items():
@@ -244,13 +246,13 @@ class KeptMetrics:
         return values
 
     def reset(self) -> None:
-        """Start from nothing."""
+        """Reset the metrics."""
         self._store.reset_local(self._variables)
 
     @contextlib.contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Give them back afterwards what they hold now: an evaluation has variables of the same names."""
-        # Copy by copy: the sum of several replicas could not be divided over them again where it is an integer.
+        """Restore the metrics' state at the end of this context: an evaluation uses variables of the same names."""
+        # Copy by copy, because an integer sum over replicas could not be divided among them again.
         variables = [self._store[name] for name in self._variables if self._metrics]
         copies = [copy for one in variables for copy in getattr(one, "values", None) or [one]]
         values = [copy.read_value() for copy in copies]
@@ -271,11 +273,11 @@ def on_host(sums: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[float, float
 
 
 def in_float64(sums: Any) -> Any:
-    """Return the sums of a batch as float64 scalars. In graph."""
+    """Return the sums of a batch as float64 scalars, in the graph."""
 
     def scalar(value: tf.Tensor) -> tf.Tensor:
         value = tf.cast(value, tf.float64)
-        value.set_shape([])  # the sum of a tensor of unknown rank does not know that it is a scalar
+        value.set_shape([])  # the sum of a tensor of unknown rank has no static shape
         return value
 
     return tf.nest.map_structure(scalar, sums)
@@ -298,8 +300,10 @@ def _eval_replica(model_call: ModelCall, pipeline: InputPipeline, replica: Repli
 
 
 def sum_and_weight(metric: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return (sum, weight) of a per-example metric; a scalar is the mean of its batch, and counts for its examples."""
-    metric = tf.cast(metric, tf.float64)  # before the sum: bytes overflow, and a bool has none
+    """Return (sum, weight), scalars, of a metric `[batch]`; a scalar counts as the mean of its batch, weighted by
+    `count`.
+    """
+    metric = tf.cast(metric, tf.float64)  # cast before summing: uint8 would overflow, and bool cannot be summed
     if metric.shape.rank == 0:
         count = tf.cast(count, tf.float64)
         return metric * count, count

@@ -1,8 +1,8 @@
-"""A step in two programs of one trace: gradients, then the update.
+"""A step as two programs of one trace: gradients, then the update.
 
-So the gradients of an update can be taken micro-batch by micro-batch, with the memory of one micro-batch
-(`train.gradient_accumulation`), and an update can be left out (`train.precision=mixed_float16`) without a branch in
-the model's own graph, where replicas could not meet.
+The gradients of an update can so be computed micro-batch by micro-batch, with the memory of one micro-batch
+(`train.gradient_accumulation`). An update can also be skipped (`train.precision=mixed_float16`) without a branch in the
+model's own graph, inside which replicas could not communicate.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ v1 = tf.compat.v1
 
 @dataclasses.dataclass(frozen=True)
 class GradientCut:
-    """Where the trace of one replica is cut. Tensors of the traced graph.
+    """The place where the trace of one replica is cut in two; tensors of the traced graph.
 
     Attributes:
-      sums: what a micro-batch adds up to: the loss, its denominator, then the gradients. Those of IndexedSlices are two
-        tensors, which are not added but put one after the other.
-      fed: placeholders like `sums`, from which the update is made.
-      is_sparse: for each of `sums`: it is one of those two.
-      scale: placeholder of the loss scale; None without one.
-      loss: of the step: this replica's part.
-      made: the rest of what the update tells of itself.
-      first_of_update: number of the graph's first operation of the update; of the first replica alone.
+      sums: what is added up over micro-batches: loss, its denominator, then the gradients. The two tensors of
+        IndexedSlices are concatenated, not added.
+      fed: placeholders like `sums`, from which the update is computed.
+      is_sparse: for each of `sums`, whether it belongs to IndexedSlices.
+      scale: placeholder of the loss scale, a scalar; None without one.
+      loss: scalar, this replica's part of the loss of the step.
+      made: the other values that the update reports.
+      first_of_update: number of the graph's first operation of the update; for the first replica only.
     """
 
     sums: Sequence[tf.Tensor]
@@ -52,7 +52,7 @@ class GradientCut:
 
 
 def trace_cut(tape: tf.GradientTape, spec: EstimatorSpec, replica: Replica, config: RunConfig) -> GradientCut:
-    """Trace gradients and update of one replica, with placeholders between."""
+    """Trace gradients and update of one replica, with placeholders in between."""
     with tape:
         total, weight = loss_sum(spec, replica)
         loss_scale = v1.placeholder(tf.float32, [], "loss_scale") if config.precision == "mixed_float16" else None
@@ -69,7 +69,7 @@ def trace_cut(tape: tf.GradientTape, spec: EstimatorSpec, replica: Replica, conf
         is_sparse += [True, True] if sparse else [False]
     fed = [v1.placeholder(one.dtype, _shape(one, sparse)) for one, sparse in zip(sums, is_sparse, strict=True)]
     first: list[int] = []
-    # All replicas meet here: what is in the graph by now are the gradients, what comes is the update.
+    # All replicas are synchronized here: operations so far compute gradients, later ones the update.
     tf.distribute.get_replica_context().merge_call(lambda _: first.append(len(v1.get_default_graph().get_operations())))
     total_weight = sum_over_replicas(replica, fed[1])
     factor = tf.math.divide_no_nan(tf.ones_like(total_weight), total_weight)
@@ -85,7 +85,7 @@ def _shape(tensor: tf.Tensor, sparse: bool) -> tf.TensorShape:
 
 
 def _scaled(pairs: Sequence[Pair], fed: Sequence[tf.Tensor], factor: tf.Tensor) -> list[Pair]:
-    """`pairs` with the gradients that are in `fed`."""
+    """Return `pairs` with gradients multiplied by `factor` where they are in `fed`."""
     tensors = iter(fed)
     result: list[Pair] = []
     for gradient, variable, owner in pairs:
@@ -103,16 +103,16 @@ MicroBatchProgram = Callable[..., tuple[Sequence[Sequence[tf.Tensor]], Sequence[
 
 @dataclasses.dataclass(frozen=True)
 class AccumulatedStep:
-    """One step as a function of its replica batches: the gradients micro-batch by micro-batch, then the update.
+    """A step as a function of its replica batches: gradients micro-batch by micro-batch, then the update.
 
-    Summaries and fetches are those of the last micro-batch; one without an example on any replica is left out.
+    Summaries and fetches are those of the last micro-batch. A micro-batch without examples on any replica is skipped.
 
     Attributes:
-      micro_batch, last: programs of the gradients, without and with what was fetched.
-      update: (sums of all replicas, loss scale of each if any) -> (the loss of each replica, values of the update).
-      value_types: of the values of the update, scalars.
-      num_numbers: how many placeholders take the number of the micro-batch: one for each replica, if any.
-      collectives: of the workers, which take their micro-batches and updates together.
+      micro_batch, last: programs of the gradients, without and with fetches.
+      update: (sums of all replicas, loss scale of each if any) -> (loss of each replica, values of the update).
+      value_types: dtypes of the values of the update, which are scalars.
+      num_numbers: number of placeholders for the index of the micro-batch: one per replica, or 0.
+      collectives: those of the workers, which take their micro-batches and updates together.
     """
 
     cuts: Sequence[GradientCut]
@@ -128,7 +128,7 @@ class AccumulatedStep:
     def take(
         self, batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Return [the loss, what was fetched, the values of the update]. In graph."""
+        """Return [loss, fetches, values of the update], in the graph."""
         assert not values  # see support_checks.check_feeds
         scales = [] if self.loss_scale is None else [self.loss_scale.value()] * len(self.cuts)
         if self.num_micro_batches == 1:
@@ -146,11 +146,13 @@ class AccumulatedStep:
         return [loss, *extra, *values]
 
     def _scaled_update(self, totals: Sequence[tf.Tensor], scales: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Update, unless a gradient is not finite; the loss scale follows.
+        """Update unless a gradient is not finite, and adjust the loss scale.
 
-        Returns: the loss, then the values of the update: NaN where there was none.
+        Returns:
+          The loss, then the values of the update, NaN if there was none.
         """
-        loss_scale, width = self.loss_scale, len(self.cuts[0].sums)  # width: tensors of one replica among the sums
+        # width: number of tensors of each replica in the sums
+        loss_scale, width = self.loss_scale, len(self.cuts[0].sums)
         gradients = [one for number, one in enumerate(totals) if number % width > 1 and one.dtype.is_floating]
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(one)) for one in gradients])
         assert loss_scale is not None
@@ -172,9 +174,9 @@ class AccumulatedStep:
         return list(found) if isinstance(found, list | tuple) else [found]
 
     def _accumulated(self, batches: Sequence[ReplicaBatch], scales: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Any]:
-        # Rows are divided with the longer micro-batches first, so one without an example is one of the last.
+        # Larger micro-batches come first, so those without examples are the last ones.
         num_micro_batches = tf.constant(self.num_micro_batches, tf.int64)
-        if self.collectives.num_workers == 1:  # else others may have more
+        if self.collectives.num_workers == 1:  # else other workers may have more
             most = tf.reduce_max(tf.stack([batch.count for batch in batches]))
             num_micro_batches = tf.minimum(num_micro_batches, most)
 
@@ -196,7 +198,7 @@ class AccumulatedStep:
             lambda index, *sums: (index + 1, *run(self.micro_batch, index, sums)[0]),
             [tf.constant(0, tf.int64), *zeros],
             shape_invariants=shapes,
-            parallel_iterations=1,  # one after the other: memory for one is the point
+            parallel_iterations=1,  # one after the other, to need the memory of only one
         )
         with tf.control_dependencies(sums):
             return run(self.last, tf.identity(index), sums)
@@ -207,5 +209,5 @@ class AccumulatedStep:
         for one, other, sparse in zip(before, sums, is_sparse, strict=True):
             after.append(tf.concat([one, other], 0) if sparse else one + other)
             if not sparse:
-                after[-1].set_shape(one.shape)  # pruning loses what the trace was told of it
+                after[-1].set_shape(one.shape)  # pruning loses the static shape
         return after

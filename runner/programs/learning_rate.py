@@ -1,4 +1,4 @@
-"""The learning rate of a run on several replicas: scaled with their number, reached step by step."""
+"""The learning rate on several replicas: scaled with their number, with a warm-up."""
 
 from __future__ import annotations
 
@@ -19,16 +19,20 @@ v1 = tf.compat.v1
 
 
 def scaling(config: RunConfig) -> float:
-    """Return what the learning rate is multiplied by once the warm-up is over."""
+    """Return the factor of the learning rate after the warm-up."""
     replicas = config.num_replicas_in_sync
     return {"none": 1.0, "linear": float(replicas), "sqrt": math.sqrt(replicas)}[config.learning_rate_scaling]
 
 
 def factor(config: RunConfig, global_step: tf.Variable) -> tf.Tensor | None:
-    """Return what the learning rate of this update is multiplied by, a float64 scalar; None leaves it alone.
+    """Return the factor of this update's learning rate, a float64 scalar; None: the rate is unchanged.
 
-    With scaling, the warm-up leads from the rate as it is written (first update) to the scaled one (update
-    `warmup_steps` + 1). Without, from 1 / warmup_steps of the rate (first update) to the rate (update `warmup_steps`).
+    With scaling, the warm-up goes from the rate as written (first update) to the scaled rate (update `warmup_steps` +
+    1). Without scaling, it goes from 1 / warmup_steps of the rate (first update) to the rate (update `warmup_steps`).
+
+    Args:
+      config: the RunConfig.
+      global_step: int64 scalar.
     """
     steps, target = config.warmup_steps, scaling(config)
     if target == 1.0 and (steps == 0 or config.learning_rate_scaling != "none"):
@@ -43,9 +47,9 @@ def factor(config: RunConfig, global_step: tf.Variable) -> tf.Tensor | None:
 
 
 def rate_of(optimizer: Any) -> Any:
-    """Return the learning rate of an optimizer of Keras in this update: a variable or a tensor; None: not known here.
+    """Return a Keras optimizer's learning rate in this update, a variable or a scalar tensor; None: not known here.
 
-    That of other optimizers is an input of the operations that they make; see `RatesOfUpdates`.
+    The rate of other optimizers is an input of the operations that they make; see `RatesOfUpdates`.
     """
     if isinstance(optimizer, v1.train.Optimizer) or hasattr(optimizer, "_decayed_lr"):
         return None
@@ -53,7 +57,7 @@ def rate_of(optimizer: Any) -> Any:
 
 
 def name_of(rate: Any, replica: Replica) -> str | None:
-    """Return the name of the variable that a rate is; None: it is none of the model's."""
+    """Return the name of the variable that is the rate; None: it is not a variable of the model."""
     found = (
         name
         for name, (variable, owner) in replica.requested.requests.items()
@@ -63,10 +67,10 @@ def name_of(rate: Any, replica: Replica) -> str | None:
 
 
 def why_not_settable(optimizer: Any) -> str:
-    """Say why nobody can set the learning rate, which is no variable of the model, and what to write instead.
+    """Return why the learning rate cannot be set (it is not a variable of the model), and what to write instead.
 
     Args:
-      optimizer: of the EstimatorSpec; None: it has a train_op.
+      optimizer: that of the EstimatorSpec; None: it has a train_op.
     """
     write = "Return EstimatorSpec(optimizer=keras.optimizers.Adam(learning_rate=0.001)), or another one of Keras"
     if optimizer is None:
@@ -85,14 +89,14 @@ def why_not_settable(optimizer: Any) -> str:
 
 
 class RatesOfUpdates:
-    """The learning rates of the operations by which optimizers of v1 update variables: ResourceApplyAdam and the like.
+    """The learning rates in the operations by which v1 optimizers update variables, such as ResourceApplyAdam.
 
     Args:
       updates: operations of one replica that run.
 
     Attributes:
-      constants: those that never change, by name: learning_rate, or learning_rate_1 and so on where there are several.
-      tensors: of the others. Tensors of the traced graph.
+      constants: rates that never change, by name: learning_rate, or learning_rate_1 and so on for several.
+      tensors: the other rates by name, scalar tensors of the traced graph.
     """
 
     def __init__(self, updates: Iterable[tf.Operation]) -> None:
@@ -102,7 +106,7 @@ class RatesOfUpdates:
                 continue
             arguments = zip(operation.op_def.input_arg, operation.inputs, strict=True)
             for rate in (tensor for argument, tensor in arguments if argument.name in ("lr", "alpha")):
-                if rate.op.type == "Cast":  # to the type of each variable
+                if rate.op.type == "Cast":  # a cast to the dtype of each variable
                     rate = rate.op.inputs[0]
                 value = tf.get_static_value(rate)
                 found[id(rate) if value is None else float(value)] = rate if value is None else float(value)
@@ -113,7 +117,7 @@ class RatesOfUpdates:
 
 
 def in_words(config: RunConfig) -> str | None:
-    """Say what becomes of the learning rate; None where the config does not ask for a change."""
+    """Return a sentence about the changes to the learning rate; None if the config asks for none."""
     way, steps, target = config.learning_rate_scaling, config.warmup_steps, scaling(config)
     if way == "none":
         return f"The learning rate rises from zero over the first {steps} steps." if steps else None
@@ -127,10 +131,14 @@ def in_words(config: RunConfig) -> str | None:
 
 @contextlib.contextmanager
 def scaled(optimizer: Any, by: tf.Tensor | None) -> Iterator[None]:
-    """While entered, `optimizer` applies gradients with its learning rate multiplied.
+    """Multiply the learning rate with which `optimizer` applies gradients, inside this context.
+
+    Args:
+      optimizer: a Keras 3, tf_keras or v1 optimizer.
+      by: float scalar; None: no change.
 
     Raises:
-      ValueError: this optimizer does not say where its learning rate is.
+      ValueError: the runner does not know where this optimizer keeps its rate.
     """
     if by is None:
         yield
@@ -150,7 +158,9 @@ def scaled(optimizer: Any, by: tf.Tensor | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _with_rate(optimizer: Any, by: tf.Tensor) -> Iterator[None]:
-    """Keras 3 and tf_keras read the property `learning_rate` in each update, for a float, variable or schedule."""
+    """Replace the property `learning_rate`, which Keras 3 and tf_keras read in each update for a float, variable or
+    schedule.
+    """
     kind = type(optimizer)
 
     def rate(self: Any) -> Any:

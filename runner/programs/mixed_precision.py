@@ -1,4 +1,4 @@
-"""The precision that layers compute in, and the loss scale that keeps small gradients of float16 from becoming zero."""
+"""The precision in which layers compute, and the loss scale that keeps small float16 gradients from becoming zero."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ HALF = (tf.bfloat16, tf.float16)
 
 
 def with_precision(model_call: ModelCall, precision: str) -> ModelCall:
-    """Return `model_call` with Keras 3's dtype policy set while it runs; what it returns is in float32.
+    """Return `model_call` with Keras 3's dtype policy set while it runs; its results are cast to float32.
 
-    The policy is Keras's own for each thread, so neither other threads nor what comes after see it.
+    The policy is Keras's own and per thread, so other threads and later code do not see it.
 
     Args:
-      precision: float32 leaves everything as it is.
+      model_call: (features, labels, mode) -> spec.
+      precision: a policy; "float32" changes nothing.
     """
     if precision == "float32":
         return model_call
-    import keras  # before the trace: it looks whether Keras is there
+    import keras  # import Keras before the trace, which checks whether it is loaded
 
     def call(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         before = keras.config.dtype_policy()
@@ -44,20 +45,20 @@ def with_precision(model_call: ModelCall, precision: str) -> ModelCall:
 
 
 def in_float32(value: Any) -> Any:
-    """Return a tensor of half precision in float32, anything else as it is."""
+    """Return a half-precision tensor as float32, anything else unchanged."""
     return tf.cast(value, tf.float32) if tf.is_tensor(value) and value.dtype in HALF else value
 
 
 def computes_in_half(graph: tf.Graph) -> bool:
-    """Report whether anything in `graph` is computed in half precision."""
+    """Report whether any operation in `graph` computes in half precision."""
     return any(tensor.dtype in HALF for operation in graph.get_operations() for tensor in operation.outputs)
 
 
 class LossScale:
     """The dynamic loss scale of mixed_float16, by the rules of Keras's LossScaleOptimizer.
 
-    It starts at 2^15, doubles after 2000 updates in a row, and halves when a gradient is not finite; that step is no
-    update, and neither the global step nor the optimizer counts it. Its state is part of every checkpoint.
+    It starts at 2^15, doubles after 2000 successive updates, and halves when a gradient is not finite. That step is
+    then skipped: neither the global step nor the optimizer counts it. Its state is part of every checkpoint.
     """
 
     INITIAL, GROWTH_STEPS, SMALLEST = 2.0**15, 2000, 2.0**-40
@@ -69,11 +70,11 @@ class LossScale:
         store.declare(self.COUNTER, tf.constant(0, tf.int64))
 
     def value(self) -> tf.Tensor:
-        """Return the scale of this step. In graph."""
+        """Return the scale of this step, a float32 scalar, in the graph."""
         return self._store[self.SCALE].read_value()
 
     def grow(self) -> None:
-        """Note an update. In graph."""
+        """Count an update, in the graph."""
         with self._store.scope():
             counter = self._store[self.COUNTER].read_value() + 1
             grows = counter >= self.GROWTH_STEPS
@@ -82,7 +83,7 @@ class LossScale:
             self._store[self.COUNTER].assign(tf.where(grows, tf.zeros_like(counter), counter))
 
     def shrink(self) -> None:
-        """Note a step whose gradients were not finite. In graph."""
+        """Count a step with gradients that were not finite, in the graph."""
         with self._store.scope():
             self._store[self.SCALE].assign(self.value() / 2)
             self._store[self.COUNTER].assign(tf.constant(0, tf.int64))

@@ -1,4 +1,4 @@
-"""One model under one strategy: its variables, the programs traced for it, and where its values come from."""
+"""One model on one strategy: its variables, the programs traced for it, and the source of its values."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ _log = logging.getLogger(__name__)
 
 
 class Model:
-    """A model_fn with variables.
+    """A model_fn with its variables.
 
     Args:
-      strategy: None is TensorFlow's default.
-      config: the seed, the precision, and what happens between gradients and variables.
-      journal: told how long tracing and restoring took.
+      strategy: the strategy; None: TensorFlow's default.
+      config: seed, precision, and the options between gradients and variables.
+      journal: receives the times of tracing and restoring.
 
     Attributes:
-      values_of: path of the checkpoint whose values the variables have; None: theirs may be others. Whoever is about to
-        change them sets it to None.
-      keys: name of a variable -> its key in that checkpoint, of those that a Scaffold's saver has under another.
-      objects: of the `tf.train.Checkpoint` of a Scaffold in training: what describes its objects, and the keys of their
-        variables, by which checkpoints have them.
-      shown: whoever had other values shown than those of `values_of`, until `show_weights` takes them back.
+      values_of: path of the checkpoint whose values the variables have; None: unknown. Set it to None before changing
+        them.
+      keys: variable name -> its key in that checkpoint, if a Scaffold's saver uses another than its name.
+      objects: of a Scaffold's `tf.train.Checkpoint` in training: its serialized object graph, and the keys of its
+        variables in checkpoints.
+      shown: the user of values other than those of `values_of`, until `show_weights` restores these.
     """
 
     def __init__(
@@ -74,26 +74,28 @@ class Model:
         self.objects: tuple[bytes, Mapping[str, str]] = b"", {}
         self.shown: Any = None
         self._weights: dict[str, Any] = {}
-        self._aside: tuple[Mapping[str, Any], Mapping[str, str]] | None = None  # values, and the keys of these
+        self._aside: tuple[Mapping[str, Any], Mapping[str, str]] | None = None  # (values, their keys)
 
     def num_replicas(self, *, training: bool) -> int:
-        """Replicas of this process that a step of training, or of evaluation, runs on."""
+        """Return the number of replicas of this process that take a step of training, or of evaluation."""
         if self.strategy is None or (self.store.has_one_copy and not training):
             return 1
         return len(self.strategy.extended.worker_devices)
 
     def train_program(self, pipeline: InputPipeline, *, summary_writer: Any, stop_at_nan: bool) -> TrainProgram:
-        """Return the training step for inputs like those of `pipeline`; it is traced the first time it is asked for.
+        """Return the training program for inputs like those of `pipeline`, traced on first use.
 
         Args:
-          summary_writer: where `tf.summary` inside model_fn goes; always the same one.
+          pipeline: the training input.
+          summary_writer: writer for `tf.summary` inside model_fn; always the same one.
+          stop_at_nan: loops end at a loss that is not finite.
         """
         if self._config.eager:
             build_eager = functools.partial(
                 EagerTrainProgram, self._to_trace, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan
             )
             return self._program(("train", stop_at_nan), pipeline, build_eager)
-        # A coordinator has its workers take the steps.
+        # The workers of a coordinator take the steps.
         loop_type = None if self._coordinator is None else functools.partial(RangeLoop, coordinator=self._coordinator)
         build = functools.partial(
             TrainProgram, self._to_trace, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan,
@@ -102,20 +104,22 @@ class Model:
         return self._program(("train", stop_at_nan), pipeline, build)
 
     def training_feed(self, input_fn: Any, build: Callable[..., InputPipeline]) -> InputPipeline:
-        """Build the training input, as those who train read it.
+        """Build the training input of the processes that train.
 
-        Under parameter servers each worker has a copy of the dataset, or, where `shard` says that they divide the data
-        themselves, a dataset of its own. A batch is one update in any case.
+        With parameter servers each worker has a copy of the dataset, or its own dataset if `shard` says so. A batch is
+        always one update.
 
         Args:
-          build: called with the input function, and the place of a worker among several; returns its InputPipeline.
+          input_fn: an input function or an Input.
+          build: builds an InputPipeline from the input function and a worker's place.
         """
         if self._coordinator is None:
             return build(input_fn)
         workers = self._coordinator.num_workers
         if isinstance(input_fn, Input) and input_fn.shard in ("files", "input_fn"):
             size = input_fn.batch_size
-            own = dataclasses.replace(input_fn, batch_size=None if size is None else size * workers)  # it is divided
+            # the data is divided
+            own = dataclasses.replace(input_fn, batch_size=None if size is None else size * workers)
             pipelines = [build(own, worker_index=worker, num_workers=workers) for worker in range(workers)]
         else:
             pipelines = [build(input_fn)]
@@ -123,14 +127,14 @@ class Model:
         return dataclasses.replace(pipelines[0], dataset=dataset, given=dataset, division=SplitRows(0, 1, 1))
 
     def eval_program(self, pipeline: InputPipeline) -> EvalProgram:
-        """Return the evaluation step for inputs like those of `pipeline`; a coordinator has its workers take it."""
+        """Return the evaluation program for inputs like those of `pipeline`; a coordinator's workers run it."""
         build: Callable[[], EvalProgram] = functools.partial(EvalProgram, self._to_trace, pipeline)
         if self._coordinator is not None:
             build = functools.partial(RangeEvaluation, self._to_trace, pipeline, self._coordinator)
         return self._program(("eval",), pipeline, build)
 
     def predict_program(self, pipeline: InputPipeline) -> PredictProgram:
-        """Return the prediction step for inputs like those of `pipeline`."""
+        """Return the prediction program for inputs like those of `pipeline`."""
         return self._program(("predict",), pipeline, functools.partial(PredictProgram, self._to_trace, pipeline))
 
     def _program(self, kind: tuple[Any, ...], pipeline: InputPipeline, build: Callable[[], Any]) -> Any:
@@ -140,20 +144,21 @@ class Model:
             with self._journal.phase("trace"):
                 self._programs[key] = build()
             if set(self.store.saved) - known:
-                self.values_of = None  # new variables have their initial values, not the checkpoint's
+                self.values_of = None  # new variables have initial values, not the checkpoint's
         return self._programs[key]
 
     # --- values -----------------------------------------------------------------------------------------------
 
     def restore(self, path: str, keys: Mapping[str, str] | None = None, *, partly: bool = False) -> None:
-        """Give every variable its value in the checkpoint `path`, unless it has it already.
+        """Load every variable from the checkpoint `path`, unless the variables already have its values.
 
-        Where the variables have the values of `path` by other keys, `show_weights` gives them back: whoever evaluates
-        while the same variables are trained reads by keys of its own.
+        If they have values of `path` read by other keys, `show_weights` restores those later: an evaluation during
+        training reads by its own keys.
 
         Args:
-          keys: name of a variable -> its key in the checkpoint, where that is not its name.
-          partly: a variable that the checkpoint lacks keeps the value that it has.
+          path: path of the checkpoint.
+          keys: variable name -> its key in the checkpoint, if that is not its name.
+          partly: variables that the checkpoint lacks keep their values.
 
         Raises:
           ValueError: the checkpoint lacks a variable, or has it in another shape.
@@ -182,18 +187,22 @@ class Model:
         self.values_of, self.keys = path, keys
 
     def begin_with(self, settings: WarmStart) -> warm_start.Loaded:
-        """Give a new model the values that it begins with. Raises: ValueError: see `warm_start.load`."""
+        """Load the warm start into a new model.
+
+        Raises:
+          ValueError: as in `warm_start.load`.
+        """
         with seeded(self._config.seed):
             return warm_start.load(settings, self.store.saved_specs, self._value, self.assign)
 
     def _value(self, name: str) -> np.ndarray:
-        """Return the value of a variable that belongs in a checkpoint, whole."""
+        """Return the whole value of a variable that belongs in a checkpoint, an array of its shape and dtype."""
         with self.store.scope():
             parts = [part.numpy() for part in tf.nest.flatten(value_of(self.store.saved[name]))]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, 0)
 
     def _begin(self, new: Mapping[str, Any], read: Collection[str]) -> None:
-        """Give values to what the checkpoint does not have. Args: new: see `_beginnings`. read: what it has."""
+        """Initialize variables that the checkpoint lacks: `new` as in `_beginnings`, `read` what the checkpoint has."""
         saved = self.store.saved
         with self.store.scope():
             others = {name: value_of(saved[one]) for name, one in new.items() if isinstance(one, str) and one in read}
@@ -201,9 +210,10 @@ class Model:
         self.assign({**others, **own})
 
     def show_averages(self, path: str) -> None:
-        """Give the weights the values of their averages in the checkpoint `path`, whose values the model has.
+        """Load the weights' moving averages from the checkpoint `path`, whose values the model has.
 
-        Raises: ValueError: there are none in it.
+        Raises:
+          ValueError: the checkpoint has no averages.
         """
         if self._weights:
             return
@@ -214,56 +224,56 @@ class Model:
         self.assign({name: value_of(saved[one]) if one in saved else reader.get(one) for name, one in averages.items()})
 
     def set_aside(self) -> None:
-        """Keep the values that the variables have, and give them back with `show_weights`."""
+        """Keep the current values of the variables; `show_weights` restores them."""
         if self._aside is None:
             self._aside = self.values(), self.keys
 
     def show_weights(self) -> None:
-        """Take back `show_averages`, and what came after `set_aside`."""
+        """Undo `show_averages`, and changes since `set_aside`."""
         weights, self._weights = self._weights, {}
         aside, self._aside, self.shown = self._aside, None, None
         self.assign(weights if aside is None else aside[0])
         self.keys = self.keys if aside is None else aside[1]
 
     def assign(self, values: Mapping[str, Any]) -> None:
-        """Give variables these values, by name, on all replicas."""
+        """Assign name -> value (of each variable's shape) to variables on all replicas."""
         variables = self.store.saved if values else {}
         with self.store.scope():
             for name, value in values.items():
                 assign(variables[name], value)
 
     def values(self) -> dict[str, Any]:
-        """Return name -> value of every variable that belongs in a checkpoint, replicas collapsed.
+        """Return name -> tensor, the value of every variable that belongs in a checkpoint, one for all replicas.
 
-        For a variable partitioned over parameter servers it is a tuple of its parts' values, which stay on the servers.
-
-        It costs no copy: a tensor shares the buffer of its variable, until an update of that makes a new one.
+        For a variable partitioned over parameter servers, the value is a tuple of its parts, which stay on the servers.
+        Nothing is copied: a tensor shares the buffer of its variable until the variable is next updated.
         """
         with self.store.scope():
             return {name: value_of(variable) for name, variable in self.store.saved.items()}
 
     def not_finite(self) -> list[str]:
-        """Return the names of the variables that hold a value that is not finite."""
+        """Return the names of variables with values that are not finite."""
 
         def is_finite(value: tf.Tensor) -> bool:
-            with tf.device(value.device):  # a parameter server's is not fetched for this
+            with tf.device(value.device):  # values on parameter servers are not fetched for this
                 return not value.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(value)))
 
         return [name for name, value in self.values().items() if not all(map(is_finite, tf.nest.flatten(value)))]
 
     def values_by_key(self) -> dict[str, Any]:
-        """Return `values`, by the keys that they have in a checkpoint."""
+        """Return `values` by their keys in a checkpoint."""
         values, (described, of_objects) = self.values(), self.objects
         keys = {**self.keys, **of_objects}
         named = {name: value for name, value in values.items() if name not in keys}
-        # A key that is the name of another variable: a Saver wrote what it was told to.
+        # The key may be another variable's name, as in a Saver that maps names.
         named |= {key: values[name] for name, key in keys.items() if name in values}
         return named | ({OBJECT_GRAPH: tf.constant(described)} if described else {})
 
     def _beginnings(self, reader: Reader, keys: Mapping[str, str]) -> dict[str, Any]:
-        """Return name -> value, or the name of another variable with that value, of what the checkpoint does not have.
+        """Return name -> initial value (or name of the variable with that value) of variables that the checkpoint
+        lacks.
 
-        That is state for which the checkpoint's run had no option.
+        These are state of options that the checkpoint's run did not have.
         """
         saved = self.store.saved
         starts: dict[str, Any] = {average_name(name): name for name in saved} if self._config.ema_decay else {}
@@ -271,11 +281,11 @@ class Model:
         new = {name: start for name, start in starts.items() if name in saved and not reader.has(name)}
         new = {name: start for name, start in new.items() if name not in keys}
         if new:
-            _log.info("%s has no %s: they begin here.", reader.path, ", ".join(new))
+            _log.info("%s has no %s: initialized anew.", reader.path, ", ".join(new))
         return new
 
     def _warn_of_learning_rates(self, restored: Collection[str], path: str) -> None:
-        """Warn of a learning rate that model_fn changed: Keras keeps it in a variable, which has the restored one."""
+        """Warn if model_fn changed a learning rate that Keras keeps in a variable: the restored value applies."""
         specs = self.store.saved_specs
         for name in restored:
             initial = specs[name].initial
@@ -284,7 +294,7 @@ class Model:
             value = self._value(name)
             if not np.allclose(initial, value):
                 _log.warning(
-                    "%s is %g in %s, and stays so; model_fn sets %g. A schedule, or a new model_dir, changes it.",
+                    "%s: the value %g of %s is kept, and model_fn's %g is ignored. Use a schedule or a new model_dir.",
                     name,
                     value,
                     path,
@@ -298,22 +308,24 @@ def check_shapes(
     new: Collection[str] = (),
     keys: Mapping[str, str] | None = None,
 ) -> None:
-    """Check that a checkpoint has each variable of a model, in its shape.
+    """Check that a checkpoint has each variable of a model in the right shape.
 
     Args:
-      shapes: of the variables of the model, by name.
-      new: those of them that begin with another value, and need not be there.
-      keys: name of a variable -> its key, where a Scaffold's saver has it under another than its name.
+      reader: the checkpoint.
+      shapes: variable name -> shape in the model.
+      new: names of variables that are initialized anew and may be missing.
+      keys: variable name -> its key, if a Scaffold's saver uses another than its name.
 
-    Raises: ValueError: it lacks one, or has it in another shape.
+    Raises:
+      ValueError: the checkpoint lacks a variable or has it in another shape.
     """
     there, keys = reader.names(), keys or {}
     missing = [name for name in shapes if keys.get(name, name) not in there and name not in new]
     renamed = [name for name in missing if name in keys]
     if renamed:
         raise ValueError(
-            f"checkpoint {reader.path} has no {', '.join(repr(keys[name]) for name in renamed)}, under which the saver "
-            f"of model_fn's Scaffold reads {', '.join(map(repr, renamed))}. It has: {', '.join(there)}."
+            f"checkpoint {reader.path} has no {', '.join(repr(keys[name]) for name in renamed)}, the keys under which "
+            f"the saver of model_fn's Scaffold reads {', '.join(map(repr, renamed))}. It has: {', '.join(there)}."
         )
     if missing:
         raise ValueError(

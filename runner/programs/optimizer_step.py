@@ -1,4 +1,4 @@
-"""From the gradients of a step to the new values of the variables, for `optimizer=`: the runner owns the gradients."""
+"""From the gradients of a step to the new values of variables, for `optimizer=`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Pair = tuple[Any, tf.Variable, Any]
 
 
 def objective(spec: EstimatorSpec, replica: Replica) -> tf.Tensor:
-    """Return the replica's part of the step's loss: over all replicas they add up to the mean over the global batch."""
+    """Return the replica's part of the step's loss, a scalar; the parts sum to the mean over the global batch."""
     loss = spec.loss
     if spec.loss_weight is None:
         if replica.num_replicas == 1:
@@ -43,7 +43,10 @@ def objective(spec: EstimatorSpec, replica: Replica) -> tf.Tensor:
 
 
 def loss_sum(spec: EstimatorSpec, replica: Replica) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return (sum of the losses of the replica's examples, what all such sums together are to be divided by)."""
+    """Return (sum of the losses of the replica's examples, their denominator), scalars.
+
+    The mean over the global batch is the sum of the first over all replicas, divided by the sum of the second.
+    """
     loss = spec.loss
     if spec.loss_weight is None:
         weight = tf.cast(replica.weights.counts[replica.index], loss.dtype)
@@ -55,7 +58,7 @@ def loss_sum(spec: EstimatorSpec, replica: Replica) -> tuple[tf.Tensor, tf.Tenso
 
 
 def sum_over_replicas(replica: Replica, value: Any) -> Any:
-    """Return `value` (a tensor or a list) summed over all replicas, as it is."""
+    """Return `value` (a tensor of any shape, or a list) summed over all replicas."""
     if replica.num_replicas == 1:
         return value
     with replica.reductions.as_is():
@@ -63,27 +66,37 @@ def sum_over_replicas(replica: Replica, value: Any) -> Any:
 
 
 def gradients_of(tape: tf.GradientTape, loss: tf.Tensor, replica: Replica) -> list[Pair]:
-    """Return the gradient of `loss` for each trainable variable it depends on. Raises: ValueError: there is none."""
+    """Return (gradient, variable) for each trainable variable on which `loss` depends; gradients have the variable's
+    shape.
+
+    Args:
+      tape: the tape that recorded the loss.
+      loss: float scalar.
+      replica: the replica.
+
+    Raises:
+      ValueError: the loss depends on no trainable variable.
+    """
     variables = replica.requested.trainable.values()
     gradients = tape.gradient(loss, [variable for variable, _ in variables])
     pairs = [(g, v, owner) for g, (v, owner) in zip(gradients, variables, strict=True) if g is not None]
     if not pairs:
         names = ", ".join(replica.requested.requests) or "none"
         raise ValueError(
-            f"the loss depends on no trainable variable, so there is nothing to train. Variables: {names}."
+            f"The loss depends on no trainable variable, so there is nothing to train. Variables: {names}."
         )
     return pairs
 
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """An update of the model, as one replica sees it. Tensors of the traced graph.
+    """An update of the model as one replica sees it; tensors of the traced graph.
 
     Attributes:
-      loss: such that it adds up over the replicas of this process.
-      values: to report of it, by name, the same on all replicas: the learning rate where it is computed, and the norm
-        of the gradient.
-      rate: name of the variable that the optimizer keeps its learning rate in, where it does.
+      loss: scalar, this replica's part of the loss; the parts sum to the loss.
+      values: name -> scalar to report, the same on all replicas: the learning rate if it is computed, and the gradient
+        norm.
+      rate: name of the variable in which the optimizer keeps its learning rate, if any.
     """
 
     loss: tf.Tensor
@@ -94,17 +107,21 @@ class Update:
 def apply_update(
     spec: EstimatorSpec, pairs: Sequence[Pair], loss: tf.Tensor, replica: Replica, config: RunConfig
 ) -> Update:
-    """Update the model once: sum over replicas, clip, apply, average, count.
+    """Update the model once: sum gradients over replicas, clip, apply, update averages, count.
 
     Args:
-      pairs: of this replica; over all replicas the gradients add up to that of the global batch.
-      loss: of this replica; over all replicas it adds up to the loss of the step.
+      spec: the replica's spec.
+      pairs: (gradient, variable) of this replica; the gradients sum over replicas to that of the global batch.
+      loss: scalar, this replica's part of the loss of the step.
+      replica: the replica.
+      config: the RunConfig.
     """
     values: dict[str, tf.Tensor] = {}
     rate_name: str | None = None
     with replica.reductions.as_is():
         reduced: Sequence[Any] = [gradient for gradient, _, _ in pairs]
-        if replica.num_replicas > replica.num_local:  # with the gradients, it costs no message of its own
+        # sent together with the gradients, so it costs no message of its own
+        if replica.num_replicas > replica.num_local:
             *reduced, total = all_reduce([*reduced, loss])
             loss = total if replica.index == 0 else tf.zeros_like(total)
         elif replica.num_replicas > 1:
@@ -116,7 +133,7 @@ def apply_update(
                 values["gradient_norm"] = norm
             if config.clip_global_norm is not None:
                 reduced = _scaled_down(merged, norm, config.clip_global_norm)
-        # Keras's `compile` puts a LossScaleOptimizer around the optimizer; the runner scales the loss itself.
+        # Keras's `compile` wraps the optimizer in a LossScaleOptimizer; the runner scales the loss itself.
         optimizer = getattr(spec.optimizer, "inner_optimizer", spec.optimizer)
         factor = learning_rate.factor(config, replica.global_step)
         with learning_rate.scaled(optimizer, factor):
@@ -134,26 +151,29 @@ def apply_update(
 
 
 def clipped(gradients: Sequence[Any], norm: float) -> list[Any]:
-    """Return `gradients` scaled down together to the global norm `norm` where theirs is larger.
+    """Return `gradients` scaled down to the global norm `norm` if theirs is larger, with the same shapes.
 
-    A norm that is not finite makes all of them NaN, as in tf.clip_by_global_norm.
+    If the norm is not finite, all gradients become NaN, as in tf.clip_by_global_norm. Rows of IndexedSlices for the
+    same row of a variable are added first: the gradient of an embedding that two replicas look up is one, and its norm
+    is that of the sum.
 
-    Rows of IndexedSlices that are the same row of the variable are added first: two replicas, or a batch, that look
-    an embedding up twice have one gradient for it, and its norm is that of the sum.
+    Args:
+      gradients: float tensors or IndexedSlices of any shape.
+      norm: the largest global norm.
     """
     gradients = [_without_duplicates(gradient) for gradient in gradients]
     return _scaled_down(gradients, global_norm(gradients), norm)
 
 
 def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
-    """Return the norm of all gradients together, a float32 or float64 scalar. IndexedSlices have each row once."""
+    """Return the norm of all gradients together, a float32 or float64 scalar; each row of IndexedSlices counts once."""
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     dtype = tf.float64 if any(value.dtype == tf.float64 for value in values) else tf.float32
     return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(tf.cast(value, dtype))) for value in values]))
 
 
 def _scaled_down(gradients: Sequence[Any], total: tf.Tensor, norm: float) -> list[Any]:
-    """Return `gradients`, whose global norm is `total`, with one of at most `norm`."""
+    """Return `gradients`, whose global norm is `total`, scaled to a norm of at most `norm`."""
     limit = tf.constant(norm, total.dtype)
     factor = limit / tf.maximum(total, limit) + (total - total)
     return [scale(g, tf.cast(factor, g.dtype)) for g in gradients]
@@ -174,29 +194,35 @@ def _loss_weight(spec: EstimatorSpec, replica: Replica) -> tf.Tensor:
 
 
 def apply_gradients(optimizer: Any, pairs: Sequence[Pair]) -> None:
-    """Apply global gradients by the rules of the optimizer's family."""
+    """Apply (gradient of the global batch, variable) pairs by the rules of the optimizer's family.
+
+    Raises:
+      ValueError: it is not a Keras 3, tf_keras or v1 optimizer.
+    """
     if isinstance(optimizer, v1.train.Optimizer):
         optimizer.apply_gradients([(g, v) for g, v, _ in pairs])
-    elif hasattr(optimizer, "apply") and hasattr(optimizer, "update_step"):  # Keras 3 takes its own variables
+    elif hasattr(optimizer, "apply") and hasattr(optimizer, "update_step"):  # Keras 3 expects its own variables
         optimizer.apply([g for g, _, _ in pairs], [v if owner is None else owner for _, v, owner in pairs])
-    elif hasattr(optimizer, "apply_gradients"):  # tf_keras, and what it calls legacy
+    elif hasattr(optimizer, "apply_gradients"):  # tf_keras, its legacy optimizers included
         accepted = inspect.signature(optimizer.apply_gradients).parameters
         own_sum = {"skip_gradients_aggregation": True, "experimental_aggregate_gradients": False}
         settings = {name: value for name, value in own_sum.items() if name in accepted}
         optimizer.apply_gradients([(g, v) for g, v, _ in pairs], **settings)
     else:
         raise ValueError(
-            f"EstimatorSpec(optimizer={optimizer!r}): it is a Keras 3, tf_keras or tf.compat.v1.train optimizer."
+            f"EstimatorSpec(optimizer={optimizer!r}): expected an optimizer object of Keras 3, tf_keras or "
+            "tf.compat.v1.train, such as keras.optimizers.Adam()."
         )
 
 
 def advance(replica: Replica, train_op: Any) -> Sequence[tf.Operation]:
-    """Advance the global step by one for a train_op that does not count: that of no replica does so itself.
+    """Advance the global step by one if no replica's train_op does so itself.
 
-    tf.estimator left the step of `optimizer.minimize(loss)` where it was: one checkpoint was written over another, and
-    training had no other end than that of its data.
+    tf.estimator left the global step unchanged with `optimizer.minimize(loss)`, so that each checkpoint overwrote the
+    previous one, and only the end of the data ended training.
 
-    Returns: the operations, for those who have to fetch them; none where `train_op` counts.
+    Returns:
+      The operations, for callers that must fetch them; empty if `train_op` advances the step.
     """
 
     def count(strategy: tf.distribute.Strategy, counts: Any) -> list[Any]:
@@ -212,7 +238,7 @@ def advance(replica: Replica, train_op: Any) -> Sequence[tf.Operation]:
 
 
 def _counts(global_step: tf.Variable, train_op: Any) -> bool:
-    """Report whether what `train_op` runs writes to the global step, or may do so in a branch."""
+    """Report whether `train_op` writes to the global step, or may do so in a branch."""
     graph = v1.get_default_graph()
     copies = getattr(global_step, "values", None) or [global_step]
     handles = {id(copy.handle) for copy in copies}

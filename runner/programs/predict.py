@@ -1,4 +1,4 @@
-"""Prediction on the devices, and its examples one by one."""
+"""Prediction on the devices, and splitting it into examples."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ from runner.types import StepRequest
 
 
 class Predicted(NamedTuple):
-    """The predictions of some steps. NumPy values.
+    """The predictions of some steps, as NumPy values.
 
     Attributes:
-      batches: (examples, predictions) of each replica's batch that has examples, in the order of the input.
-      num_steps: steps taken.
-      num_bytes: of all predictions, those of replicas without examples included.
+      batches: (number of examples, predictions `[examples, ...]`) of each replica's batch with examples, in input
+        order.
+      num_steps: number of steps taken.
+      num_bytes: size of all predictions, those of replicas without examples included.
       data_ended: the input has no further element.
     """
 
@@ -50,7 +51,8 @@ class PredictProgram(Program):
     def __init__(self, model: ModelToTrace, pipeline: InputPipeline) -> None:
         def replica_fn(replica: Replica) -> TracedReplica:
             with tf.summary.record_if(False):
-                features, _ = replica_inputs(pipeline, replica)  # as in tf.estimator, it does not see the labels
+                # as in tf.estimator, model_fn does not get labels in PREDICT
+                features, _ = replica_inputs(pipeline, replica)
                 return TracedReplica(model.call(features, None, ModeKeys.PREDICT))
 
         super().__init__(model, pipeline, replica_fn)
@@ -60,21 +62,21 @@ class PredictProgram(Program):
         self._fetching: dict[Any, Callable[..., Any]] = {}
 
     def runs_in_loops(self, dataset: Any) -> bool:
-        """Report whether several steps on `dataset` may be one call of TensorFlow.
+        """Report whether one call of TensorFlow may take several steps on `dataset`.
 
-        Not where its next element may depend on what the caller does with the prediction before: a service keeps one
-        prediction open, and a generator gives it the request that has come. Sparse and ragged predictions come one by
-        one, too.
+        It may not if the next element can depend on what the caller does with the previous prediction: a service keeps
+        one prediction open and passes each request to a generator. Sparse and ragged predictions are made one by one,
+        too.
         """
         dense = all(isinstance(one, tf.Tensor) for one in tf.nest.flatten(self._predictions))
         return dense and not may_change_meanwhile(dataset)
 
     def run(self, iterator: Any, max_steps: int) -> Predicted:
-        """Predict up to `max_steps` further steps, in one call of TensorFlow."""
+        """Predict up to `max_steps` further steps in one call of TensorFlow."""
         with self._pipeline.reading():
             num_steps, ended, packed = self._loop(iterator, tf.constant(max_steps))
         counts, *columns = (_per_step(*(part.numpy() for part in parts)) for parts in packed)
-        size = len(columns) // len(self._predictions)  # tensors of a replica
+        size = len(columns) // len(self._predictions)  # number of tensors of each replica
         packers = [_packer(predictions) for predictions in self._predictions]
         batches = [
             (int(count), pack(values[replica * size : (replica + 1) * size]))
@@ -86,7 +88,7 @@ class PredictProgram(Program):
         return Predicted(batches, int(num_steps), num_bytes, bool(ended))
 
     def run_one(self, iterator: Any, request: StepRequest) -> tuple[Predicted, list[Any]]:
-        """Like `run` for one step; also return the values of the tensors among the fetches of `request`."""
+        """Predict one step like `run`; also return the values of the tensors among the fetches of `request`."""
         try:
             with self._pipeline.reading():
                 counts, predictions, values = self._next(request)(iterator, tuple(request.values))
@@ -106,7 +108,7 @@ class PredictProgram(Program):
         return self._fetching[request.key]
 
     def _function(self, request: StepRequest) -> Callable[..., Any]:
-        """Return the function of a step: flat inputs, then what is fed -> (predictions of the replicas, fetches)."""
+        """Return the function of a step: flat inputs, then feeds -> (predictions of the replicas, fetches)."""
         tensors, effects = split_fetches(request.fetches)
         effects += self.trace.writes_of_keras(metrics_only=True)
         return self.trace.function([self._predictions, tensors], effects, feeds=request.feeds)
@@ -116,7 +118,9 @@ class PredictProgram(Program):
         return inputs[-2], *function(*inputs, *fed)
 
     def _run_loop(self, iterator: Any, max_steps: tf.Tensor) -> Any:
-        """Return (steps taken, whether the data ended, counts and predictions of all steps as `_concat` has them)."""
+        """Return (steps taken, whether the data ended, counts and predictions of all steps in the form of
+        `_concat`).
+        """
         function = self._function(StepRequest())
         dtypes = [tf.int64, *(tensor.dtype for tensor in tf.nest.flatten(self._predictions))]
 
@@ -131,7 +135,7 @@ class PredictProgram(Program):
         return taken, ended, [_concat(pair, dtype) for pair, dtype in zip(lists, dtypes, strict=True)]
 
 
-# --- tensors of several steps: each flat, with its shape beside it, as batches may differ in size -----------------
+# --- tensors of several steps: flattened, with their shapes beside them, because batches may differ in size ---------
 
 
 def _empty_list(dtype: tf.DType) -> tf.Tensor:
@@ -140,8 +144,8 @@ def _empty_list(dtype: tf.DType) -> tf.Tensor:
 
 
 def _pushed(lists: tuple[tf.Tensor, tf.Tensor], tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the list of values and that of shapes with those of `tensor` at their ends."""
-    with tf.device("CPU:0"):  # where its value is wanted
+    """Return the lists of values and shapes with those of `tensor` appended."""
+    with tf.device("CPU:0"):  # on the device where the value is needed
         values, shapes = tf.reshape(tensor, [-1]), tf.shape(tensor)
         return (
             tf.raw_ops.TensorListPushBack(input_handle=lists[0], tensor=values),
@@ -150,7 +154,7 @@ def _pushed(lists: tuple[tf.Tensor, tf.Tensor], tensor: tf.Tensor) -> tuple[tf.T
 
 
 def _concat(lists: tuple[tf.Tensor, tf.Tensor], dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return (all values, all shapes, the rank of each), flat."""
+    """Return (all values, all shapes, the rank of each), three vectors."""
     none, concat = tf.zeros([0], tf.int64), tf.raw_ops.TensorListConcatV2
     with tf.device("CPU:0"):
         flat, _ = concat(input_handle=lists[0], element_shape=[-1], leading_dims=none, element_dtype=dtype)
@@ -158,7 +162,7 @@ def _concat(lists: tuple[tf.Tensor, tf.Tensor], dtype: tf.DType) -> tuple[tf.Ten
 
 
 def _per_step(values: np.ndarray, shapes: np.ndarray, ranks: np.ndarray) -> list[Any]:
-    """Return the value of each step: views of `values`; scalars as `tf.Tensor.numpy` has them."""
+    """Return the value of each step as a view of `values`; scalars as `tf.Tensor.numpy` returns them."""
     found, first, dims = [], 0, iter(shapes.tolist())
     for rank in ranks.tolist():
         shape = list(itertools.islice(dims, rank))
@@ -175,9 +179,9 @@ def _bytes_of(values: tf.Tensor) -> int:
 
 
 def _packer(predictions: Any) -> Callable[[Sequence[Any]], Any]:
-    """Return what makes of flat values a nest like `predictions`."""
+    """Return a function that packs flat values into a structure like `predictions`."""
     if type(predictions) is dict and all(isinstance(one, tf.Tensor) for one in predictions.values()):
-        flat = sorted(predictions)  # as tf.nest has them, which takes 10 us a batch
+        flat = sorted(predictions)  # same order as tf.nest, which would take 10 us per batch
         order = [(name, flat.index(name)) for name in predictions]
         return lambda values: {name: values[index] for name, index in order}
     return lambda values: tf.nest.pack_sequence_as(predictions, values)
@@ -186,7 +190,12 @@ def _packer(predictions: Any) -> Callable[[Sequence[Any]], Any]:
 def chosen(predictions: Any, keys: Sequence[str] | str | None) -> Any:
     """Return only `keys` of a dict of predictions; None or empty: all.
 
-    Raises: ValueError: the predictions are no dict, or have none of the keys.
+    Args:
+      predictions: a tensor or a dict of tensors `[batch, ...]`.
+      keys: names of predictions.
+
+    Raises:
+      ValueError: the predictions are not a dict, or have none of the keys.
     """
     if not keys:
         return predictions
@@ -200,7 +209,11 @@ def chosen(predictions: Any, keys: Sequence[str] | str | None) -> Any:
 
 
 def num_examples(predictions: Any) -> int:
-    """Return the number of examples in a batch of predictions. Raises: ValueError: its parts differ in that."""
+    """Return the number of examples in a batch of predictions, tensors `[batch, ...]`.
+
+    Raises:
+      ValueError: they have different numbers of examples.
+    """
     sizes = {len(value) if np.ndim(value) else 0 for value in tf.nest.flatten(predictions)}
     if len(sizes) != 1:
         raise ValueError(
@@ -211,7 +224,7 @@ def num_examples(predictions: Any) -> int:
 
 
 def single_examples(batch: Any) -> Iterator[Any]:
-    """Yield the predictions of a batch, one example at a time."""
+    """Yield the predictions of a batch one example at a time: `[...]` from `[batch, ...]`."""
     number = num_examples(batch)
     if type(batch) is dict and all(isinstance(values, np.ndarray) for values in batch.values()):
         if len(batch) == 1:

@@ -1,4 +1,4 @@
-"""What the programs of training, evaluation and prediction have in common: the trace, and the flat inputs of a step."""
+"""What training, evaluation and prediction programs have in common: the trace, and the flat inputs of a step."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ v1 = tf.compat.v1
 
 @dataclasses.dataclass(frozen=True)
 class ModelToTrace:
-    """A model_fn, and where its variables are.
+    """A model_fn and its variables, before it is traced.
 
     Attributes:
       call: model_fn with params and config bound, in the precision of the run.
-      config: what happens between gradients and variables.
+      config: the options between gradients and variables.
     """
 
     store: VariableStore
@@ -37,13 +37,13 @@ class ModelToTrace:
 
 @dataclasses.dataclass(frozen=True)
 class TracedReplica:
-    """What one replica's trace of model_fn returns. Its tensors are those of the traced graph."""
+    """Base class: the result of one replica's trace of model_fn, with tensors of the traced graph."""
 
     spec: EstimatorSpec
 
     @property
     def initial_feeds(self) -> Mapping[Any, Any]:
-        """What the placeholders are fed that variables begin with: the `init_feed_dict` of a Scaffold."""
+        """Placeholder -> value for placeholders from which variables start: a Scaffold's `init_feed_dict`."""
         return getattr(self.spec.scaffold, "init_feed_dict", None) or {}
 
 
@@ -52,11 +52,11 @@ class Program:
 
     Args:
       replica_fn: calls model_fn for one replica.
-      training, on_workers: see `trace_step`.
+      training, on_workers: as in `trace_step`.
 
     Attributes:
-      outputs: what `replica_fn` returned, one for each local replica.
-      spec: of the first replica.
+      outputs: the result of `replica_fn` for each local replica.
+      spec: that of the first replica.
     """
 
     def __init__(
@@ -77,12 +77,14 @@ class Program:
         self.spec: EstimatorSpec = self.outputs[0].spec
 
     def reset(self) -> None:
-        """Start metrics from nothing and random state from the seed, before each evaluation or prediction."""
+        """Reset metrics, and random state to the seed, before each evaluation or prediction."""
         self._store.reset_local(self.trace.requested.requests)
 
 
 def step_signature(pipeline: InputPipeline) -> list[tf.TensorSpec]:
-    """Return the flat specs of a step's inputs: features and labels of each replica, then the replicas' weights."""
+    """Return the flat TensorSpecs of a step's inputs: features and labels of each replica, then the weights of the
+    replicas.
+    """
     one = [spec for spec in tf.nest.flatten(pipeline.replica_spec, expand_composites=True) if spec is not None]
     return [
         *(tf.TensorSpec(spec.shape, spec.dtype) for _ in range(pipeline.num_replicas) for spec in one),
@@ -92,7 +94,12 @@ def step_signature(pipeline: InputPipeline) -> list[tf.TensorSpec]:
 
 
 def step_inputs(batches: Sequence[ReplicaBatch], global_count: tf.Tensor) -> list[tf.Tensor]:
-    """Return the batches of all local replicas, flat, in the order of `step_signature`."""
+    """Return the flat batches of all local replicas, in the order of `step_signature`.
+
+    Args:
+      batches: the local replicas' batches.
+      global_count: int64 scalar, the number of examples over all replicas.
+    """
     flat = [
         tensor
         for batch in batches
@@ -103,10 +110,12 @@ def step_inputs(batches: Sequence[ReplicaBatch], global_count: tf.Tensor) -> lis
 
 
 def read_step(pipeline: InputPipeline, element: Any, iterator: Any) -> tuple[Sequence[ReplicaBatch], list[tf.Tensor]]:
-    """Return the replicas' batches of the step that begins with `element`, and the same as flat inputs. In graph.
+    """Return (replica batches of the step that begins with `element`, the same as flat inputs), in the graph.
 
     Args:
-      iterator: gives further elements where a step takes several; None where it takes one.
+      pipeline: the input.
+      element: the first element of the step, tensors `[batch, ...]`.
+      iterator: returns further elements if a step takes several; None if it takes one.
     """
     batches, global_count = pipeline.division.replica_batches(element, iterator)
     return batches, step_inputs(batches, global_count)
@@ -115,11 +124,19 @@ def read_step(pipeline: InputPipeline, element: Any, iterator: Any) -> tuple[Seq
 def over_elements(
     iterator: Any, max_steps: tf.Tensor, step: Callable[[Any, Any], Any], state: Any
 ) -> tuple[tf.Tensor, tf.Tensor, Any]:
-    """Return (steps taken, whether the data ended before `max_steps`, the last state) of `state = step(element, state)`
-    on one element after another. In graph.
+    """Apply `state = step(element, state)` to one element after another, in the graph.
 
-    The step is in no branch: each variable that it reads would be an input of both branches, which took 120 layers
-    0.1 s to trace, and each step a switch for each of them.
+    The step is not inside a branch. Otherwise each variable that it reads would be an input of both branches, which
+    took 0.1 s to trace for 120 layers and added a switch per variable to each step.
+
+    Args:
+      iterator: the iterator over the elements.
+      max_steps: int64 scalar, the largest number of steps.
+      step: one step; it may read further elements.
+      state: the initial state, a structure of tensors.
+
+    Returns:
+      (steps taken int64 scalar, bool scalar: the data ended before `max_steps`, the last state).
     """
     none = tf.experimental.Optional.empty(iterator.element_spec)
 
@@ -128,7 +145,8 @@ def over_elements(
 
     def body(taken: tf.Tensor, element: Any, state: Any) -> Any:
         state = step(element.get_value(), state)
-        # After the step, which may read from the iterator, too. Not after the last one: the element would be lost.
+        # Read after the step, which may read from the iterator, too. Not after the last step: the element would be
+        # lost.
         following = tf.cond(taken + 1 < max_steps, iterator.get_next_as_optional, lambda: none)
         return taken + 1, following, state
 
@@ -137,9 +155,9 @@ def over_elements(
 
 
 def replica_inputs(pipeline: InputPipeline, replica: Replica) -> tuple[Any, Any]:
-    """Return (features, labels) of one replica, out of the flat inputs of the step.
+    """Return (features, labels) of one replica from the flat inputs of the step.
 
-    The global step goes where model_fn finds it: the first of its variables, as tf.estimator made it first.
+    The global step is made available to model_fn as its first variable, because tf.estimator made it first.
     """
     for name in (v1.GraphKeys.GLOBAL_STEP, v1.GraphKeys.GLOBAL_VARIABLES):
         v1.add_to_collection(name, replica.global_step)
@@ -154,6 +172,6 @@ def replica_inputs(pipeline: InputPipeline, replica: Replica) -> tuple[Any, Any]
 
 
 def split_fetches(fetches: Sequence[Any]) -> tuple[list[tf.Tensor], list[tf.Operation]]:
-    """Return (the tensors, whose values are wanted; the operations, which only run) among what a hook fetches."""
+    """Return (tensors, whose values are returned; operations, which only run) of a hook's fetches."""
     effects = [one for one in fetches if isinstance(one, tf.Operation)]
     return [one for one in fetches if not isinstance(one, tf.Operation)], effects

@@ -1,4 +1,4 @@
-"""Training steps and evaluation on the workers of a coordinator, in ranges of batches: strategy=parameter_server."""
+"""strategy=parameter_server: training steps and evaluation on a coordinator's workers, in ranges of batches."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from runner.tracing.graph_operations import needed, operations
 
 _log = logging.getLogger(__name__)
 
-# A request costs about 2 ms; what is asked for at once should take long against that.
+# A request costs about 2 ms, so the work of one request should take much longer than that.
 _SHORTEST_SECS = 0.1
 _REQUESTS_PER_WORKER = 4
 
 
 class Coordinator:
-    """The workers of a ParameterServerStrategy, and what they are asked to do.
+    """The workers of a ParameterServerStrategy, and their requests.
 
     Attributes:
-      repeated: which of the last requests were made once more, as a worker was lost with them.
+      repeated: which of the last requests were repeated because their worker was lost.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
@@ -43,12 +43,12 @@ class Coordinator:
         parameter_server.say_losses_in_a_line(_log)
 
     def run(self, function: Callable[..., Any], all_arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Return what `function` (a tf.function) gives for each of `all_arguments`, in order. Host values.
+        """Return the results of `function` (a tf.function) for each of `all_arguments`, in order, as host values.
 
-        A request whose worker is lost is made once more, of whichever worker.
+        If a worker is lost, another worker repeats its request.
 
         Raises:
-          PeerLost: a parameter server is gone, and with it the variables.
+          PeerLost: a parameter server, and with it the variables, is lost.
         """
         self._put_back.clear()
         with self._collectives.noticing_lost_peers():
@@ -61,12 +61,13 @@ class Coordinator:
 
 
 class Requests:
-    """Ranges of batches that workers are asked for, each of them once.
+    """Requests to workers for ranges of batches, each range once.
 
     Args:
-      of_range: what a worker does: called in graph with an iterator over (number, element), the number of the first
-        element (negative: whatever comes next) and how many; see `over_range`, whose facts it returns among others.
-      of_element: the same for one element that is sent with the request: called with it and its number.
+      of_range: the work for a range, called in the graph with an iterator over (number, element), the number of the
+        first element (negative: the next one) and the number of elements. Its result contains the facts of
+        `over_range`.
+      of_element: the same for one element that is sent with the request; called with the element and its number.
     """
 
     def __init__(
@@ -75,18 +76,19 @@ class Requests:
         self._coordinator = coordinator
         self._of_range = tf.function(of_range, autograph=False)
         self._of_element = tf.function(of_element, autograph=False)
-        self._step_secs = 0.0  # of one worker
+        self._step_secs = 0.0  # for one worker
         self.repeated_steps = 0
         """Steps of the last `take` that were asked for once more, as a worker was lost with them."""
 
     def trace(self, element_spec: Any) -> None:
-        """Build what a worker does with an element, without doing it."""
+        """Build the functions for elements of `element_spec` without running them."""
         self._of_element.get_concrete_function(element_spec, tf.TensorSpec([], tf.int64))
 
     def take(self, iterator: RangeIterator, num_steps: int) -> tuple[list[dict[str, Any]], bool]:
-        """Return what workers make of the next `num_steps` batches, or of those that are left.
+        """Return the workers' results for the next `num_steps` batches, or for the remaining ones.
 
-        Returns: (the results of the ranges, in the order of the data; whether there is no further batch).
+        Returns:
+          (results of the ranges in the order of the data, whether there is no further batch).
         """
         started = time.perf_counter()
         self.repeated_steps = 0
@@ -116,14 +118,14 @@ class Requests:
             if result["ended"] and first + taken >= iterator.end:
                 ended = True
                 continue
-            # Its worker was lost, and whom it was given to was further on, perhaps at the end.
+            # Its worker was lost, and the worker that repeated it had already read past the range.
             elements = iterator.read_again(first + taken, count - taken)
             results += self._hand_over(elements, first + taken)
             ended |= len(elements) < count - taken
         return results, ended
 
     def _from_their_own(self, iterator: RangeIterator, num_steps: int) -> tuple[list[dict[str, Any]], bool]:
-        """Steps on data of whichever worker has time and data left."""
+        """Take steps on the workers' own data, each by a worker that has time and data left."""
         results: list[dict[str, Any]] = []
         while (left := num_steps - sum(int(result["taken"]) for result in results)) > 0:
             if len(iterator.ended) == self._coordinator.num_workers:
@@ -142,14 +144,14 @@ class Requests:
         return results
 
     def _hand_over(self, elements: Sequence[Any], first: int) -> list[dict[str, Any]]:
-        """Make one request for each batch, which is sent with it."""
+        """Make one request for each batch, and send the batch with it."""
         asked = [(element, tf.constant(first + number, tf.int64)) for number, element in enumerate(elements)]
         results = self._coordinator.run(self._of_element, asked)
         self.repeated_steps += len(self._coordinator.repeated)
         return results
 
     def _length(self, num_steps: int) -> int:
-        """Return the steps of one request: several requests for each worker, so that a slow one holds up nobody."""
+        """Return the number of steps per request: several requests per worker, so that a slow worker delays nothing."""
         workers = self._coordinator.num_workers
         several = math.ceil(num_steps / (workers * _REQUESTS_PER_WORKER))
         long_enough = math.ceil(_SHORTEST_SECS / self._step_secs) if self._step_secs else 1
@@ -163,15 +165,19 @@ def over_range(
     step: Callable[..., tuple[tf.Tensor, Sequence[Any]]],
     state: Sequence[Any],
 ) -> tuple[list[Any], dict[str, tf.Tensor]]:
-    """Take up to `count` steps on the elements from number `first` on. In graph, on a worker.
+    """Take up to `count` steps on the elements from number `first`. Runs in the graph, on a worker.
 
     Args:
-      iterator: over (number, element).
-      first: negative: whatever comes next.
-      step: called with an element, the steps before it and the state; gives (whether to go on, the new state).
+      iterator: an iterator over (number, element).
+      first: int64 scalar; negative: the next element.
+      count: int64 scalar.
+      step: called with an element, the number of steps before it and the state; returns (whether to continue, new
+        state).
+      state: the initial state, a structure of tensors.
 
-    Returns: (the state, facts: `taken` steps, none where the iterator has passed the first element; `ended`: it has no
-      further one; `end`: the number after the last one that was seen now; `stopped` by a step; which `worker` it was).
+    Returns:
+      (state, facts). The facts are scalars: `taken` steps, 0 if the iterator is past the first element; `ended`: there
+      is no further element; `end`: number after the last element seen; `stopped` by a step; index of the `worker`.
     """
     found, end = tf.while_loop(
         lambda found, _: _is_before(first, found),
@@ -196,7 +202,7 @@ def over_range(
 
 
 def of_one_element() -> dict[str, tf.Tensor]:
-    """Return the facts of `over_range` for a request with which one element was sent."""
+    """Return the facts of `over_range` for a request that carried its one element."""
     return {"taken": tf.constant(1), "stopped": tf.constant(False)}
 
 
@@ -208,9 +214,10 @@ def _is_before(first: tf.Tensor, found: Any) -> tf.Tensor:
 
 
 class RangeLoop:
-    """Like train_loop.Loop, for workers that each take some of the steps.
+    """Takes steps like train_loop.Loop, on workers that each take some of them.
 
-    Each is given a range of batches, which it finds in its own copy of the data; results are in the order of the data.
+    Each worker gets a range of batches, which it finds in its own copy of the data. Results are in the order of the
+    data.
     """
 
     def __init__(self, step: Step, pipeline: InputPipeline, coordinator: Coordinator, *, stop_at_nan: bool) -> None:
@@ -220,19 +227,20 @@ class RangeLoop:
     def __call__(
         self, iterator: RangeIterator, num_steps: int, *, may_end: bool, values: Sequence[tf.Tensor] = ()
     ) -> LoopResult:
-        """Take up to `num_steps` steps, and returns when all of them are done.
+        """Take up to `num_steps` steps, and return when all of them are done.
 
-        Raises: ValueError: they are to be fed `values`.
+        Raises:
+          ValueError: hooks feed `values`.
         """
-        del may_end  # each range tells
+        del may_end  # each range reports the end of the data itself
         if values:
             raise ValueError(
-                "SessionRunArgs(feed_dict=...) of a hook: with parameter servers steps are taken by other processes, "
-                "which no hook can feed. Give the values through input_fn."
+                "SessionRunArgs(feed_dict=...) of a hook: with parameter servers, other processes take the steps, and "
+                "hooks cannot feed them. Pass the values through input_fn."
             )
         results, ended = self._requests.take(iterator, num_steps)
         losses, *fetched = _joined(results, self._step.specs)
-        if self._stop_at_nan:  # a loss that is not finite ended its range, and is to end the loop: it comes last
+        if self._stop_at_nan:  # a loss that is not finite ended its range and must end the loop, so it is put last
             losses = losses[np.argsort(~np.isfinite(losses), kind="stable")]
         examples = sum(int(result["examples"]) for result in results)
         return LoopResult(len(losses), losses, examples, fetched, ended, self._requests.repeated_steps)
@@ -249,7 +257,7 @@ class RangeLoop:
         return {**of_one_element(), "examples": examples, "stacked": [value[None] for value in outputs]}
 
     def _range(self, iterator: Any, first: tf.Tensor, count: tf.Tensor) -> dict[str, Any]:
-        """Take up to `count` steps from batch `first` on; none where the iterator has passed it, or there is none."""
+        """Take up to `count` steps from batch `first`; none if the iterator is past it or has ended."""
         arrays = tuple(tf.TensorArray(spec.dtype, count, element_shape=spec.shape) for spec in self._step.specs)
 
         def step(element: Any, taken: tf.Tensor, examples: tf.Tensor, *arrays: Any) -> Any:
@@ -262,13 +270,13 @@ class RangeLoop:
         return {**facts, "examples": examples, "stacked": [array.stack() for array in written]}
 
     def _take(self, element: Any, iterator: Any) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """Return (the examples of a step, what it returns)."""
+        """Return (number of examples of a step, its results)."""
         batches, count = self._pipeline.division.replica_batches(element, iterator)
         return batches[0].count, self._step.take(batches, count, ())
 
 
 def _joined(results: Sequence[dict[str, Any]], specs: Sequence[tf.TensorSpec]) -> list[np.ndarray]:
-    """Return what the steps returned, stacked over all of them."""
+    """Return the results of the steps, stacked `[steps, ...]`."""
     if not results:
         return [np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype) for spec in specs]
     taken = [int(result["taken"]) for result in results]
@@ -281,10 +289,10 @@ def _joined(results: Sequence[dict[str, Any]], specs: Sequence[tf.TensorSpec]) -
 
 
 class RangeEvaluation(EvalProgram):
-    """Like EvalProgram, on workers. What does not go there runs here, on variables that stay on their servers.
+    """Evaluates like EvalProgram, on workers. What cannot run there runs here; the variables stay on their servers.
 
-    A request begins with metrics of its own, which are empty, and returns what is in them: a request that is lost with
-    its worker has left nothing behind, and is made once more. So each example counts once, whatever is lost.
+    Each request starts with empty metrics of its own and returns their state. A request whose worker is lost leaves
+    nothing behind and is repeated, so each example counts exactly once.
     """
 
     def __init__(self, model: ModelToTrace, pipeline: InputPipeline, coordinator: Coordinator) -> None:
@@ -309,7 +317,7 @@ class RangeEvaluation(EvalProgram):
         reason = self._reason if in_loops else "a session hook looks at each batch"
         if reason is not None:
             if reason not in self._said:
-                _log.info("The coordinator evaluates alone: %s.", reason)
+                _log.info("The coordinator evaluates by itself: %s.", reason)
             self._said.add(reason)
             return super().iterate(dataset, in_loops=in_loops)
         return iter(PsDataset([dataset], self._coordinator.workers))
@@ -342,7 +350,7 @@ class RangeEvaluation(EvalProgram):
         return {**of_one_element(), "examples": examples, "sums": sums, "counted": self._read(handles)}
 
     def _range(self, iterator: Any, first: tf.Tensor, count: tf.Tensor) -> dict[str, Any]:
-        """Evaluate up to `count` batches from number `first` on; none where the iterator has passed it or ended."""
+        """Evaluate up to `count` batches from number `first`; none if the iterator is past it or has ended."""
         handles = self._own_metrics(first)
         zero = tf.constant(0, tf.float64)
         nothing = {name: (zero, zero) for name in self.sum_names}
@@ -359,12 +367,14 @@ class RangeEvaluation(EvalProgram):
             return {**facts, "examples": examples, "sums": sums, "counted": self._read(handles)}
 
     def _sums(self, element: Any, iterator: Any, handles: Sequence[tf.Tensor]) -> tuple[tf.Tensor, Any]:
-        """Return (the examples of a batch, their sums)."""
+        """Return (number of examples of a batch, its sums)."""
         batches, inputs = read_step(self._pipeline, element, iterator)
         return batches[0].count, in_float64(self._batch(*inputs, *handles))
 
     def _own_metrics(self, number: tf.Tensor) -> list[tf.Tensor]:
-        """Handles of new variables on the worker, in the order of `_handles`; the count of batches is at `number`."""
+        """Return handles of new variables on the worker, in the order of `_handles`; the batch count starts at
+        `number`.
+        """
         handles = []
         for name, initial in self._initial.items():
             handle = parameter_server.anonymous_variable(initial.shape, initial.dtype)
@@ -380,15 +390,15 @@ class RangeEvaluation(EvalProgram):
             if name != self._counter
         }
 
-    # --- whether it goes there ------------------------------------------------------------------------------------
+    # --- whether workers can evaluate -----------------------------------------------------------------------------
 
     def _counter_of_batches(self) -> str | None:
-        """Name of what random operations go by: it begins at the number of a range's first batch."""
+        """Return the name of the variable that random operations use as time; it starts at the range's first batch."""
         counts = [count.inputs[0] for count in self.trace.batch_counts if count is not None]
         return next((name for name, handle in self._handles.items() if any(handle is one for one in counts)), None)
 
     def _why_here(self) -> str | None:
-        """Why no worker can evaluate this; None: they can."""
+        """Return why the workers cannot evaluate this; None: they can."""
         if self.trace.may_write_in_branches:
             return "model_fn may write to variables in a branch, a loop or a nested function"
         for name in self._handles:
@@ -401,6 +411,6 @@ class RangeEvaluation(EvalProgram):
 
 
 def _wide(value: Any) -> np.ndarray:
-    """As wide as sums of it need."""
+    """Return an array of the widest dtype of its kind, for sums."""
     array = np.asarray(value)
     return array.astype(np.int64 if array.dtype.kind in "iu" else np.float64)

@@ -1,4 +1,4 @@
-"""Settings of training that a model_fn cannot have, found when it is traced: before the first step."""
+"""Check, when a model_fn is traced, that it supports the training settings."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _log = logging.getLogger(__name__)
 
 
 def check_training(spec: EstimatorSpec, config: RunConfig, num_replicas: int, graph: tf.Graph) -> None:
-    """Check what `config` asks for against what model_fn returned; says what has no effect.
+    """Check the settings of `config` against the spec of model_fn, and log those that have no effect.
 
     Raises:
-      ValueError: it cannot be done; the message names the setting and the reason.
+      ValueError: a setting is not possible with it; the message names the setting and the reason.
     """
     if config.precision != "float32" and not computes_in_half(graph):
         _log.warning(
-            "train.precision=%s has no effect: model_fn computes nothing in half precision. It is for Keras 3 layers "
-            "that are given no dtype of their own.",
+            "train.precision=%s has no effect: model_fn computes nothing in half precision. The setting applies to "
+            "Keras 3 layers without a dtype of their own.",
             config.precision,
         )
     on_servers = is_parameter_server(config.train_distribute)
     if on_servers:
         _check_asynchronous(config)
     if config.jit and (on_servers or config.cluster.num_workers > 1):
-        raise ValueError("train.jit=true compiles steps of one process, and there are several. Set train.jit=false.")
+        raise ValueError("train.jit=true works in one process only, but there are several. Set train.jit=false.")
     if spec.optimizer is not None:
         rate = learning_rate.in_words(config)
         if rate is not None:
@@ -40,8 +40,8 @@ def check_training(spec: EstimatorSpec, config: RunConfig, num_replicas: int, gr
         return
     for setting, reason in _needs_optimizer(config):
         raise ValueError(
-            f"{setting}: model_fn returned train_op=, which {reason}. Return EstimatorSpec(optimizer=...) in its "
-            f"place, or leave {setting.partition('=')[0]} out."
+            f"{setting}: model_fn returned train_op=, which {reason}. Return EstimatorSpec(optimizer=...) instead, or "
+            f"unset {setting.partition('=')[0]}."
         )
     if num_replicas > 1 and spec.loss_weight is not None:
         raise ValueError(
@@ -51,46 +51,59 @@ def check_training(spec: EstimatorSpec, config: RunConfig, num_replicas: int, gr
 
 
 def check_feeds(feeds: Sequence[tf.Tensor]) -> None:
-    """Check what hooks feed a step that is several programs. Raises: ValueError: they do."""
+    """Check that hooks do not feed a step that consists of several programs.
+
+    Raises:
+      ValueError: they do.
+    """
     if feeds:
         raise ValueError(
             f"SessionRunArgs(feed_dict={{{feeds[0].name!r}: ...}}) of a hook: with train.gradient_accumulation, "
-            "train.jit or train.precision=mixed_float16 a step is several programs, and no hook can feed them. Leave "
-            "these out, or give the value through input_fn."
+            "train.jit or train.precision=mixed_float16 a step consists of several programs, which hooks cannot feed. "
+            "Unset these keys, or pass the value through input_fn."
         )
 
 
 def check_part(fetches: Sequence[object], config: RunConfig, meets_others: bool) -> None:
-    """Check that a hook can run a part of a step by itself. Raises: ValueError: it cannot."""
+    """Check that a hook can run a part of a step by itself.
+
+    Raises:
+      ValueError: it cannot.
+    """
     if config.gradient_accumulation > 1 or config.jit or config.precision == "mixed_float16":
-        reason = "train.gradient_accumulation, train.jit and train.precision=mixed_float16 a step is several programs"
+        reason = (
+            "train.gradient_accumulation, train.jit or train.precision=mixed_float16, a step consists of several "
+            "programs"
+        )
     elif is_parameter_server(config.train_distribute):
-        reason = "strategy=parameter_server the workers have the batches"
+        reason = "strategy=parameter_server, the workers have the batches"
     elif meets_others:
-        reason = "several workers all of them would have to do so at once"
+        reason = "several workers, all of them would have to do so at once"
     else:
         return
     raise ValueError(
-        f"session.run({list(fetches)!r}) in a hook depends on a batch, which it would take between steps: with "
-        f"{reason}. Put the operations into train_op, with tf.control_dependencies for their order, or ask for tensors "
-        "in before_run: SessionRunArgs(fetches)."
+        f"session.run({list(fetches)!r}) in a hook depends on a batch, which cannot be taken between steps: with "
+        f"{reason}. Add the operations to train_op, ordered by tf.control_dependencies, or request tensors in "
+        "before_run: SessionRunArgs(fetches)."
     )
 
 
 def _check_asynchronous(config: RunConfig) -> None:
-    """Check what workers that update one model at their own pace cannot do."""
+    """Raise ValueError for settings that do not work with asynchronous workers."""
     if config.nan == "rollback":
-        setting, reason = "train.nan=rollback", "batches after the bad one have been trained on by others"
+        setting, reason = "train.nan=rollback", "other workers have already trained on later batches"
     elif config.precision == "mixed_float16":
         setting = "train.precision=mixed_float16"
-        reason = "the loss scale would be changed by one worker while another one uses it; mixed_bfloat16 needs none"
+        reason = (
+            "one worker would change the loss scale while another uses it; use mixed_bfloat16, which needs no scale"
+        )
     else:
         return
     raise ValueError(f"{setting} does not work with strategy=parameter_server: {reason}.")
 
 
 def _needs_optimizer(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Yield (setting, what train_op does that excludes it) of all that is set."""
+    """Yield (setting, why train_op= excludes it) for all that are set."""
     applies = "takes its gradients and applies them by itself, replica by replica"
     if config.clip_global_norm is not None:
         yield f"train.clip_global_norm={config.clip_global_norm:g}", applies
@@ -99,9 +112,9 @@ def _needs_optimizer(config: RunConfig) -> Iterator[tuple[str, str]]:
     if config.gradient_accumulation > 1:
         yield f"train.gradient_accumulation={config.gradient_accumulation}", applies
     if config.jit:
-        yield "train.jit=true", f"{applies}, so that nobody can tell them from the update, which XLA is not to compile"
+        yield "train.jit=true", f"{applies}, so they cannot be separated from the update, which XLA must not compile"
     if config.precision == "mixed_float16":
-        yield "train.precision=mixed_float16", f"{applies}, so that nobody can scale them"
+        yield "train.precision=mixed_float16", f"{applies}, so they cannot be scaled"
     if config.learning_rate_scaling != "none":
         yield f"train.learning_rate_scaling={config.learning_rate_scaling}", "has its learning rate in it"
     if config.warmup_steps:

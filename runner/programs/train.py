@@ -1,4 +1,4 @@
-"""Training on the devices: one step, traced, and what of it runs."""
+"""The training program: one traced step, and what of it runs."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ v1 = tf.compat.v1
 _log = logging.getLogger(__name__)
 _NOTHING = StepRequest()
 
-# Which input of an operation that writes a summary is its name.
+# Operation that writes a summary -> index of the input that is its name.
 _INPUT_OF_NAME = {"ScalarSummary": 0, "WriteSummary": 3}
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedReplica(TracedReplica):
-    """The outputs of one replica's trace of model_fn in TRAIN. Tensors of the traced graph.
+    """The outputs of one replica's trace of model_fn in TRAIN, tensors of the traced graph.
 
     Attributes:
-      loss: the replica's part of the loss of the step (the parts add up to the mean over the global batch).
+      loss: scalar, the replica's part of the loss of the step; the parts sum to the mean over the global batch.
       v2_summaries: operations of `tf.summary`.
-      summaries: scalars that it summarises.
-      images: that it summarises with `tf.summary`.
-      scalars: their sums, and those of metrics and of what model_fn logs.
-      made: what the update tells of itself; None of a train_op.
-      together: sums of a model_fn's losses in which other processes take part, and that each step computes: what is
-        fetched by one process alone (summaries, hooks of the chief) would wait for the others.
-      averages: of a train_op: what moves the averages of the weights.
-      advance: of a train_op: what counts the step, where the train_op does not.
-      cut: where gradients and update are two programs.
+      summaries: scalars that it summarizes.
+      images: images that it summarizes with `tf.summary`.
+      scalars: sums of those scalars, of metrics and of values that model_fn logs.
+      made: the values that the update reports; None with a train_op.
+      together: sums of losses to which other processes contribute. Each step computes them, because a fetch by one
+        process alone (summaries, hooks of the chief) would wait for the others.
+      averages: with a train_op: operations that update the averages of the weights.
+      advance: with a train_op: operations that count the step if the train_op does not.
+      cut: the cut between gradients and update, if they are two programs.
     """
 
     loss: tf.Tensor
@@ -77,12 +77,12 @@ class TrainProgram(Program):
     """Training of one model_fn on inputs of one structure, traced once.
 
     Args:
-      summary_writer: of the `tf.summary` inside model_fn; None: nothing is written.
+      summary_writer: writer for `tf.summary` inside model_fn; None: summaries are not written.
       stop_at_nan: a loop ends with the first step whose loss is not finite.
-      loop_type: what takes the steps, called as Loop; None: Loop.
+      loop_type: makes the loop, called like Loop; None: Loop.
 
     Raises:
-      ValueError: the config asks for what this model_fn cannot do.
+      ValueError: the config asks for something that this model_fn does not support.
     """
 
     outputs: Sequence[TrainedReplica]
@@ -111,7 +111,7 @@ class TrainProgram(Program):
         own = getattr(self.spec.scaffold, "summary_op", None)
         protos = _unmerged([own] if own is not None else self.trace.collections.get(v1.GraphKeys.SUMMARIES, []))
         found = self.outputs[0].summaries
-        if collectives_of(model.store.strategy).is_chief:  # others give what the chief asks for
+        if collectives_of(model.store.strategy).is_chief:  # other workers compute what the chief asks for
             of_v1 = {one.op for one in protos}
             found = [one for one in found if one.operation is not None and (one.metadata or one.operation in of_v1)]
         values = self._values_of_step()
@@ -129,12 +129,12 @@ class TrainProgram(Program):
         """Metrics of TRAIN that keep state, and are reported."""
         if self.outputs[0].advance:
             _log.warning(
-                "train_op does not advance the global step, so the runner does: a step is one run of train_op. "
-                "optimizer.minimize(loss, global_step=tf.compat.v1.train.get_global_step()) says the same."
+                "train_op does not advance the global step, so the runner does: each run of train_op is one step. To "
+                "count steps yourself, use optimizer.minimize(loss, global_step=tf.compat.v1.train.get_global_step())."
             )
         support_checks.check_training(self.spec, config, num_replicas, self.trace.graph)
         meets_others = num_replicas > pipeline.num_replicas
-        # Collectives with other processes are counted by the programs that have them, and the chief's may be others.
+        # Programs number their collectives with other processes, and the chief may have other programs.
         self.records_in_loops = self.has_summaries and loop_type is None and not meets_others and not self._is_cut
         """Whether steps with summaries are taken within loops, by `recording_loop`, and not between them."""
         self.loops_in_graph = loop_type is None
@@ -142,7 +142,8 @@ class TrainProgram(Program):
         self._loop_type = loop_type or functools.partial(Loop, meets_others=meets_others)
         self.has_local_losses = meets_others and not self.is_native
         """Report whether the losses of a loop are this worker's parts, to be summed over the workers."""
-        self._stop_at_nan = stop_at_nan and not self.has_local_losses  # all workers leave a loop at the same step
+        # so that all workers leave a loop at the same step
+        self._stop_at_nan = stop_at_nan and not self.has_local_losses
         self._gradients = self.trace.function
         if config.jit:
             gradients = xla.Gradients([output.cut.sums for output in self.outputs if output.cut is not None])
@@ -158,31 +159,31 @@ class TrainProgram(Program):
 
     @property
     def has_summaries(self) -> bool:
-        """Report whether model_fn makes any."""
+        """Whether model_fn makes any summaries."""
         own = (one for output in self.outputs for one in output.v2_summaries if one not in self._merged_v2)
         return bool(self.scalars.summaries or self.summary_protos or any(own))
 
     @property
     def num_summary_values(self) -> int:
-        """Return how many values a step with summaries returns for them."""
+        """The number of values that a step with summaries returns for them."""
         return min(1, len(self.scalars.summaries)) + len(self.summary_protos) + len(self.images)
 
     @property
     def summary_names(self) -> set[str]:
-        """Return the names of the scalars that model_fn summarises, as far as they are constants."""
+        """The names of the scalars that model_fn summarizes, as far as they are constants."""
         of_summaries = [one for one in self.trace.graph.get_operations() if one.type in _INPUT_OF_NAME]
         names = [tf.get_static_value(one.inputs[_INPUT_OF_NAME[one.type]]) for one in of_summaries]
         return {np.asarray(name).item().decode() for name in names if name is not None}
 
     def loop(self, request: StepRequest = _NOTHING, *, summaries: bool = False) -> Loop:
-        """Return the loop over steps that also do what is asked for, and write summaries.
+        """Return the loop over steps with the fetches of `request`, and with summaries.
 
         Args:
-          request: the values of the tensors among its fetches are returned, in order; the loop is called with its
-            values.
-          summaries: write those of `tf.summary`, return the serialised v1 ones before the fetches.
+          request: its tensors' values are returned in order; the loop is called with its feeds' values.
+          summaries: write those of `tf.summary`, and return the serialized v1 summaries before the fetches.
 
-        Raises: ValueError: a placeholder is fed by nobody, or the step is several programs, and cannot be fed.
+        Raises:
+          ValueError: a placeholder is not fed, or the step consists of several programs and cannot be fed.
         """
         key = (summaries, request.key)
         if key not in self._loops:
@@ -191,9 +192,10 @@ class TrainProgram(Program):
         return self._loops[key]
 
     def part(self, request: StepRequest) -> Loop:
-        """Return the loop over what a hook runs of batches by itself: what it fetches, and not the step.
+        """Return the loop over the operations that a hook runs on batches by itself, without the rest of the step.
 
-        Raises: ValueError: no part of a step can be run by itself here; a placeholder is fed by nobody.
+        Raises:
+          ValueError: a part of a step cannot run by itself here, or a placeholder is not fed.
         """
         key = "part", request.key
         if key not in self._loops:
@@ -217,7 +219,7 @@ class TrainProgram(Program):
 
     @functools.cached_property
     def recording_loop(self) -> RecordingLoop:
-        """The loop over steps of which some write summaries, where `records_in_loops`."""
+        """The loop of which some steps write summaries, if `records_in_loops`."""
         step, recorded = (self._step(_NOTHING, summaries=summaries) for summaries in (False, True))
         return RecordingLoop(step, recorded, self._pipeline, stop_at_nan=self._stop_at_nan)
 
@@ -253,7 +255,7 @@ class TrainProgram(Program):
         ) -> list[tf.Tensor]:
             losses, extra = function(*step_inputs(batches, global_count), *values)
             loss = tf.add_n(losses) if len(losses) > 1 else losses[0]
-            loss.set_shape([])  # the mean of a tensor of unknown rank does not know that it is a scalar
+            loss.set_shape([])  # the mean of a tensor of unknown rank has no static shape
             return [loss, *fetched.packed(extra)]
 
         return Step(take, specs)
@@ -263,7 +265,7 @@ class TrainProgram(Program):
         if self.is_native:
             if summaries:
                 return [op for op in self.trace.all_effects() if op not in self._merged_v2]
-            # The flush is where tf.summary's writer is left; with parameter servers it would call the coordinator.
+            # tf.summary's writer flushes on exit; with parameter servers the flush would call the coordinator.
             return [op for op in self.trace.all_effects() if op not in v2 and op.type != "FlushSummaryWriter"]
         effects: list[Any] = [output.spec.train_op for output in self.outputs] + self.trace.writes_of_keras()
         effects += [operation for output in self.outputs for operation in (*output.averages, *output.advance)]
@@ -272,7 +274,7 @@ class TrainProgram(Program):
         return effects + ([op for op in v2 if op not in self._merged_v2] if summaries else [])
 
     def _values_of_step(self) -> dict[str, tf.Tensor]:
-        """Return what is reported of a step beside what model_fn reports: rates that are computed, and the norm."""
+        """Return name -> scalar of what the runner reports of a step: computed learning rates and the gradient norm."""
         made = self.outputs[0].made
         self._rates: dict[str, Any] = {}
         values = dict(made.values) if made is not None else {}
@@ -288,9 +290,10 @@ class TrainProgram(Program):
 
     @property
     def rate_variable(self) -> str:
-        """Return the name of the variable that the optimizer keeps its learning rate in.
+        """The name of the variable in which the optimizer keeps its learning rate.
 
-        Raises: ValueError: there is none.
+        Raises:
+          ValueError: it is not in a variable.
         """
         made = self.outputs[0].made
         if made is None or made.rate is None:
@@ -301,7 +304,7 @@ class TrainProgram(Program):
         return self.trace.all_effects() if self.is_native else [output.spec.train_op for output in self.outputs]
 
     def rates(self) -> dict[str, float]:
-        """Return the learning rates that are the same in each step since the host last looked, by name."""
+        """Return name -> learning rate, for rates that have been the same in each step since the host last looked."""
         own = {**self.outputs[0].scalars.metrics, **self.outputs[0].scalars.logged_sums}
         return {
             name: float(self._store[one].numpy()) if isinstance(one, str) else one
@@ -311,7 +314,7 @@ class TrainProgram(Program):
 
     @property
     def reported_names(self) -> set[str]:
-        """Return the names of all that is reported of a step as train/<name>, but for scalars of summaries."""
+        """Return all names that a step reports as train/<name>, except scalars of summaries."""
         return {*self.outputs[0].scalars.metrics, *self.scalars.metrics, *self._rates}
 
     def _tensors_of_update(self) -> list[tf.Tensor]:
@@ -323,12 +326,12 @@ class TrainProgram(Program):
         for name in self.outputs[0].scalars.left_out:
             logged = name in self.outputs[0].scalars.names_logged
             what = f"runner.log({{{name!r}: ...}})" if logged else f"eval_metric_ops[{name!r}]"
-            _log.warning("%s is not reported in training: train/%s is the runner's.", what, name)
+            _log.warning("%s is not reported in training: the runner itself reports train/%s.", what, name)
         for name, metric in self.outputs[0].scalars.metrics.items():
             try:
                 found |= {name: metric} if KeptMetrics(self.trace, self._store, {name: metric}) else {}
             except ValueError as error:
-                _log.warning("It is not reported in training: %s", error)
+                _log.warning("Not reported in training: %s", error)
         return KeptMetrics(self.trace, self._store, found)
 
     def _accumulated_step(
@@ -337,6 +340,7 @@ class TrainProgram(Program):
         """Return the step as programs of gradients and of the update.
 
         Args:
+          effects: operations to run.
           extra: fetched with the gradients of the last micro-batch.
           values: fetched with the update.
         """
@@ -379,8 +383,8 @@ def _train_replica(
     with tape, model_fn_has(part), logging_values() as logged:
         spec = model.call(features, labels, ModeKeys.TRAIN)
         loss = spec.loss if is_cut and spec.optimizer is not None else objective(spec, replica)
-    v1.add_to_collection(v1.GraphKeys.LOSSES, spec.loss)  # as in tf.estimator, whose hooks look here
-    # What is not reported is not fetched, and so does not run; with optimizer=, all that changes a variable does.
+    v1.add_to_collection(v1.GraphKeys.LOSSES, spec.loss)  # where tf.estimator's hooks look for it
+    # What is not fetched does not run. With optimizer=, everything that changes a variable runs.
     noted = collected.scalars if collected is not None else ()
     is_logged = bool(config.log_step_count_steps)
     is_reported = is_logged and (spec.optimizer is not None or config.train_metrics)
@@ -401,10 +405,10 @@ def _train_replica(
 
 
 def _part(replica: Replica, *, is_cut: bool) -> WholeBatch:
-    """Return the part of a step's examples that the replica has."""
+    """Return the replica's part of a step's examples."""
     if replica.num_replicas == 1:
         return WholeBatch()
-    if is_cut:  # gradients are a program of each replica's own, perhaps of a micro-batch
+    if is_cut:  # gradients are a separate program for each replica, perhaps for a micro-batch
         return PartOfBatch(replica.weights, replica.index)
     over_replicas = functools.partial(sum_over_replicas, replica)
     return PartOfStep(replica.weights, replica.index, v1.get_default_graph(), over_replicas)
@@ -413,8 +417,7 @@ def _part(replica: Replica, *, is_cut: bool) -> WholeBatch:
 def _v2_summaries() -> list[tf.Operation]:
     """Return the operations of `tf.summary` in this replica.
 
-    The graph lists what comes out of them: a constant that waits for the write, or a branch where the recording is
-    conditional.
+    The graph lists their outputs: a constant that depends on the write, or a branch if recording is conditional.
     """
     listed = operations(v1.summary.all_v2_summary_ops() or [])
     behind = [tensor.op for operation in listed for tensor in operation.inputs if tensor.op.type.endswith("If")]
@@ -422,13 +425,13 @@ def _v2_summaries() -> list[tf.Operation]:
 
 
 def _writes_of(operation: tf.Operation) -> list[tf.Operation]:
-    """Return what runs for a scalar of `tf.summary`, of which TensorFlow made `operation`."""
+    """Return the operations that run for a scalar of `tf.summary`, given the operation that TensorFlow lists."""
     branches = [tensor.op for tensor in operation.inputs if tensor.op.type.endswith("If")]
     return [operation, *branches, *(one for one in operation.control_inputs if one.type == "WriteSummary")]
 
 
 def _unmerged(protos: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Return `protos` with those that `merge` and `merge_all` made one of taken apart."""
+    """Return the summaries `protos` (string scalars) with those combined by `merge` and `merge_all` taken apart."""
     return [
         part
         for proto in protos
@@ -438,12 +441,12 @@ def _unmerged(protos: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 @contextlib.contextmanager
 def _summaries(writer: Any, replica: Replica) -> Iterator[None]:
-    """Have `tf.summary` inside model_fn write for the first replica, at the step that is being taken."""
+    """Let `tf.summary` inside model_fn write for the first replica, at the current step."""
     if writer is None or replica.index > 0:
         with tf.summary.record_if(False):
             yield
     else:
-        with tf.name_scope("runner/"):  # an `add` of model_fn's is the first of that name, for hooks that ask for it
+        with tf.name_scope("runner/"):  # keep the name `add` free for model_fn, because hooks may ask for it
             step = replica.global_step + 1
         with writer.as_default(step=step):
             yield

@@ -1,4 +1,4 @@
-"""The loop around a training step, on the devices: many steps for one read by the host."""
+"""The loop around a training step on the devices: many steps for one read by the host."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ class Step(NamedTuple):
     """One step in a graph.
 
     Attributes:
-      take: (batches of the replicas, examples of all, values of the placeholders that the step is fed) -> the loss,
-        then everything that was fetched with it.
-      specs: of what `take` returns.
+      take: (batches of the replicas, number of examples, values of the placeholders) -> [loss, fetches...].
+      specs: TensorSpecs of the result of `take`.
     """
 
     take: Callable[[Sequence[ReplicaBatch], tf.Tensor, Sequence[tf.Tensor]], list[tf.Tensor]]
@@ -31,16 +30,16 @@ class Step(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LoopResult:
-    """The result of one call of a loop. Host values.
+    """The result of one call of a loop, as host values.
 
     Attributes:
-      num_steps: steps taken; fewer than asked for when the data ended or the loss became NaN.
-      losses: `[num_steps]`.
-      examples: examples of those steps, over all replicas of all workers.
-      values: what else was fetched, each stacked `[num_steps, ...]`.
+      num_steps: number of steps taken; fewer than requested if the data ended or the loss became NaN.
+      losses: floats `[num_steps]`.
+      examples: number of examples of those steps, over all replicas of all workers.
+      values: the other fetches, each `[num_steps, ...]`.
       data_ended: the input has no further element.
-      records: of the steps with summaries: how many of this call come before it, and what else was fetched with it.
-      repeated_steps: how many of them a coordinator asked for once more, as a worker was lost with them.
+      records: for each step with summaries, the number of steps of this call before it, and its other fetches.
+      repeated_steps: number of steps that a coordinator requested again because a worker was lost.
     """
 
     num_steps: int
@@ -53,7 +52,7 @@ class LoopResult:
 
 
 class Schedule(NamedTuple):
-    """Which steps of a loop write summaries: `number` of them, every so many, `first` steps after its beginning."""
+    """The steps of a loop that write summaries: `number` of them at equal distances, the first after `first` steps."""
 
     first: int
     every: int
@@ -64,13 +63,13 @@ class Loop:
     """`for _ in range(n)` around a training step, inside one graph, with one read by the host.
 
     Args:
-      meets_others: there are collectives with other processes in the step.
+      meets_others: the step has collectives with other processes.
     """
 
     def __init__(self, step: Step, pipeline: InputPipeline, *, stop_at_nan: bool, meets_others: bool) -> None:
         self._step, self._pipeline, self._stop_at_nan = step, pipeline, stop_at_nan
-        # All iterations share the key of a collective (TensorFlow 2.21). Where nothing in an iteration waits for the
-        # one before, as with train_op=, the next one would start it while it is under way: workers then hang.
+        # All iterations share the key of a collective (TensorFlow 2.21). If nothing in an iteration waits for the
+        # previous one, as with train_op=, the next one would start the collective while it runs, and workers hang.
         self._parallel_iterations = 1 if meets_others else 10
         self._bounded = tf.function(functools.partial(self._run, ends=False), autograph=False)
         self._ending = tf.function(functools.partial(self._run, ends=True), autograph=False)
@@ -79,8 +78,10 @@ class Loop:
         """Take up to `num_steps` steps.
 
         Args:
-          may_end: the input may have fewer elements than that; costs a little more for each step.
-          values: of the placeholders that its steps are fed.
+          iterator: iterator over the input.
+          num_steps: the largest number of steps.
+          may_end: the input may have fewer elements than that, which costs a little more per step.
+          values: values of the placeholders that the steps are fed.
         """
         run = self._ending if may_end else self._bounded
         try:
@@ -89,13 +90,13 @@ class Loop:
         except tf.errors.OutOfRangeError:
             if not self._pipeline.division.ends_together:
                 raise
-            return LoopResult(0, np.zeros(0), 0, [], data_ended=True)  # there is no example at all, not for anybody
+            return LoopResult(0, np.zeros(0), 0, [], data_ended=True)  # no replica has any example
         taken = int(result["taken"])
         losses, *values = (value.numpy()[:taken] for value in result["stacked"])
         return LoopResult(taken, losses, int(result["examples"]), values, data_ended=bool(result["ended"]))
 
     def trace(self, iterator: Any) -> None:
-        """Build the loop over an iterator like this one, without a step."""
+        """Build the loop for iterators like this one, without taking a step."""
         self._bounded.get_concrete_function(iterator, tf.TensorSpec([], tf.int32), ())
 
     def _run(self, iterator: Any, num_steps: tf.Tensor, values: Sequence[tf.Tensor], *, ends: bool) -> dict[str, Any]:
@@ -122,7 +123,7 @@ class Loop:
         *,
         ends: bool,
     ) -> Callable[..., Any]:
-        """Return the body of a loop: one step on the next element, whose outputs `write` puts into the arrays."""
+        """Return the body of a loop: one step on the next element; `write` puts its outputs into the arrays."""
 
         def at_end(taken: tf.Tensor, examples: tf.Tensor, fine: tf.Tensor, arrays: Sequence[Any]) -> Any:
             return (taken, examples, tf.constant(True), fine, *arrays)
@@ -154,12 +155,13 @@ class Loop:
 
 
 class RecordingLoop(Loop):
-    """A loop of which some steps write summaries: loops around loops of the others.
+    """A loop of which some steps write summaries: an outer loop over inner loops of the other steps.
 
-    A graph call of its own for such a step, with a read by the host before and after it, cost 3.7 ms.
+    A separate graph call for such a step, with a read by the host before and after it, cost 3.7 ms.
 
     Args:
-      step: the others. What it returns, `recorded` returns first.
+      step: a step without summaries.
+      recorded: a step with summaries; it returns the outputs of `step` first.
     """
 
     def __init__(self, step: Step, recorded: Step, pipeline: InputPipeline, *, stop_at_nan: bool) -> None:
@@ -168,7 +170,7 @@ class RecordingLoop(Loop):
         self._schedule = Schedule(0, 1, 0)
 
     def take(self, iterator: Any, num_steps: int, schedule: Schedule, *, may_end: bool) -> LoopResult:
-        """Take up to `num_steps` steps, of which those of the schedule write summaries."""
+        """Take up to `num_steps` steps; those of the schedule write summaries."""
         result = self(iterator, num_steps, may_end=may_end, values=[tf.constant(schedule)])
         num_shared = len(self._step.specs) - 1
         values, found = result.values[:num_shared], result.values[num_shared:]
@@ -219,7 +221,7 @@ def _arrays(specs: Sequence[tf.TensorSpec], size: tf.Tensor) -> tuple[tf.TensorA
 
 
 def _stacked(array: tf.TensorArray, spec: tf.TensorSpec, taken: tf.Tensor) -> tf.Tensor:
-    """Return the values of the steps; where none was taken, and nobody knows the shape of a value, none."""
+    """Return the values of the steps, `[steps, ...]`; an empty array if no step was taken."""
     if spec.shape.is_fully_defined():
         return array.stack()
     nothing = tf.zeros([0, *(size or 0 for size in spec.shape.as_list())] if spec.shape.rank else [0], spec.dtype)

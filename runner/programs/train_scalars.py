@@ -1,6 +1,6 @@
-"""Numbers that a training step reports beside its loss: scalars of summaries, metrics of TRAIN, what is logged.
+"""Numbers that a training step reports beside its loss: scalars of summaries, metrics of TRAIN, logged values.
 
-Each is a sum over a replica's examples and their weight, so that it can be added up over all replicas and workers.
+Each is a sum over a replica's examples and the weight of the sum, so that replicas and workers can be added up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from runner.programs.evaluate import sum_and_weight
 from runner.tf_private.summaries import SummaryScalar
 from runner.tracing.trace_step import Replica
 
-# What the runner reports itself as train/<name>.
+# Names that the runner itself reports as train/<name>.
 RESERVED = ("loss", "steps_per_sec", "examples_per_sec", "input_bound")
 
 Sum = tuple[Any, Any]
@@ -30,15 +30,15 @@ Pair = tuple[float, float]
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaScalars:
-    """The numbers of one replica. Tensors of the traced graph. Another replica or process may lack some of them.
+    """The numbers of one replica, scalar tensors of the traced graph. Another replica or process may lack some of them.
 
     Attributes:
-      summary_sums: of scalars that it summarises, by key.
-      metric_sums: of the metrics that are a tensor, by name.
-      metrics: all that are reported, by name.
-      left_out: names of those that are not, as the runner has them itself.
-      logged_sums: of what model_fn logs, by name.
-      on_progress: names of those that the progress line shows.
+      summary_sums: key -> sum of a scalar that it summarizes.
+      metric_sums: name -> sum of a metric that is a tensor.
+      metrics: name -> metric, of all that are reported.
+      left_out: names of metrics that are not reported, because the runner itself uses them.
+      logged_sums: name -> sum of a value that model_fn logs.
+      on_progress: names that the progress line shows.
       names_logged: names that model_fn logs, reported or not.
     """
 
@@ -54,14 +54,16 @@ class ReplicaScalars:
 def replica_scalars(
     summaries: Sequence[SummaryScalar], metrics: Mapping[str, Any] | None, logged: LoggedValues | None, replica: Replica
 ) -> ReplicaScalars:
-    """Return the numbers of a replica. In its graph, after model_fn.
+    """Return the numbers of a replica. Called in its graph, after model_fn.
 
     Args:
-      metrics: `eval_metric_ops` of TRAIN; None: nobody wants them.
-      logged: what model_fn logs; None: nobody wants it.
+      summaries: its scalar summaries.
+      metrics: `eval_metric_ops` of TRAIN; None: not reported.
+      logged: values that model_fn logs; None: not reported.
+      replica: the replica.
 
     Raises:
-      ValueError: model_fn logs under the name of a metric.
+      ValueError: model_fn logs a value under the name of a metric.
     """
     values = logged.values if logged is not None else {}
     if not summaries and not metrics and not values:
@@ -70,7 +72,7 @@ def replica_scalars(
     if twice is not None:
         raise ValueError(
             f"runner.log({{{twice!r}: ...}}): eval_metric_ops has a metric of this name, and both are reported as "
-            f"train/{twice}. Give one of them another name."
+            f"train/{twice}. Rename one of them."
         )
     count = tf.cast(replica.weights.counts[replica.index], tf.float64)
 
@@ -103,18 +105,18 @@ def replica_scalars(
 
 
 class StepScalars:
-    """The numbers of a step of this process, as tensors that a loop fetches, and what the host makes of them.
+    """The numbers of a step of this process: the tensors that a loop fetches, and their use on the host.
 
     Args:
-      replicas: of this process. What one of them lacks has no weight there.
-      summaries: those of the first one that are wanted.
-      values: scalars of the step that are the same on all replicas, by name; where model_fn reports something of the
-        same name, that stays. One that is NaN is left out where `may_lack` says so.
+      replicas: numbers of this process's replicas. If one lacks a number, it has no weight there.
+      summaries: those of the first replica that are wanted.
+      values: name -> scalar of the step that is the same on all replicas; model_fn's own report of that name takes
+        precedence. If `may_lack` says so, a NaN is left out.
 
     Attributes:
-      summaries: the same by key.
-      metrics: names of metrics that are a tensor, then of what is reported as it is at a step.
-      is_at_step: for each of `metrics`: it is one of the latter.
+      summaries: key -> summary.
+      metrics: names of metrics that are a tensor, then of values that are reported as they are at a step.
+      is_at_step: for each of `metrics`, whether it is one of the latter.
       on_progress: names of `metrics` that the progress line shows.
     """
 
@@ -140,14 +142,14 @@ class StepScalars:
 
     @property
     def summary_tensors(self) -> list[tf.Tensor]:
-        """Return what a step with summaries fetches."""
+        """Return the tensors that a step with summaries fetches."""
         return self._flat(list(self.summaries), lambda one: one.summary_sums) + [
             tensor for one in self.summaries.values() for tensor in (one.condition, one.step) if tensor is not None
         ]
 
     @property
     def metric_tensors(self) -> list[tf.Tensor]:
-        """Return what each step fetches."""
+        """Return the tensors that each step fetches."""
         return self._flat(self._summed, _sums_of_steps) + list(self.values.values())
 
     def _flat(self, keys: Sequence[str], sums_of: Callable[[ReplicaScalars], Mapping[str, Sum]]) -> list[tf.Tensor]:
@@ -155,7 +157,7 @@ class StepScalars:
         return [tensor for sums, key in there if key in sums for tensor in sums[key]]
 
     def packed_summaries(self, fetched: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Return values of `summary_tensors` as one float64 vector: sums, weights, conditions, steps."""
+        """Return the values of `summary_tensors` as one float64 vector: sums, weights, conditions, steps."""
         values = iter(fetched)
         sums = self._added(list(self.summaries), lambda one: one.summary_sums, values)
         conditions, steps = [], []
@@ -165,7 +167,7 @@ class StepScalars:
         return tf.stack([*sums, *conditions, *steps])
 
     def packed_metrics(self, fetched: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Return values of `metric_tensors` as one float64 vector: sums, then weights."""
+        """Return the values of `metric_tensors` as one float64 vector: sums, then weights."""
         end = len(fetched) - len(self.values)
         sums = self._added(self._summed, _sums_of_steps, iter(fetched[:end]))
         values = [_scalar(value) for value in fetched[end:]]
@@ -187,19 +189,19 @@ class StepScalars:
     # --- on the host ----------------------------------------------------------------------------------------------
 
     def summary_sums(self, packed: np.ndarray) -> dict[str, tuple[float, float]]:
-        """Return key -> (sum, weight), of a vector of `packed_summaries`."""
+        """Return key -> (sum, weight) from a vector of `packed_summaries`."""
         sums, weights, _, _ = np.split(packed, 4)
         return {key: (float(sums[n]), float(weights[n])) for n, key in enumerate(self.summaries)}
 
     def summaries_of(
         self, packed: np.ndarray, totals: Mapping[str, tuple[float, float]], step: int
     ) -> list[tuple[int, tf.compat.v1.Summary.Value]]:
-        """Return (step, what is written of it) of the scalars that are recorded.
+        """Return (step, Summary.Value to write) of the scalars that are recorded.
 
         Args:
-          packed: of this process, which decides whether and at which step they are written.
-          totals: over all workers.
-          step: that was taken.
+          packed: vector of this process, which decides whether and at which step they are written.
+          totals: sums over all workers.
+          step: the step that was taken.
         """
         _, _, conditions, steps = np.split(packed, 4)
         found = []
@@ -212,11 +214,11 @@ class StepScalars:
 
 
 class Fetched:
-    """What a step returns beside its loss: metrics, scalars of summaries where they are wanted, then `others`.
+    """The outputs of a step beside its loss: metrics, scalars of summaries if wanted, then `others`.
 
     Attributes:
-      tensors: of the traced graph, that the step fetches for it.
-      specs: of `packed`.
+      tensors: tensors of the traced graph that the step fetches for it.
+      specs: TensorSpecs of `packed`.
     """
 
     def __init__(self, scalars: StepScalars, others: Sequence[tf.Tensor], *, summaries: bool) -> None:

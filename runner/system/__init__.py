@@ -1,11 +1,11 @@
-"""The operating system and the screen: what the runner needs of both, and what knows nothing of TensorFlow or of runs.
+"""The operating system and the screen, as the runner needs them; nothing here knows TensorFlow or runs.
 
-`files` writes text and JSON so that a reader never sees half of it. `child_process` starts a process that ends with its
-parent, and `task_server` has a server fork one; `heartbeat` tells a parent that its child is alive. `standard_streams`
-keeps stdout and stderr from raising, `redaction` masks secrets in all that is written, `console` prints the progress
-line, tables and numbers. `start_status` draws a line before there is a task. `gc_pause` keeps the garbage collector out
-of long imports, `resources` tells what memory and cores a process may use, `user_frames` tells the user's lines of a
-traceback from ours.
+`files` writes text and JSON so that a reader never sees half a file. `child_process` starts a process that ends with
+its parent, and `task_server` has a server fork one; `heartbeat` tells a parent that its child is alive.
+`standard_streams` keeps stdout and stderr from raising errors, `redaction` masks secrets in everything that is written,
+`console` prints the progress line, tables and numbers. `start_status` draws a line before there is a task. `gc_pause`
+turns the garbage collector off during long imports. `resources` reports the memory and cores that a process may use.
+`user_frames` finds the user's lines in a traceback.
 
 Every other room may import this one; it imports none.
 """

@@ -1,9 +1,8 @@
-"""Child processes that end when they are told to, and never outlive the process that started them.
+"""Child processes that end when asked, and never outlive the process that started them.
 
-A child gets a session of its own, so that everything it starts can be ended with it and a Ctrl-C on the terminal
-reaches only the parent. It holds the read end of a pipe whose write end only the parent has: when the parent dies,
-however it dies, the pipe ends, and a watchdog process ends the child (`end_with_parent`). On another pipe it gives
-signs of life.
+A child gets its own session, so that everything it starts can be ended with it, and Ctrl-C on the terminal reaches only
+the parent. It holds the read end of a pipe whose write end only the parent has. When the parent dies, however it dies,
+the pipe ends, and a watchdog process ends the child (`end_with_parent`). On another pipe the child sends heartbeats.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ LIFELINE = "RUNNER_LIFELINE_FD"
 
 
 class Child(Protocol):
-    """What a `Process` asks of what was started: a Popen does."""
+    """The interface of a started process, which Popen implements."""
 
     @property
     def pid(self) -> int: ...
@@ -40,7 +39,7 @@ class Child(Protocol):
 
 
 class Descriptors(NamedTuple):
-    """The file descriptors that a child gets; its stdin is empty. They stay the caller's to close."""
+    """The file descriptors that a child gets; its stdin is empty. The caller closes them."""
 
     lifeline: int
     heartbeat: int
@@ -49,20 +48,20 @@ class Descriptors(NamedTuple):
 
 
 class Spawn(Protocol):
-    """Starts `argv`, in a session of its own, with exactly the environment `env`, LIFELINE and HEARTBEAT added."""
+    """Starts `argv` in its own session, with exactly the environment `env` plus LIFELINE and HEARTBEAT."""
 
     def __call__(self, argv: Sequence[str], env: Mapping[str, str], descriptors: Descriptors) -> Child: ...
 
 
 @dataclass(eq=False)
 class Process:
-    """A running child. Its group is `pid`: it leads its own session.
+    """A running child. Its group is `pid`, because it leads its own session.
 
     Attributes:
-      child: what was started.
+      child: the started process.
       lifeline: our end of the pipe that ends when we do; -1 once it is closed.
-      monitor: its signs of life.
-      pumps: the threads that copy what it says.
+      monitor: receives its heartbeats.
+      pumps: threads that copy its output.
     """
 
     child: Child
@@ -75,19 +74,19 @@ class Process:
         return self.child.pid
 
     def wait(self, timeout_secs: float | None = None) -> int | None:
-        """The exit code (negative: the signal that ended it); None when it still runs after `timeout_secs`."""
+        """Return the exit code (negative: the signal that ended it); None if it still runs after `timeout_secs`."""
         try:
             return self.child.wait(timeout_secs)
         except subprocess.TimeoutExpired:
             return None
 
     def ask_to_stop(self) -> None:
-        """Sends SIGTERM to the child itself: it saves what it has and ends."""
+        """Send SIGTERM to the child itself, which then saves and ends."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
 
     def stop(self, grace_secs: float) -> int:
-        """Ends the child and everything it started: SIGTERM, up to `grace_secs`, then SIGKILL. Its exit code."""
+        """End the child and everything it started: SIGTERM, up to `grace_secs`, then SIGKILL. Return its exit code."""
         if self.wait(0) is None:
             self.ask_to_stop()
             self.wait(grace_secs)
@@ -95,13 +94,13 @@ class Process:
         return self.close()
 
     def kill(self) -> None:
-        """SIGKILL to what is left of the group. Safe in a signal handler: it does not wait."""
+        """Send SIGKILL to the rest of the group. Safe in a signal handler, because it does not wait."""
         # The group can outlive its leader (a user's helper process), and its id is not reused while it does.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> int:
-        """Waits for the end and lets the lifeline go. The child's exit code."""
+        """Wait for the end, close the lifeline and return the child's exit code."""
         code = self.child.wait()
         for pump in self.pumps:
             pump.join()
@@ -123,12 +122,12 @@ def _spawn(argv: Sequence[str], env: Mapping[str, str], descriptors: Descriptors
 
 
 def start_process(argv: Sequence[str], env: Mapping[str, str], prefix: str = "", spawn: Spawn = _spawn) -> Process:
-    """Starts `argv` with exactly the environment `env`.
+    """Start `argv` with exactly the environment `env`.
 
     Args:
-      prefix: put before each line that it says, where several processes talk at a time; '': its output goes where ours
-        goes, a terminal stays one.
-      spawn: starts it; a `TaskServer` forks it.
+      prefix: precedes each line of its output, if several processes print at a time; '': it shares our output and
+        terminal.
+      spawn: starts it; that of a `TaskServer` forks it.
     """
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
         lifeline, write_end = os.pipe()
@@ -161,14 +160,14 @@ IDLE_GRACE_SECS = 5.0
 
 
 class Watchdog:
-    """A process that ends this one, with all that it started, when its parent has died.
+    """A process that ends this one, and all that it started, when its parent has died.
 
-    A thread would not do: while TensorFlow 2.21 makes a MultiWorkerMirroredStrategy, which waits for the other workers
-    for minutes, no Python thread of the process runs. PR_SET_PDEATHSIG would not, either: it comes when the thread ends
-    that started the process, and leaves the rest of its group alive.
+    A thread cannot do that: while TensorFlow 2.21 makes a MultiWorkerMirroredStrategy and waits minutes for other
+    workers, no Python thread of the process runs. Nor can PR_SET_PDEATHSIG: it is sent when the thread that started the
+    process ends, and leaves the rest of the group alive.
 
     Args:
-      lifeline: ends when the parent does; -1: there is no watchdog.
+      lifeline: the pipe that ends when the parent does; -1: there is no watchdog.
     """
 
     def __init__(self, lifeline: int, grace_secs: float) -> None:
@@ -176,7 +175,7 @@ class Watchdog:
         if lifeline < 0:
             return
         task, ended = os.getpid(), _open_pidfd()
-        # Forked before TensorFlow is used, and mostly before it is imported: this process has one thread.
+        # Fork before TensorFlow is used, and usually before it is imported, while this process has one thread.
         watchdog = os.fork()
         if watchdog == 0:
             try:
@@ -186,16 +185,16 @@ class Watchdog:
                 os._exit(0)
         if ended >= 0:
             os.close(ended)
-        os.set_inheritable(lifeline, False)  # what the child starts must not hold it
+        os.set_inheritable(lifeline, False)  # processes that the child starts must not inherit it
         stand_in = (watchdog, lifeline, grace_secs)
         threading.Thread(target=_stand_in, args=stand_in, daemon=True, name="lifeline").start()
 
     def note_work(self) -> None:
-        """Say that from now on there is something to save: the whole grace is for that."""
+        """Report that there is something to save from now on, which is what the whole grace period is for."""
         self._has_work[0] = 1
 
     def _watch(self, task: int, lifeline: int, ended: int, grace_secs: float) -> None:
-        """The life of the watchdog: until the task ends, or its parent."""
+        """Run the watchdog until the task or its parent ends."""
         waits = select.poll()
         waits.register(lifeline, select.POLLIN)
         if ended >= 0:
@@ -204,7 +203,7 @@ class Watchdog:
             if os.getppid() != task:
                 return
         if _has_ended(task, ended, 0):
-            return  # its parent lives, and ends what the task may have left
+            return  # the parent lives, and ends what the task may have left
         with contextlib.suppress(ProcessLookupError):
             os.kill(task, signal.SIGTERM)
         orphaned = time.monotonic()
@@ -216,18 +215,18 @@ class Watchdog:
 
 
 def end_with_parent(env: Mapping[str, str], grace_secs: float = GRACE_SECS) -> Watchdog:
-    """In a child: SIGTERM to itself when the parent dies, SIGKILL to its group after a grace.
+    """In a child: when the parent dies, send SIGTERM to itself, and SIGKILL to its group after a grace period.
 
-    Call it before any thread is started. Does nothing in a process that `start_process` did not start.
+    Call it before any thread is started. It does nothing in a process that `start_process` did not start.
 
     Args:
-      grace_secs: from `Watchdog.note_work` on; before it IDLE_GRACE_SECS, or this if it is less.
+      grace_secs: the grace period after `Watchdog.note_work`; before it IDLE_GRACE_SECS, or this if it is shorter.
     """
     return Watchdog(int(env.get(LIFELINE, -1)), grace_secs)
 
 
 def describe_exit(code: int) -> str:
-    """What an exit code says, in words: `exited with 1`, `was killed by SIGKILL (out of memory?)`."""
+    """Return an exit code in words: `exited with 1`, `was killed by SIGKILL (out of memory?)`."""
     if code >= 0:
         return f"exited with {code}"
     try:
@@ -241,11 +240,11 @@ _GLANCE_SECS = 0.2
 
 
 def _stand_in(watchdog: int, lifeline: int, grace_secs: float) -> None:
-    """Do in a thread of the task what the watchdog would do, where somebody has killed that."""
+    """Do the watchdog's work in a thread of the task if the watchdog was killed."""
     while os.read(lifeline, 1):
         pass
-    # A watchdog that lives kills this process, too. One glance would not do: it may be killed just after it.
-    with contextlib.suppress(ChildProcessError):  # somebody has waited for it already
+    # A live watchdog kills this process as well. Checking once is not enough: it may be killed just after the check.
+    with contextlib.suppress(ChildProcessError):  # it has been waited for already
         os.waitpid(watchdog, 0)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(grace_secs)
@@ -253,7 +252,9 @@ def _stand_in(watchdog: int, lifeline: int, grace_secs: float) -> None:
 
 
 def _open_pidfd() -> int:
-    """Return a descriptor that tells when this process has ended; -1 where the system has none (before Linux 5.3)."""
+    """Return a descriptor that is readable when this process has ended; -1 if the system has none (before Linux
+    5.3).
+    """
     try:
         return os.pidfd_open(os.getpid())
     except (AttributeError, OSError):
@@ -261,7 +262,7 @@ def _open_pidfd() -> int:
 
 
 def _has_ended(task: int, pidfd: int, secs: float) -> bool:
-    """Report whether the task has ended, as soon as it has or after `secs`. It is the parent of this process."""
+    """Report whether the task, the parent of this process, has ended: as soon as it has, or after `secs`."""
     if pidfd < 0:
         time.sleep(secs)
         return os.getppid() != task
@@ -269,7 +270,7 @@ def _has_ended(task: int, pidfd: int, secs: float) -> bool:
 
 
 def _detach(keep: Sequence[int]) -> None:
-    """Let go of all that is the task's: its signals, its output, its files."""
+    """Release everything inherited from the task: signals, output, files."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_RDWR)
@@ -283,14 +284,15 @@ def _detach(keep: Sequence[int]) -> None:
 
 
 def _start_pump(source: IO[bytes], target: IO[str], prefix: str) -> threading.Thread:
-    """A thread that copies each line of `source` with `prefix` before it."""
+    """Start a thread that copies each line of `source` with `prefix` before it."""
 
     def copy() -> None:
         with source:
             for line in source:
                 text = line.decode(errors="replace").rstrip("\n")
                 if target is sys.stdout or not START_STATUS.say(f"{prefix}{text}"):
-                    target.write(f"{prefix}{text}\n")  # one write a line: those of several processes do not mix
+                    # one write per line, so that lines of several processes do not mix
+                    target.write(f"{prefix}{text}\n")
                     target.flush()
 
     thread = threading.Thread(target=copy, daemon=True, name=f"output of {prefix.strip()}")

@@ -1,4 +1,4 @@
-"""What a person reads while a run goes on and when it has ended."""
+"""The output for the user while a run trains and when it has ended."""
 
 from __future__ import annotations
 
@@ -28,44 +28,46 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 class Progress:
-    """How far training is, for a person; this one says nothing.
+    """The display of training's progress; this base class shows nothing.
 
-    `update` comes once per inner loop; it must be cheap.
+    `update` is called once per inner loop and must be cheap.
     """
 
     def start(self, total_steps: int | None, step: int, epochs: Epochs | None = None) -> None:
-        """Training goes from global step `step` up to `total_steps`; None: until the input ends.
+        """Training goes from global step `step` to `total_steps`; None: until the input ends.
 
         Args:
-          epochs: the passes over its data; None: nobody counts them.
+          epochs: the passes over the data; None: they are not counted.
         """
 
     def update(
         self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float,
         logged: Mapping[str, float] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        """Training has reached `step`. Args: logged: what model_fn logs on progress, by name."""
+        """Show that training has reached `step`; `logged` has the values that model_fn logs with on_progress, by
+        name.
+        """
 
     def count(self, what: str, examples: int) -> None:
-        """The evaluation or prediction `what` has seen so many examples."""
+        """Show the number of examples that the evaluation or prediction `what` has seen."""
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Show, while it is entered, what takes its time: a phase of the journal."""
+        """Show a phase of the journal inside this context."""
         return contextlib.nullcontext()
 
     def message(self, text: str) -> None:
-        """Say a line without disturbing the progress line; what was counted has ended."""
+        """Print a line without disturbing the progress line; ends counting."""
 
     def stop(self) -> None:
-        """Training has ended; may be called more than once."""
+        """Training has ended; may be called several times."""
 
 
 class NullProgress(Progress):
-    """Says nothing."""
+    """Shows nothing."""
 
 
 class PlainProgress(Progress):
-    """One line per period, for logs and pipes; the last state is always said."""
+    """One line per period, for logs and pipes; the last state is always printed."""
 
     def __init__(
         self, stream: IO[str] | None = None, period_secs: float = 10.0, clock: Callable[[], float] = time.monotonic
@@ -111,17 +113,17 @@ class PlainProgress(Progress):
         self._say()
 
     def _say(self, *texts: str) -> None:
-        """Say the last state, where it was not said yet, and then `texts`."""
+        """Print the last state if it was not printed yet, and then `texts`."""
         for text in (*self._unsaid, *texts):
             print(text, file=self._stream, flush=True)
         self._unsaid = []
 
 
 class RichProgress(Progress):
-    """Live lines on a terminal. NO_COLOR takes the colours away, not the lines.
+    """Live lines on a terminal. NO_COLOR turns colours off, not the lines.
 
-    Of training two or more, as many as the facts need: nothing is cut on a narrow terminal. Of an evaluation one, and
-    one while something else takes its time.
+    Training has two or more lines, as many as the facts need, so that nothing is cut on a narrow terminal. An
+    evaluation has one, and so has any other phase.
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -181,7 +183,7 @@ class RichProgress(Progress):
         self._live = self._bar = None
 
     def _show(self, *, at_once: bool = False) -> None:
-        """Begin the live lines. Args: at_once: draw them again, where they are live already."""
+        """Show the live lines; `at_once` redraws them if they are shown already."""
         if self._live is not None:
             if at_once:
                 self._live.refresh()
@@ -229,10 +231,10 @@ _PHASES = {
 
 
 def _filled(facts: Sequence[str], width: int, between: str = "  ") -> list[str]:
-    """Return lines of up to `width` characters with the facts, none of which is divided.
+    """Return lines of up to `width` characters with the facts, none of which is split.
 
     Args:
-      between: of two facts; without its spaces it ends a line that another follows.
+      between: separates two facts; without its spaces it ends a line that another follows.
     """
     lines: list[str] = []
     for number, fact in enumerate(facts):
@@ -249,9 +251,9 @@ class Epochs:
     """The passes of training over its data.
 
     Attributes:
-      total: how many there are.
-      steps: of one; not whole where passes share a step.
-      began: the global step before the first of them.
+      total: number of passes.
+      steps: steps per pass; not an integer if passes share a step.
+      began: the global step before the first pass.
     """
 
     total: int
@@ -259,12 +261,12 @@ class Epochs:
     began: int = 0
 
     def of(self, step: int) -> int:
-        """Return the number of the pass, from 1, that global step `step` belongs to."""
+        """Return the number of the pass, from 1, to which global step `step` belongs."""
         return min(self.total, max(1, math.ceil((step - self.began) / self.steps)))
 
 
 class _Pace:
-    """What is said of a step beside its number; speeds are averaged over the last loops."""
+    """The facts shown beside a step's number; speeds are averaged over the last loops."""
 
     def __init__(self, total_steps: int | None, epochs: Epochs | None = None) -> None:
         self.total_steps, self.epochs = total_steps, epochs
@@ -275,10 +277,10 @@ class _Pace:
         self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float,
         logged: Mapping[str, float] = MappingProxyType({}),
     ) -> list[str]:  # fmt: skip
-        """Loss, what is logged, steps/s and examples/s, as far as they are known."""
+        """Return loss, logged values, steps/s and examples/s, as far as they are known."""
         self._updates += 1
         numbers = [f"loss {loss:.4g}", *(f"{name} {value:.4g}" for name, value in logged.items())]
-        if self._updates == 1:  # the first loop traces the graph: its speed says nothing
+        if self._updates == 1:  # the first loop traces the graph, so its speed is not representative
             return numbers
         weight = 1.0 if self._updates == 2 else 0.3
         self._steps_per_sec += weight * (steps_per_sec - self._steps_per_sec)
@@ -290,18 +292,18 @@ class _Pace:
         ]
 
     def epoch(self, step: int) -> list[str]:
-        """Return `epoch 3/10`; nothing where passes are not counted."""
+        """Return `epoch 3/10`; an empty list if passes are not counted."""
         return [f"epoch {self.epochs.of(step)}/{self.epochs.total}"] if self.epochs else []
 
     def time_left(self, step: int) -> list[str]:
-        """Return `ETA 18s`; nothing where it is not known."""
+        """Return `ETA 18s`; an empty list if it is not known."""
         if not self.total_steps or self._steps_per_sec <= 0 or step >= self.total_steps:
             return []
         return [f"ETA {format_secs((self.total_steps - step) / self._steps_per_sec)}"]
 
 
 def build_progress(mode: str, stream: IO[str] | None = None) -> Progress:
-    """The Progress for `run.progress`: off, plain, rich, or auto (rich on a terminal, plain elsewhere)."""
+    """Return the Progress for `run.progress`: off, plain, rich, or auto (rich on a terminal, else plain)."""
     stream = stream or sys.stderr
     if mode == "off":
         return NullProgress()
@@ -311,10 +313,10 @@ def build_progress(mode: str, stream: IO[str] | None = None) -> Progress:
 
 
 def print_summary(summary: Mapping[str, Any], model_dir: str, stream: IO[str] | None = None, prefix: str = "") -> None:
-    """Prints the end of a run: a table on a terminal, `name: value` lines elsewhere.
+    """Print the end of a run: a table on a terminal, else `name: value` lines.
 
     Args:
-      prefix: of each line, where several runs talk at a time.
+      prefix: precedes each line, if several runs print at a time.
     """
     stream = stream or sys.stdout
     rows = [*_summary_rows(summary), ("model_dir", model_dir)]
@@ -335,14 +337,14 @@ def counted(count: int, what: str) -> str:
 
 
 def format_number(value: float) -> str:
-    """Four significant digits; whole numbers as they are."""
+    """Return a number with four significant digits; integers unchanged."""
     if isinstance(value, int) or (math.isfinite(value) and value == int(value) and abs(value) < 1e15):
         return f"{int(value):,}"
     return f"{value:.4g}"
 
 
 def format_secs(secs: float) -> str:
-    """`8s`, `3:07`, `2:03:07`."""
+    """Return seconds as `8s`, `3:07` or `2:03:07`."""
     if not math.isfinite(secs):
         return "?"
     minutes, seconds = divmod(round(secs), 60)
@@ -353,7 +355,7 @@ def format_secs(secs: float) -> str:
 
 
 def format_bytes(size: float) -> str:
-    """`512 B`, `1.5 kB`, `3.2 GB`."""
+    """Return a size as `512 B`, `1.5 kB` or `3.2 GB`."""
     if size < 1000:
         return f"{size:.0f} B"
     power = min(4, int(math.log10(size) // 3))
@@ -362,7 +364,7 @@ def format_bytes(size: float) -> str:
 
 
 def format_age(secs: float) -> str:
-    """`12 s`, `5 min`, `3 h`, `2 days`."""
+    """Return an age as `12 s`, `5 min`, `3 h` or `2 days`."""
     for unit, length in (("s", 60), ("min", 60), ("h", 48)):
         if secs < length:
             return f"{int(secs)} {unit}"
@@ -373,10 +375,10 @@ def format_age(secs: float) -> str:
 def print_table(
     title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], stream: IO[str] | None = None
 ) -> None:
-    """Prints a table: with lines on a terminal, as aligned columns elsewhere. Numbers stand on the right.
+    """Print a table: with lines on a terminal, else as aligned columns. Numbers are right-aligned.
 
     Args:
-      headers: all empty: the table has none.
+      headers: all empty: no header.
     """
     stream = stream or sys.stdout
     columns = [_Column(name, cells) for name, *cells in zip(headers, *rows, strict=True)]
@@ -400,29 +402,29 @@ def _print_rich(table: Table, rows: Iterable[Sequence[str]], stream: IO[str]) ->
 
 
 def terminal_width(stream: IO[str]) -> int:
-    """Return how many characters a line of the terminal has that `stream` is."""
+    """Return the number of characters per line of the terminal `stream`."""
     return Console(file=stream).width
 
 
 def table_width(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    """Return how wide a table with lines is whose cells stand on one line each."""
+    """Return the width of a table with lines whose cells have one line each."""
     return 1 + sum(3 + max(map(len, column)) for column in zip(headers, *rows, strict=True))
 
 
 def format_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The table that `print_table` prints elsewhere than on a terminal."""
+    """Return the table that `print_table` prints outside of a terminal."""
     stream = io.StringIO()
     print_table(title, headers, rows, stream)
     return stream.getvalue().rstrip("\n")
 
 
 def relative(path: Path) -> str:
-    """`path` as a person would type it here."""
+    """Return `path` as the user would type it here."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    """Return name and value of what there is to say."""
+    """Return (name, value) rows for the summary."""
     step, replicas = summary.get("global_step"), summary.get("num_replicas")
     tasks = [counted(replicas, "replica")] if replicas is not None and not summary.get("cluster") else []
     strategy = ", ".join([str(summary.get("strategy")), *(summary.get("cluster") or tasks)])
@@ -433,7 +435,7 @@ def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         ("asked to stop", summary.get("interrupted_by")),
         ("stopped early", summary.get("stopped_early")),
         ("global_step", None if step is None else format_number(step)),
-        # JSON has no word for NaN: it is the text "nan".
+        # JSON has no NaN, so it is the text "nan".
         *((name, format_number(float(value))) for name, value in summary.get("metrics", {}).items()),
         *((name, summary.get(name) and format_number(summary[name])) for name in ("repeated_steps", "steps_per_sec")),
         ("input-bound", _input_bound(summary.get("input_bound"))),
@@ -452,14 +454,14 @@ _INPUT_BOUND = 0.05
 
 
 def _input_bound(share: float | None) -> str | None:
-    """Return `38 %, see docs/how_to/training.md#input`; None where nobody has measured it."""
+    """Return `38 %, see docs/how_to/training.md#input`; None if it was not measured."""
     if share is None:
         return None
     return f"{100 * share:.0f} %{', see docs/how_to/training.md#input' if share > _INPUT_BOUND else ''}"
 
 
 def _format_phase(secs: float) -> str:
-    """`0.4 s` below a minute, `2:03:07` above."""
+    """Return `0.4 s` below a minute, `2:03:07` above."""
     return f"{secs:.1f} s" if secs < 60 else format_secs(secs)
 
 

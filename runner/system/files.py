@@ -1,4 +1,4 @@
-"""Small files that other processes read: always whole, never half written. And the folder that they are in."""
+"""Small files that other processes read, always complete, and the folder that contains them."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ MODEL_SUMMARY_FILE = "model_summary.txt"
 
 
 class StorageError(OSError):
-    """A run's folder can no longer be written in. The message says all that a person needs; no traceback helps."""
+    """A run's folder can no longer be written. The message is enough; no traceback helps."""
 
 
 class DiskFullError(StorageError):
-    """What was to be written does not fit on the disk."""
+    """The disk is full."""
 
 
 class FolderLostError(StorageError):
-    """A run's folder was deleted while the run went on."""
+    """A run's folder was deleted during the run."""
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Report whether `error` says that a disk, or somebody's share of it, is full.
+    """Report whether `error` says that a disk, or a user's quota of it, is full.
 
-    TensorFlow 2.21 has no code of its own for it: it is a ResourceExhausted or an Unknown error with the text.
+    TensorFlow 2.21 has no error code for it: it raises ResourceExhausted or Unknown with the text.
     """
     words = ("No space left on device", "Disk quota exceeded")
     if isinstance(error, DiskFullError):
@@ -43,7 +43,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def free_bytes(folder: str | os.PathLike[str]) -> int:
-    """Return what is free on the disk that `folder` is on, or will be."""
+    """Return the free bytes on the disk of `folder`, which need not exist."""
     path = Path(folder).absolute()
     there = next(one for one in (path, *path.parents) if one.exists())
     return shutil.disk_usage(there).free
@@ -51,7 +51,11 @@ def free_bytes(folder: str | os.PathLike[str]) -> int:
 
 @contextlib.contextmanager
 def naming_need(path: str | os.PathLike[str], num_bytes: int) -> Iterator[None]:
-    """While entered, a full disk is said with what is needed and what is free. Raises: DiskFullError: it is full."""
+    """Name the needed and free space if the disk is full, inside this context.
+
+    Raises:
+      DiskFullError: it is full.
+    """
     try:
         yield
     except OSError as error:
@@ -60,7 +64,7 @@ def naming_need(path: str | os.PathLike[str], num_bytes: int) -> Iterator[None]:
         free = free_bytes(Path(path).parent)
         raise DiskFullError(
             f"no space left for {os.fspath(path)}: it needs {num_bytes:,} B more, and {free:,} B were free"
-            f"{_quota(error)}. Make space, and run the same again: it goes on from its last checkpoint."
+            f"{_quota(error)}. Free some space and run the same command again to resume from the last checkpoint."
         ) from error
 
 
@@ -69,25 +73,28 @@ def _quota(error: OSError) -> str:
 
 
 class HeldFolder:
-    """An existing folder that must stay the same one: not deleted, nor deleted and made anew under its name."""
+    """An existing folder that must stay the same: not deleted, nor deleted and made anew under its name."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.fspath(path)
-        # Open for as long as this object lives: the number of a deleted folder may be given to the next one, and some
-        # network file systems give a folder another number when nobody has it open.
+        # Keep it open: the inode number of a deleted folder may be reused for the next one, and some
+        # network file systems change a folder's number while it is not open.
         self._descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
         weakref.finalize(self, os.close, self._descriptor)
 
     def check(self) -> None:
-        """Raises: FolderLostError: it is another folder by now, or none."""
+        """Check that the folder still exists and is the same.
+
+        Raises:
+          FolderLostError: it is not.
+        """
         try:
             now, held = os.stat(self._path), os.fstat(self._descriptor)
         except FileNotFoundError:
-            raise FolderLostError(f"the folder {self._path} was deleted while the run went on. {_AFTER_LOSS}") from None
+            raise FolderLostError(f"the folder {self._path} was deleted during the run. {_AFTER_LOSS}") from None
         if (now.st_dev, now.st_ino) != (held.st_dev, held.st_ino):
             raise FolderLostError(
-                f"the folder {self._path} was deleted while the run went on, and is another folder by now. "
-                f"{_AFTER_LOSS}"
+                f"the folder {self._path} was deleted during the run and replaced by another folder. {_AFTER_LOSS}"
             )
 
 
@@ -99,14 +106,14 @@ HALF_WRITTEN = ".tmp"
 
 
 def remove_half_written(*folders: Path) -> None:
-    """Remove what processes that were killed have left of files on their way. Nobody may be writing in `folders`."""
+    """Remove temporary files that killed processes left in `folders`. No process may be writing there."""
     for folder in folders:
         for left in folder.glob(f".*.????????{HALF_WRITTEN}"):  # as mkstemp names them
             left.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
-    """Replaces `path` in one move; a reader sees the old text or the new one, also after a crash."""
+    """Replace `path` in one move: a reader sees the old text or the new one, also after a crash."""
     data = text.encode()
     with naming_need(path, len(data)):
         descriptor, temporary = tempfile.mkstemp(HALF_WRITTEN, f".{path.name}.", path.parent)
@@ -115,7 +122,7 @@ def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(temporary, mode)  # mkstemp makes files that only their owner may read
+            os.chmod(temporary, mode)  # mkstemp makes files that only their owner can read
             os.replace(temporary, path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
@@ -123,12 +130,12 @@ def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes `values` as an indented JSON object."""
+    """Write `values` as an indented JSON object."""
     write_atomically(path, json.dumps(values, indent=2, default=str) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object in `path`; None when there is no such file or it holds none."""
+    """Return the JSON object in `path`; None if there is no such file, or no object in it."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -137,9 +144,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_dataclass(cls: type[_T], path: Path) -> _T:
-    """Return the `cls` whose fields the JSON object in `path` holds; its defaults when there is none.
+    """Return a `cls` with the fields of the JSON object in `path`; its defaults if there is none.
 
-    What other versions wrote and `cls` does not know is passed over.
+    Fields that `cls` does not have, of other versions, are ignored.
     """
     known = read_json(path) or {}
     return cls(**{name: value for name, value in known.items() if name in cls.__dataclass_fields__})  # type: ignore[attr-defined]

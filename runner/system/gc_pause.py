@@ -1,4 +1,4 @@
-"""Imports without looking for garbage among what they make."""
+"""Imports with the garbage collector paused."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def not_searched() -> Iterator[None]:
-    """What is made meanwhile is never searched for garbage, then or later. For imports: it lives as long as we do.
+    """Exclude the objects made inside this context from garbage collection, for good. For imports, whose objects live
+    as long as the process.
 
-    TensorFlow makes 400,000 objects as it is imported. Python goes through all of them seven times before that is over,
-    0.8 of 4.8 s, and once or twice more, 0.3 s each, while a large model is traced.
+    TensorFlow makes 400,000 objects at import. Python searches all of them seven times during the import, 0.8 of 4.8 s,
+    and once or twice more, 0.3 s each, while a large model is traced.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Signs of life of a task, on a pipe to its supervisor: one byte a second while its Python runs."""
+"""Heartbeats of a task on a pipe to its supervisor: one byte per second while its Python runs."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _BEAT, _STOP = b".", b"s"
 
 
 class Heartbeat:
-    """What a task sends. Sends nothing where nobody listens."""
+    """Sends a task's heartbeats; does nothing without a supervisor."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._descriptor = int(env.get(HEARTBEAT, -1))
         if self._descriptor >= 0:
-            os.set_inheritable(self._descriptor, False)  # what the task starts must not hold it
+            os.set_inheritable(self._descriptor, False)  # processes that the task starts must not inherit it
 
     def start(self, period_secs: float = PERIOD_SECS) -> None:
-        """Beats from a thread for as long as the process lives."""
+        """Send heartbeats from a thread for as long as the process lives."""
         if self._descriptor >= 0:
             threading.Thread(target=self._beat, args=(period_secs,), daemon=True, name="heartbeat").start()
 
     def ask_to_stop(self) -> None:
-        """Has the supervisor ask the whole run to save and end: a server that is to go cannot save by itself."""
+        """Have the supervisor ask the whole run to save and end: a server cannot save by itself."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):  # the supervisor is gone
                 os.write(self._descriptor, _STOP)
@@ -42,7 +42,7 @@ class Heartbeat:
 
 
 class HeartbeatMonitor:
-    """What a supervisor hears of one task.
+    """Receives one task's heartbeats in its supervisor.
 
     Attributes:
       wants_to_stop: the task asked for the end of the run.
@@ -52,10 +52,10 @@ class HeartbeatMonitor:
         os.set_blocking(descriptor, False)
         self.wants_to_stop = False
         self._descriptor, self._clock = descriptor, clock
-        self._heard = clock()  # a task that freezes before its first sign has frozen, too
+        self._heard = clock()  # also detects a task that freezes before its first heartbeat
 
     def silent_secs(self) -> float:
-        """How long the task has said nothing, at first since it was started."""
+        """Return the seconds since the last heartbeat, or since the task was started."""
         with contextlib.suppress(BlockingIOError):
             while heard := os.read(self._descriptor, 4096):
                 self._heard = self._clock()
@@ -63,7 +63,7 @@ class HeartbeatMonitor:
         return self._clock() - self._heard
 
     def forgive(self) -> None:
-        """Counts from now on again: nobody listened for a while."""
+        """Restart the count, because heartbeats were not read for a while."""
         self._heard = self._clock()
 
     def close(self) -> None:

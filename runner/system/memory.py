@@ -1,4 +1,4 @@
-"""How much memory this process may still take: of the machine, and of its control groups (containers, batch jobs)."""
+"""The memory that this process may still use, by the machine and its control groups (containers, batch jobs)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 
 def free_memory(process: Path = _PROCESS, groups: Path = _GROUPS) -> int:
-    """Return the bytes that can be had without swapping: of the machine, or fewer where a control group has a limit.
+    """Return the bytes available without swapping: the machine's, or fewer if a control group has a limit.
 
     Args:
-      process, groups: where the kernel tells of this process, and of control groups (version 1 or 2).
+      process, groups: the kernel's folders about this process and about control groups (version 1 or 2).
     """
     return min([int(psutil.virtual_memory().available), *_left_in_groups(process, groups)])
 
 
 def peak_beyond_now(process: Path = _PROCESS) -> int:
-    """Return how many bytes this process had at its peak beyond those that it has now; 0 where nobody tells."""
+    """Return the process's peak memory minus its current memory, in bytes; 0 if not known."""
     try:
         text = (process / "status").read_text()
     except OSError:
@@ -32,7 +32,7 @@ def peak_beyond_now(process: Path = _PROCESS) -> int:
 
 
 def _left_in_groups(process: Path, groups: Path) -> Iterator[int]:
-    """Yield the bytes that are left in each control group that this process is in, and that has a limit."""
+    """Yield the remaining bytes of each control group of this process that has a limit."""
     try:
         lines = (process / "cgroup").read_text().splitlines()
     except OSError:
@@ -48,7 +48,7 @@ def _left_in_groups(process: Path, groups: Path) -> Iterator[int]:
         else:
             continue
         own = top / path.lstrip("/")
-        # The limit of a parent holds as well. In a container the path may be that of the host, which is not there.
+        # A parent's limit applies as well. In a container the path may be that of the host, which does not exist here.
         for folder in (own, *own.parents):
             left = _left(folder, limit, used, cached)
             if left is not None:
@@ -58,7 +58,9 @@ def _left_in_groups(process: Path, groups: Path) -> Iterator[int]:
 
 
 def _left(folder: Path, limit: str, used: str, cached: str) -> int | None:
-    """Return what is left in a group, pages of files counted as free: the kernel takes them back. None: no limit."""
+    """Return the remaining bytes of a group; None: no limit. File pages count as free, because the kernel reclaims
+    them.
+    """
     try:
         most = (folder / limit).read_text().strip()
         if not most.isdigit():

@@ -1,4 +1,4 @@
-"""Secrets, kept out of what is logged, recorded or shown: values under keys that name one, and passwords in URLs."""
+"""Mask secrets in everything that is logged, recorded or shown: values of keys that name one, and passwords in URLs."""
 
 from __future__ import annotations
 
@@ -58,36 +58,36 @@ _Types = tuple[type, ...]
 
 
 def extend_secrets(names: Iterable[str]) -> None:
-    """Hide what is under keys with these `names`, too: `run.secrets`, for the whole process."""
+    """Also hide the values of keys with these `names`: `run.secrets`, for the whole process."""
     global _also_secret
     _also_secret = frozenset(map(_words, names))
 
 
 def masked(tree: Any) -> Any:
-    """A copy of nested mappings and lists with `***` for what is secret; null, true and false stay.
+    """Return a copy of nested mappings and lists with `***` for secrets; null, true and false stay.
 
-    The key may be dotted (`model.params.db.password`): each of its parts counts, as if it were nested.
+    A key may be dotted (`model.params.db.password`): each of its parts counts, as if it were nested.
     """
     return _masked(tree, ())
 
 
 def secrets_of(tree: Any) -> set[str]:
-    """The values that `masked` hides, as texts; of a URL its password."""
+    """Return the values that `masked` hides, as texts; for a URL its password."""
     return {text for text in _secrets(tree, ()) if text}
 
 
 def mask_text(text: str, secrets: Iterable[str]) -> str:
-    """`text` with `***` for each of `secrets` that is not too short, and for what is secret in its URLs."""
+    """Return `text` with `***` for each of `secrets` that is long enough, and for secrets in its URLs."""
     wanted = sorted((secret for secret in secrets if len(secret) >= SHORTEST), key=len, reverse=True)
     if wanted:
-        # 1234 is not looked for inside of 12345, which is another number.
+        # 1234 is not masked inside 12345, which is another number.
         whole = (rf"(?<!\d){secret}(?!\d)" if secret.isdigit() else re.escape(secret) for secret in wanted)
         text = re.sub("|".join(whole), MASK, text)
     return _mask_urls(text)
 
 
 def masked_override(text: str) -> str:
-    """An override of the command line, `key=value`, with `***` for a value that is secret."""
+    """Return an override of the command line, `key=value`, with `***` for a secret value."""
     key, equals, value = text.partition("=")
     if not equals or value.lower() in ("", "null", "true", "false"):
         return _mask_urls(text)
@@ -100,7 +100,7 @@ def masked_override(text: str) -> str:
 
 
 def secrets_of_overrides(overrides: Iterable[str]) -> set[str]:
-    """The values that `masked_override` hides, also the single ones of a list or a sweep; for `mask_text`."""
+    """Return the values that `masked_override` hides, also single ones of a list or a sweep; for `mask_text`."""
     found: set[str] = set()
     for text in overrides:
         key, _, value = text.partition("=")
@@ -112,12 +112,12 @@ def secrets_of_overrides(overrides: Iterable[str]) -> set[str]:
 
 
 def masked_value(key: str, value: Any) -> Any:
-    """`value` as it may be shown beside its `key`."""
+    """Return `value` as it may be shown beside its `key`."""
     return _masked(value, hidden_by(key))
 
 
 def hidden_by(key: str) -> _Types:
-    """The types of the values that are secret under `key`, for isinstance; () where none is."""
+    """Return the types of values that are secret under `key`, for isinstance; () if none."""
     hidden: _Types = ()
     for part in str(key).split("."):
         words = _words(part)
@@ -175,7 +175,7 @@ def _is_secret_query(name: str) -> bool:
 
 
 def _secrets_in_urls(text: str) -> Iterator[str]:
-    """Passwords, as they are written and as they are meant (`%40` is @); of http a user without one."""
+    """Yield passwords, as written and decoded (`%40` is @); for http also a user without a password."""
     yield from (value for _, value in _CONNECTION.findall(text))
     if "://" not in text:
         return

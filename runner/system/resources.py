@@ -1,4 +1,4 @@
-"""What this process may use of the machine: memory, cores and disk, as far as its control group lets it."""
+"""The memory, cores and disk that this process may use, with the limits of its control group."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of memory.
+    """Sizes in bytes.
 
     Attributes:
-      total: of the machine.
-      available: that a process here may still take, the limit considered.
-      limit: of the control group (a container, a Slurm job); None: there is none.
+      total: memory of the machine.
+      available: memory that a process here may still use, limits considered.
+      limit: limit of the control group (a container, a Slurm job); None: there is none.
     """
 
     total: int
@@ -28,11 +28,11 @@ class Memory:
 
 
 def find_memory(groups: Path = CGROUPS, of_process: Path = Path("/proc/self/cgroup")) -> Memory:
-    """Return the memory of this machine, and what the control group of this process leaves of it.
+    """Return this machine's memory, and what this process's control group leaves of it.
 
     Args:
       groups: where control groups are mounted.
-      of_process: the file in which the system says to which group this process belongs.
+      of_process: the system's file with the group of this process.
     """
     machine = psutil.virtual_memory()
     total, available, smallest = int(machine.total), int(machine.available), None
@@ -49,7 +49,7 @@ def find_memory(groups: Path = CGROUPS, of_process: Path = Path("/proc/self/cgro
 
 
 def find_cores(groups: Path = CGROUPS, of_process: Path = Path("/proc/self/cgroup")) -> tuple[int, float | None]:
-    """Return (cores that this process may run on, cores whose time its control group grants it; None: all of them)."""
+    """Return (cores on which this process may run, cores whose time its control group allows; None: all of them)."""
     granted: list[float] = []
     for folder in _folders(groups, of_process, "cpu"):
         quota, period = _read(folder / "cpu.max").split() or ["max", ""] if (folder / "cpu.max").is_file() else (
@@ -61,13 +61,13 @@ def find_cores(groups: Path = CGROUPS, of_process: Path = Path("/proc/self/cgrou
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the bytes that are free where `folder` is, or would be made."""
+    """Return the free bytes on the disk of `folder`, which need not exist."""
     there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     return shutil.disk_usage(there).free
 
 
 def _folders(groups: Path, of_process: Path, controller: str) -> list[Path]:
-    """Return the control group of this process and those around it: the limits of all of them hold."""
+    """Return the folders of this process's control group and its parents, whose limits all apply."""
     found: list[Path] = []
     for line in _read(of_process).splitlines():
         _, controllers, path = line.split(":", 2)

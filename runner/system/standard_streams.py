@@ -1,4 +1,4 @@
-"""Standard output and error that never end a run: what is said is worth less than what is computed."""
+"""Standard output and error that cannot end a run: results matter more than messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GONE = (errno.EPIPE, errno.EIO)
 
 
 class SteadyStream:
-    """A text stream whose writes cannot fail: `| head -1`, a closed terminal, a log on a full disk."""
+    """A text stream whose writes never fail: `| head -1`, a closed terminal, a log on a full disk."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -43,17 +43,17 @@ class SteadyStream:
 
     def _note(self, error: OSError) -> None:
         if error.errno in _GONE:
-            # Not only we write there: Python once more when it ends, and the libraries of TensorFlow.
+            # Others write there, too: Python when it ends, and TensorFlow's libraries.
             with contextlib.suppress(OSError, ValueError):
                 _to_nowhere(self._stream.fileno())
 
 
 def keep_saying() -> None:
-    """Makes standard output and error of this process such streams; one that is closed leads nowhere."""
+    """Replace this process's standard output and error by such streams; a closed one is discarded."""
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if stream is None:
-            # The next file that is opened would take the descriptor, and get what is meant for a person.
+            # Otherwise the next file to be opened would get this descriptor, and the messages.
             _to_nowhere(descriptor)
             stream = os.fdopen(descriptor, "w", closefd=False)
         setattr(sys, name, SteadyStream(stream))
@@ -61,12 +61,12 @@ def keep_saying() -> None:
 
 @contextlib.contextmanager
 def hidden_stderr(env: Mapping[str, str], but_for: type[BaseException] | None = None) -> Iterator[None]:
-    """Hide what TensorFlow 2.21 writes to stderr before its log level counts; say it after all when the body raises.
+    """Hide what TensorFlow 2.21 writes to stderr before its log level applies; print it if the body raises an error.
 
-    Does nothing where TF_CPP_MIN_LOG_LEVEL asks for information (0 or 1).
+    Does nothing if TF_CPP_MIN_LOG_LEVEL asks for information (0 or 1).
 
     Args:
-      but_for: what it stays hidden for, too.
+      but_for: errors for which it stays hidden.
     """
     if env.get("TF_CPP_MIN_LOG_LEVEL", "0") < "2":
         yield
@@ -88,13 +88,13 @@ def hidden_stderr(env: Mapping[str, str], but_for: type[BaseException] | None = 
 
 
 def say(text: str) -> None:
-    """Print a line on stderr, where what is said to a person goes; stdout is for results."""
+    """Print a line on stderr, where messages for the user go; stdout is for results."""
     if not START_STATUS.say(text):
         print(text, file=sys.stderr, flush=True)
 
 
 def say_at_once(text: str) -> None:
-    """Says `text` on stderr from a signal handler, where a print may interrupt another."""
+    """Print `text` on stderr from a signal handler, where print might interrupt another print."""
     with contextlib.suppress(OSError):
         os.write(2, text.encode(errors="replace"))
 

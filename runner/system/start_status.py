@@ -1,7 +1,7 @@
 """The live line of a command until its task draws one: what it is doing, and for how long.
 
-TensorFlow takes seconds to import, and its task's Python is busy meanwhile. So the command's own process draws the
-line, from its first moment, and hands the terminal over when the task asks for it.
+Importing TensorFlow keeps the task's Python busy for seconds. So the command's own process draws the line from its
+first moment, and hands over the terminal when the task asks for it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class StartStatus:
                 self.show(phase)
 
     def say(self, text: str) -> bool:
-        """Say a line above the spinner. Returns: False where none is shown, and nothing was said."""
+        """Print a line above the spinner. Return False if no spinner is shown, and nothing was printed."""
         with self._lock:
             if self._live is None:
                 return False
@@ -73,16 +73,17 @@ class StartStatus:
             return True
 
     def stop(self) -> None:
-        """Take the line away; may be called more than once."""
+        """Remove the line; may be called several times."""
         with self._lock:
             live, self._live = self._live, None
             if live is not None:
                 live.stop()
 
     def lend(self, phase: str) -> dict[str, str]:
-        """Show `phase` until the task that gets this environment asks for the terminal, or ends; {}: nothing is shown.
+        """Show `phase` until the task that gets the returned environment asks for the terminal, or ends; {}: nothing is
+        shown.
 
-        The descriptor in it is the child's, to be closed here once it has been started.
+        The descriptor in it is the child's; close it here once the child has started.
         """
         with self._lock:
             if self._live is None:
@@ -104,7 +105,7 @@ START_STATUS = StartStatus()
 
 
 def take_terminal(env: MutableMapping[str, str]) -> None:
-    """Return when the supervisor has taken its live line away; at once where it has none, or has done so before."""
+    """Return when the supervisor has removed its live line; at once if there is none."""
     descriptor = env.pop(SCREEN, None)
     if descriptor is not None:
         with contextlib.suppress(OSError), socket.socket(fileno=int(descriptor)) as supervisor:

@@ -1,10 +1,10 @@
 """Both ends of the socket between a process that starts tasks and the server that forks them.
 
-A request is one message: JSON behind its length, and the descriptors that the child gets (SCM_RIGHTS). The server
-answers with the child's process id and a pidfd. How a child ended it writes to a pipe of that child; so does the child
-before it ends, for the case that the server is gone by then.
+A request is one message: JSON after its length, with the child's descriptors (SCM_RIGHTS). The server answers with the
+child's process id and a pidfd. The server writes how a child ended to a pipe of that child; the child writes it, too,
+before it ends, in case the server is gone by then.
 
-Python's `multiprocessing.forkserver` is not this: its children share the server's output and environment, what they do
+Python's `multiprocessing.forkserver` does not fit: its children share the server's output and environment, their work
 is pickled, and an exit code is lost with the server.
 """
 
@@ -43,17 +43,17 @@ _EXIT, _INTENT = b"exit", b"ends"
 
 
 class TaskServerError(RuntimeError):
-    """The server cannot fork a child: it refuses, or it is gone."""
+    """The server cannot fork a child: it refuses, or has ended."""
 
 
 class ChildRequest(NamedTuple):
-    """A child as the server gets it.
+    """A request for a child.
 
     Attributes:
-      argv: the arguments of its command line.
-      env: its whole environment, but for the numbers of its descriptors.
+      argv: arguments of its command line.
+      env: its whole environment, except the numbers of its descriptors.
       directory: its working directory, open.
-      status: the write end of its status pipe.
+      status: write end of its status pipe.
     """
 
     argv: list[str]
@@ -68,13 +68,13 @@ class ChildRequest(NamedTuple):
 
 
 class TaskServer:
-    """The server, as the process that started it sees it.
+    """The server, as seen by the process that started it.
 
     Attributes:
-      is_ready: it has imported what it preloads.
+      is_ready: its imports are done.
 
     Args:
-      argv: its command, which gets the number of its end of the socket as a last argument.
+      argv: its command; the number of its end of the socket is appended.
       env: its whole environment.
     """
 
@@ -83,7 +83,7 @@ class TaskServer:
         self._lock = threading.Lock()  # jobs of a sweep run in threads
         self.is_ready = False
         with theirs:
-            # Of the run's output it holds nothing: who reads a pipe to its end must not wait for the server.
+            # It does not hold the run's output: a reader of that pipe must not wait for the server.
             self._process = subprocess.Popen(
                 [*argv, str(theirs.fileno())], env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL, start_new_session=True, pass_fds=(theirs.fileno(),),
@@ -95,10 +95,10 @@ class TaskServer:
         return self._process.pid
 
     def wait_until_ready(self, stops: Sequence[int] = ()) -> bool:
-        """Wait for its imports. Report whether it is ready: not if `stops` is not empty.
+        """Wait for its imports, and report whether it is ready: False if `stops` is not empty.
 
         Raises:
-          TaskServerError: it is not fit to fork from, has ended, or does not come.
+          TaskServerError: it cannot be forked from, has ended, or takes too long.
         """
         while not stops:
             with self._lock:
@@ -112,10 +112,10 @@ class TaskServer:
         return False
 
     def spawn(self, argv: Sequence[str], env: Mapping[str, str], descriptors: Descriptors) -> ForkedChild:
-        """Fork a child, as `child_process.Spawn` says; `argv` are the arguments of its command line.
+        """Fork a child, as `child_process.Spawn` describes; `argv` are the arguments of its command line.
 
         Raises:
-          TaskServerError: there is no such child.
+          TaskServerError: no child was forked.
         """
         status, theirs = os.pipe()
         directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
@@ -138,7 +138,7 @@ class TaskServer:
             os.close(directory)
 
     def close(self, secs: float = REAP_SECS) -> None:
-        """Let the server end, which it does once its children have; wait for that up to `secs`."""
+        """Let the server end after its children, and wait for that up to `secs`."""
         self._socket.close()
         if not self.is_ready:  # it has no child, and would see the end of the socket only after its imports
             self._process.kill()
@@ -146,7 +146,11 @@ class TaskServer:
             self._process.wait(secs)
 
     def _receive(self, num_files: int = 0) -> tuple[dict[str, Any], list[int]]:
-        """Return what the server says. Raises: TaskServerError: it refuses, or is gone."""
+        """Return the server's answer.
+
+        Raises:
+          TaskServerError: it refuses, or has ended.
+        """
         try:
             message = receive(self._socket)
         except OSError:
@@ -165,11 +169,11 @@ class TaskServer:
 
 
 class ForkedChild:
-    """A child of a task server, asked what a Popen is asked.
+    """A child of a task server, with the interface of a Popen.
 
     Args:
-      pidfd: tells when it has ended, whoever its parent is by then.
-      status: the read end of the pipe on which is told how.
+      pidfd: readable when it has ended, whoever its parent is then.
+      status: read end of the pipe with its exit code.
     """
 
     def __init__(self, pid: int, pidfd: int, status: int, server: subprocess.Popen[bytes]) -> None:
@@ -182,8 +186,8 @@ class ForkedChild:
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit code (negative: the signal that ended it).
 
-        Where the server ended before the child did, nobody can ask the system any more. The code is then what the child
-        said last, and else that of SIGKILL: it was lost.
+        If the server ended before the child, the system no longer knows the code. Then it is the one that the child
+        itself wrote, else that of SIGKILL.
 
         Raises:
           subprocess.TimeoutExpired: it still runs after `timeout` seconds.
@@ -203,7 +207,7 @@ class ForkedChild:
             if self._server.poll() is not None or time.monotonic() > until:
                 break
             select.select([self._status], [], [], GLANCE_SECS)
-        if code is None:  # once more, of a server that has ended in between
+        if code is None:  # read again, because the server may have ended in between
             code = self._told(_EXIT)
         if code is None:
             code = self._told(_INTENT)
@@ -228,7 +232,7 @@ def send(connection: socket.socket, message: Mapping[str, Any], files: Sequence[
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Return the next message and its descriptors, which no program that is started inherits; None: the end."""
+    """Return (message, its descriptors, not inheritable); None at the end of the connection."""
     most = len(ChildRequest._fields) + len(Descriptors._fields)
     length, files, *_ = socket.recv_fds(connection, _LENGTH.size, most, socket.MSG_CMSG_CLOEXEC)
     while length and len(length) < _LENGTH.size:
@@ -245,12 +249,12 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | Non
 
 
 def tell_exit(status: int, code: int) -> None:
-    """Tell how a child ended; the server does."""
+    """Write how a child ended; called by the server."""
     _tell(status, _EXIT, code)
 
 
 def tell_intent(status: int, code: int) -> None:
-    """Tell how a child is about to end; the child does."""
+    """Write how a child is about to end; called by the child."""
     _tell(status, _INTENT, code)
 
 
@@ -260,7 +264,7 @@ def _tell(status: int, word: bytes, code: int) -> None:
 
 
 def missing_support() -> str:
-    """Return why this system cannot have a task server, in words; '': it can."""
+    """Return why this system cannot have a task server, in words; '' if it can."""
     if not sys.platform.startswith("linux"):
         return f"{sys.platform} is not Linux"
     try:
@@ -271,6 +275,6 @@ def missing_support() -> str:
 
 
 def environment_of_child(request: ChildRequest) -> dict[str, str]:
-    """Return the environment of a child, as a process that is started has it."""
+    """Return the environment of a child, as a started process has it."""
     lifeline, heartbeat, *_ = request.descriptors
     return {**request.env, LIFELINE: str(lifeline), HEARTBEAT: str(heartbeat)}

@@ -1,4 +1,4 @@
-"""Lines of the user's own code, told from ours and those of installed packages: in tracebacks, and in texts of them."""
+"""Find the lines of the user's own code in tracebacks, and in texts of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MADE_BY_AUTOGRAPH = "__autograph_generated_file"
 
 
 class Frame(NamedTuple):
-    """A line of code that was running, or that made an operation which was."""
+    """A line of code that was running, or that made a failed operation."""
 
     file: str
     line: int
@@ -28,9 +28,10 @@ class Frame(NamedTuple):
 
 
 def user_frames(frames: Iterable[Frame]) -> list[Frame]:
-    """Return those of `frames`, the innermost last, that are the user's own: neither ours nor of installed packages.
+    """Return those of `frames`, innermost last, that are the user's own: neither the runner's nor an installed
+    package's.
 
-    What called us (a script, a test) is none of them.
+    Callers of the runner (a script, a test) are not among them.
     """
     ours, installed = str(Path(__file__).parents[1]), _installed()
     found: list[Frame] = []
@@ -50,5 +51,5 @@ def _installed() -> tuple[str, ...]:
 
 
 def frames_in(text: str) -> list[Frame]:
-    """Return all frames that a text tells of."""
+    """Return all frames in the text of a traceback."""
     return [Frame(found["file"], int(found["line"]), found["name"]) for found in FRAME.finditer(text)]

@@ -55,16 +55,16 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What a config describes, ready to run.
+    """The objects of a config, ready to run.
 
     Attributes:
-      train_spec: None where the command does not train.
-      eval_specs: empty where it does not evaluate.
-      predict_input: None where it does not predict.
-      hooks: native ones, of whatever the command runs; the specs have them already.
-      exporters: what exports the model as it is trained; the specs have them already.
-      receiver_fn: receives the requests of an exported model; None where none is exported.
-      unread_params: names params that the user's functions never read.
+      train_spec: None if the command does not train.
+      eval_specs: empty if it does not evaluate.
+      predict_input: None if it does not predict.
+      hooks: native hooks of the command; the specs contain them already.
+      exporters: exporters during training; the specs contain them already.
+      receiver_fn: returns the receiver of an exported model's requests; None if nothing is exported.
+      unread_params: reports params that the user's functions never read.
     """
 
     estimator: Estimator
@@ -81,14 +81,14 @@ def build_job(
     config: Config, journal: Journal | NullJournal, progress: Progress | NullProgress, hooks: tuple[Any, ...] = (),
     cluster: Cluster = ALONE,
 ) -> Job:  # fmt: skip
-    """Imports the user's functions and builds what the command needs.
+    """Import the user's functions and build what the command needs.
 
     Args:
-      hooks: native ones, of training and of each evaluation and prediction.
-      cluster: who this process is.
+      hooks: native hooks of training and of each evaluation and prediction.
+      cluster: this process's place.
 
     Raises:
-      UserCodeError: a function is not there. What the user's modules raise passes.
+      UserCodeError: a function does not exist. Errors of the user's modules pass through.
       ValueError: the strategy cannot be built here.
     """
     functions, run_config = _functions_and_run_config(config, cluster, journal)
@@ -99,7 +99,7 @@ def build_job(
     hooks = (*hooks, unread)
     params: Mapping[str, Any] = config.model.params
     if params and "params" not in declared_arguments(model_fn):
-        _log.info("%s takes no 'params': model.params is not used (%s).", config.model.fn, ", ".join(params))
+        _log.info("%s has no argument 'params', so model.params is not used (%s).", config.model.fn, ", ".join(params))
         params = {}
     estimator = Estimator(
         model_fn,
@@ -126,7 +126,7 @@ AnyInputBlock = TypeVar("AnyInputBlock", bound=InputBlock)
 
 
 def _watched_inputs(config: Config, unread: UnreadParams) -> Config:
-    """`config` whose inputs have params that `unread` watches."""
+    """Return `config` with inputs whose params `unread` watches."""
 
     def watched(key: str, block: AnyInputBlock) -> AnyInputBlock:
         return dataclasses.replace(block, params=unread.watch(f"{key}.params", block.params))
@@ -142,13 +142,14 @@ def _watched_inputs(config: Config, unread: UnreadParams) -> Config:
 def _functions_and_run_config(
     config: Config, cluster: Cluster, journal: Journal | NullJournal
 ) -> tuple[Mapping[str, Any], RunConfig]:
-    """The user's functions by their key in the config, and the RunConfig."""
+    """Return (config key -> user function, the RunConfig)."""
 
     def functions() -> Mapping[str, Any]:
         return {key: user_code.load(key, name, default) for key, name, default in config.functions()}
 
     configure_devices(config.run)
-    if not cluster.tasks:  # what a module sets for TensorFlow (memory growth) comes before a device is used
+    # import modules before a device is used, because they may configure TensorFlow (memory growth)
+    if not cluster.tasks:
         loaded = functions()
         configure_tensorflow(config.run)
         return loaded, build_run_config(config, cluster)
@@ -162,10 +163,10 @@ def _functions_and_run_config(
 
 
 def build_run_config(config: Config, cluster: Cluster = ALONE) -> RunConfig:
-    """The RunConfig that `run`, `train`, `checkpoint` and the strategies describe.
+    """Return the RunConfig that `run`, `train`, `checkpoint` and the strategies describe.
 
     Args:
-      cluster: who this process is; returns when all of them have found each other.
+      cluster: this process's place; returns when all processes have connected.
     """
     # Once, before either strategy touches a device: TensorFlow cannot split them afterwards.
     split_cpu(config.strategy.virtual_devices or config.eval_strategy.virtual_devices)
@@ -188,7 +189,7 @@ def build_run_config(config: Config, cluster: Cluster = ALONE) -> RunConfig:
 
 
 def build_input(block: InputBlock, fn: Any) -> Input:
-    """The Input that a block of `input` describes."""
+    """Return the Input that a block of `input` describes."""
     return Input(
         fn,
         params=block.params,
@@ -200,7 +201,7 @@ def build_input(block: InputBlock, fn: Any) -> Input:
 
 
 def _build_options(settings: DataOptionsConfig) -> tf.data.Options | None:
-    """Return the tf.data.Options that the config sets; None: it leaves all of them to the input function."""
+    """Return the tf.data.Options that the config sets; None: all are left to the input function."""
     if settings == DataOptionsConfig():
         return None
     options = tf.data.Options()
@@ -210,19 +211,19 @@ def _build_options(settings: DataOptionsConfig) -> tf.data.Options | None:
         (options.autotune, ("enabled", "ram_budget", "cpu_budget"), settings.autotune),
     ):
         for name in names:
-            if (value := getattr(given, name)) is not None:  # to set None would take the function's own away
+            if (value := getattr(given, name)) is not None:  # setting None would remove the function's own value
                 setattr(place, name, value)
     return options
 
 
 def configure_tensorflow(run: RunSettings) -> None:
-    """Sets what holds for the whole process, before anything uses TensorFlow."""
+    """Configure TensorFlow for the whole process, before anything uses it."""
     if run.deterministic:
         tf.config.experimental.enable_op_determinism()
 
 
 def _build_receiver_fn(config: Config, functions: Mapping[str, Any], estimator: Estimator) -> Callable[[], Any]:
-    """What receives the requests of an exported model. Here, so that a mistake is found before the training."""
+    """Return the receiver function of an exported model. Built here, so that mistakes are found before training."""
     if config.export.receiver_fn is not None:
         given: Callable[[], Any] = functions["export.receiver_fn"]
         return given
@@ -264,9 +265,10 @@ def _build_train_spec(config: Config, fn: Any, hooks: tuple[Any, ...]) -> TrainS
 
 
 def _build_hooks(config: Config, functions: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the hooks of training that the config asks for.
+    """Yield the training hooks of the config.
 
-    Raises: ValueError: one of them is no hook, or does not take its params.
+    Raises:
+      ValueError: an object is not a hook, or does not accept its params.
     """
     if config.train.max_secs is not None:
         yield TimeLimit(config.train.max_secs)
@@ -291,7 +293,9 @@ def _build_eval_specs(
     names = list(config.input.evals)
 
     def exporters_of(name: str) -> list[Exporter]:
-        """The first evaluation has them, but for the best, which belongs to that of its metric."""
+        """Return the exporters of an evaluation: the first has all but the best, which belongs to that of its
+        metric.
+        """
         best = of_best if config.export.best.metric else names[0]
         return [one for one in exporters if name == (best if one.name == "best" else names[0])]
 
@@ -311,7 +315,7 @@ def _build_eval_specs(
 
 
 def build_keep(config: Config) -> Keep:
-    """Which checkpoints stay."""
+    """Return which checkpoints to keep."""
     settings = config.checkpoint
     return Keep(settings.keep_max, _build_keep_best(settings.keep_best), settings.keep_every_hours)
 
@@ -328,7 +332,7 @@ def _build_warm_start(settings: WarmStartConfig) -> WarmStart | None:
 
 
 def _training_strategy(config: Config, cluster: Cluster) -> StrategyConfig:
-    """That of this process: an evaluator has no part in what several processes train with."""
+    """Return this process's strategy: an evaluator takes no part in that of several processes."""
     is_alone = cluster.is_evaluator and config.strategy.name in (*CLUSTER_STRATEGIES, "tpu")
     return StrategyConfig() if is_alone else config.strategy
 
@@ -340,8 +344,8 @@ def _build_eval_strategy(strategy: EvalStrategyConfig) -> Any:
 
 
 def _build_strategy(strategy: EvalStrategyConfig, cluster: Cluster = ALONE) -> Any:
-    """Build what a strategy's settings say; those that are null are left to `build_strategy`'s defaults."""
+    """Build a strategy from its settings; null ones keep `build_strategy`'s defaults."""
     options = {name: value for name, value in dataclasses.asdict(strategy).items() if value is not None}
-    if strategy.name == "parameter_server":  # of predict, dry_run: it holds whole variables
+    if strategy.name == "parameter_server":  # for predict and dry_run, which need whole variables
         return build_parameter_server(cluster.tasks, options.get("partitioner")) if cluster.tasks else None
     return build_strategy(**options)

@@ -1,4 +1,4 @@
-"""One function a command, on the objects that its config describes. Each returns what the summary tells of it."""
+"""One function per command, on the objects of its config. Each returns its part of the summary."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TaskContext:
-    """The process that a command runs in, and whom it talks to.
+    """The process in which a command runs, and where it reports.
 
     Attributes:
-      stop: a hook that ends what is under way when somebody asks for it.
+      stop: a hook that ends the current work when a stop is requested.
       started: when the task began, on the monotonic clock.
-      cluster: who this task is.
+      cluster: this task's place.
     """
 
     journal: Journal | NullJournal
@@ -50,7 +50,7 @@ class TaskContext:
 
 
 class Ready(Hook):
-    """Say once, before the first batch, how long it took to come there."""
+    """Reports once, before the first batch, how long it took to get there."""
 
     def __init__(self, context: TaskContext) -> None:
         self._context = context
@@ -66,12 +66,13 @@ class Ready(Hook):
 
 
 def run(config: Config, context: TaskContext) -> dict[str, Any]:
-    """Do what `config.command` says.
+    """Run `config.command`.
 
-    Returns: what the summary tells of it: global_step, checkpoint, metrics, examples, ...
+    Returns:
+      Its part of the summary: global_step, checkpoint, metrics, examples, ...
 
     Raises:
-      Interrupted: an evaluation or prediction was asked to stop. Training returns then, with its checkpoint.
+      Interrupted: an evaluation or prediction was asked to stop. Training returns instead, with its checkpoint.
     """
     assert config.model_dir is not None
     if config.command == "inspect":
@@ -81,7 +82,7 @@ def run(config: Config, context: TaskContext) -> dict[str, Any]:
         return _serve(config, context)
     if context.cluster.is_evaluator:
         _check_evaluator(config)
-    keras.config.disable_interactive_logging()  # bars of downloads (get_file) tear the live line
+    keras.config.disable_interactive_logging()  # download bars (get_file) break the live line
     with context.journal.phase("build"):
         hooks = (context.stop, Ready(context))
         job = build_job(config, context.journal, context.progress, hooks, context.cluster)
@@ -100,7 +101,7 @@ def run(config: Config, context: TaskContext) -> dict[str, Any]:
 
 
 def _serve(config: Config, context: TaskContext) -> dict[str, Any]:
-    """The life of a parameter server, and of a worker beside one."""
+    """Run a parameter server, or a worker beside one."""
     configure_devices(config.run)
     context.journal.event("joining")
     with kept_local(context.cluster):
@@ -112,25 +113,25 @@ def _serve(config: Config, context: TaskContext) -> dict[str, Any]:
 
 
 def _check_evaluator(config: Config) -> None:
-    """Refuses to be an evaluator that the others do not know of: they would evaluate, too."""
+    """Raise ConfigError if this is an evaluator of which the others do not know: they would evaluate, too."""
     if config.command != "train_and_evaluate":
-        raise ConfigError(f"this process is the evaluator of its cluster, and command={config.command} needs none.")
+        raise ConfigError(f"This process is the evaluator of its cluster, but command={config.command} needs none.")
     if not config.cluster.evaluator:
         raise ConfigError(
-            "this process is the evaluator of its cluster, and cluster.evaluator=false lets the others evaluate. "
-            "Start all of them with cluster.evaluator=true."
+            "This process is the evaluator of its cluster, but with cluster.evaluator=false the others evaluate. "
+            "Start all processes with cluster.evaluator=true."
         )
 
 
 def _follow(job: Job, context: TaskContext) -> dict[str, Any]:
-    """The life of an evaluator."""
+    """Run the evaluator."""
     assert job.train_spec is not None
 
     def wait(secs: float) -> None:
         time.sleep(secs)
         context.stop.after_batches(PassContext(job.estimator.model_dir, 0), 0)
 
-    # All else that the summary tells of the run, the chief knows.
+    # The rest of the summary comes from the chief.
     return {"metrics": flat_metrics(follow(job.estimator, job.train_spec, job.eval_specs, wait).metrics)}
 
 
@@ -191,13 +192,13 @@ def _predict(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
             examples += num_examples(batch)
             writer.write(batch)
     if not examples:
-        _log.warning("input.predict gave no examples: %s is empty.", relative(output))
+        _log.warning("input.predict returned no examples: %s is empty.", relative(output))
     context.progress.message(f"{examples:,} predictions of step {found['global_step']} in {relative(output)}")
     return {**found, "predictions": str(output), "examples": examples}
 
 
 def _export_last(job: Job, context: TaskContext) -> None:
-    """At the end of a training that nobody evaluates; else evaluations export."""
+    """Export at the end of a training without evaluations; otherwise evaluations export."""
     if job.exporters and not job.eval_specs and not context.stop.was_heeded:
         RunExports(job.estimator).call(job.exporters, None, {}, is_final=True)
 
@@ -220,7 +221,7 @@ _COMMANDS: Mapping[str, Callable[[Config, Job, TaskContext], dict[str, Any]]] = 
 
 
 def flat_metrics(by_eval: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Metrics under the names they have in the journal and in MLflow: eval/<metric>, eval_<name>/<metric>."""
+    """Return metrics by their names in the journal and in MLflow: eval/<metric>, eval_<name>/<metric>."""
     return {
         f"{evaluation_prefix(name)}/{metric}": value
         for name, evaluated in by_eval.items()
@@ -230,7 +231,7 @@ def flat_metrics(by_eval: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _headline(config: Config, replicas: int, devices: str, cluster: Cluster) -> str:
-    """Return what is about to run, and on what, in one line."""
+    """Return one line about what will run, and on what."""
     if cluster.is_evaluator:
         return f"waiting for checkpoints of {config.model.fn}, on {devices}"
     facts = [f"{config.command} {config.model.fn} on {devices}; strategy {config.strategy.name}"]
@@ -247,6 +248,6 @@ def _headline(config: Config, replicas: int, devices: str, cluster: Cluster) -> 
 
 
 def _checkpoint_of(job: Job, chosen: str | None = None) -> dict[str, Any]:
-    """The checkpoint `chosen`, or the latest one, and its step."""
+    """Return the checkpoint `chosen`, or the latest one, and its step."""
     path = chosen or job.estimator.latest_checkpoint()
     return {"checkpoint": path, "global_step": None if path is None else reader.checkpoint_step(path)}

@@ -1,4 +1,4 @@
-"""command=dry_run: build and trace everything that training would, and print it. No step is taken, no file written."""
+"""command=dry_run: build and trace everything that training would, and print it, without a step or a file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from runner.tracking.plain_values import leaves
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A rehearsed evaluation."""
+    """An evaluation of a dry run."""
 
     spec: EvalSpec
     model: Model
@@ -42,11 +42,11 @@ class Evaluation:
 
 
 def rehearse(config: Config, job: Job) -> None:
-    """Build and trace what `job` would train and evaluate, restores its checkpoint, and prints what it found.
+    """Build and trace what `job` would train and evaluate, restore its checkpoint, and print the findings.
 
     Raises:
-      ValueError: the checkpoint does not fit the model, or an evaluation asks for a variable that training has not.
-        What the user's functions raise passes.
+      ValueError: the checkpoint does not fit the model, or an evaluation requests a variable that training does not
+        have. Errors of the user's functions pass through.
     """
     assert job.train_spec is not None
     training = job.estimator.prepare(job.train_spec.input_fn, job.train_spec.hooks, job.train_spec.max_epochs)
@@ -68,7 +68,7 @@ def _check_variables(evaluation: Evaluation, trained: set[str]) -> None:
     for name in evaluation.model.store.saved:
         if name not in trained:
             raise ValueError(
-                f"variable {name!r} is asked for in EVAL and not in TRAIN, so no checkpoint of training has it. "
+                f"variable {name!r} is requested in EVAL but not in TRAIN, so training's checkpoints do not have it. "
                 "Every mode of model_fn uses the variables of TRAIN under the same names."
             )
 
@@ -100,7 +100,7 @@ def _print_run(config: Config, training: TrainSetup, evaluations: Sequence[Evalu
 def _devices(model: Model, feed: InputPipeline) -> str:
     if model.strategy is not None:
         devices = model.strategy.extended.worker_devices
-    else:  # where TensorFlow puts things by itself
+    else:  # TensorFlow decides the placement
         devices = [(tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU"))[0].name]
     names = [tf.DeviceSpec.from_string(device) for device in devices]
     count = feed.num_replicas

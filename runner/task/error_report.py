@@ -1,4 +1,4 @@
-"""What went wrong in a task: whose mistake it is, and what is said of it on the screen and in the journal."""
+"""Report an error of a task, on the screen and in the journal, with the user's own part in it."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ NO_DEBUGGER = (
 
 
 class Explained(NamedTuple):
-    """An error in a person's words.
+    """An error in words for the user.
 
     Attributes:
       said: what is wrong.
-      frames: of the user's own code, the innermost last.
-      operation: of the graph, which failed while it ran; the frames made it. '': it is no error of an operation.
+      frames: frames of the user's own code, innermost last.
+      operation: the graph operation that failed; the frames made it. '': not an error of an operation.
     """
 
     said: str
@@ -44,11 +44,11 @@ class Explained(NamedTuple):
 
 
 def report_error(error: Exception, journal: Journal | NullJournal, env: Mapping[str, str], secrets: set[str]) -> None:
-    """Say what went wrong, to the person and to the journal.
+    """Report an error to the user and to the journal.
 
-    What is clear without our frames is one message and the lines of the user's code: a mistake of theirs, an operation
-    that they made, a folder that can no longer be written in. Anything else comes with its traceback, and so does
-    everything with HYDRA_FULL_ERROR=1. Where the supervisor is to say it, only the journal is told.
+    Errors that need no traceback of the runner are one message with the lines of the user's code: a user's mistake, a
+    failed operation of theirs, a folder that can no longer be written. All others come with a traceback, and with
+    HYDRA_FULL_ERROR=1 every error does. If the supervisor reports it, only the journal is written.
     """
     found = explain(error)
     said = mask_text(found.said, secrets)
@@ -66,7 +66,7 @@ def report_error(error: Exception, journal: Journal | NullJournal, env: Mapping[
         hint = ["  HYDRA_FULL_ERROR=1 shows the whole traceback."] if found.frames or found.operation else []
     else:
         lines, hint = [trace.rstrip("\n")], []  # it ends with the message
-    if isinstance(error, SyntaxError) and error.text:  # of a file that never ran: no frame is in it
+    if isinstance(error, SyntaxError) and error.text:  # a SyntaxError: the file never ran, so it has no frame
         lines.append(f"  in {error.filename}, line {error.lineno}: {error.text.strip()}")
     elif found.operation and found.frames:
         lines += [f"  operation {found.operation}, made", *(f"  in {frame}" for frame in found.frames)]
@@ -77,20 +77,20 @@ def report_error(error: Exception, journal: Journal | NullJournal, env: Mapping[
     if env.get(QUIET_ERRORS):
         journal.event("error", **facts, said="\n".join(lines))
         return
-    with contextlib.suppress(OSError):  # the disk is full: the person hears of it all the same
+    with contextlib.suppress(OSError):  # the disk is full; the user still gets the message
         journal.event("error", **facts)
     print(*lines, sep="\n", file=sys.stderr, flush=True)
 
 
 def explain(error: BaseException) -> Explained:
-    """Return what an error says, and the user's own part in it."""
+    """Return an error's message and the user's own part in it."""
     said = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # Keras makes parts of its messages bold
     frames = user_frames(
         Frame(one.filename, one.lineno or 0, one.name) for one in traceback.extract_tb(error.__traceback__)
     )
     if isinstance(error, ConfigError | UserCodeError):
         return Explained(said, frames)
-    if isinstance(error, bdb.BdbQuit):  # end of input, where nobody can type
+    if isinstance(error, bdb.BdbQuit):  # end of input: stdin is not a terminal
         is_typed = sys.stdin is not None and sys.stdin.isatty()
         return Explained("the debugger was quit." if is_typed else NO_DEBUGGER, frames[-1:])
     kind = type(error).__name__
@@ -106,24 +106,24 @@ def explain(error: BaseException) -> Explained:
 
 
 def refuse_breakpoint(*arguments: Any, **keywords: Any) -> None:
-    """Stand in for `breakpoint()` where nobody can type: pdb reads the end of its input, and quits."""
+    """Replace `breakpoint()` if stdin is not a terminal: pdb would read the end of its input, and quit."""
     raise bdb.BdbQuit
 
 
 def _of_operation(said: str, kind: str, calling: Sequence[Frame]) -> Explained:
-    """Explain the message of an error that an operation of a graph raised while it ran.
+    """Explain the error of a graph operation that failed while it ran.
 
-    "Graph execution error: Detected at node X defined at (most recent call last): <frames> <message> [[{{node X}}]]
-    [[<nodes that waited for it>]]". Where a Python function failed, the message has its error and its frames.
+    Its text is "Graph execution error: Detected at node X defined at (most recent call last): <frames> <message>
+    [[{{node X}}]] [[<nodes that waited for it>]]". If a Python function failed, the message has its error and frames.
 
     Args:
-      calling: the user's frames that called it, where it ran eagerly.
+      calling: the user's frames that called it, if it ran eagerly.
     """
     node = re.search(r"\{\{node ([^}]+)\}\}|Detected at node '?([^' ]+)'? defined at", said)
     frames = user_frames(frames_in(said)) or calling
     text = re.sub(r"\A.*?Detected at node.*?defined at \(most recent call last\):\n", "", said, flags=re.DOTALL)
     text = re.sub(r"\{\{function_node [^}]*\}\} ?|<stack traces unavailable>\n", "", text).partition("\n\t [[")[0]
-    text, _, of_python = text.partition("Traceback (most recent call last):")  # where a Python function failed
+    text, _, of_python = text.partition("Traceback (most recent call last):")  # if a Python function failed
     text = re.sub(r" ?\[Op:\w+\].*\Z", "", FRAME.sub("", text), flags=re.DOTALL)
     text = re.sub(r"Error in user-defined function passed to (\w+?)(Dataset)?:\d+ transformation with iterator: \S+ ",
                   r"in Dataset.\1: ", text)  # fmt: skip

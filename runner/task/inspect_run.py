@@ -1,4 +1,4 @@
-"""command=inspect: what a model_dir holds. No code of the user's is imported."""
+"""command=inspect: show what a model_dir contains, without importing the user's code."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class RunInspection:
     """A checkpoint, complete or not.
 
     Attributes:
-      time: when it was written, in seconds since 1970; None: nobody knows.
-      variable_bytes: of the files of its variables, and what the runner notes beside them.
-      input_bytes: of the state of the training input; 0: there is none.
-      counts_input: it says only how much of the training input was read.
-      metrics: of the evaluations at its step, `eval/accuracy` and the like.
+      time: when it was written, in seconds since 1970; None: not known.
+      variable_bytes: size of the files of its variables, with the runner's notes beside them.
+      input_bytes: size of the training input's state; 0: there is none.
+      counts_input: it only counts how much of the training input was read.
+      metrics: metrics (`eval/accuracy`) of evaluations at its step.
       damage: what is wrong with it; None: it is whole.
-      kept: why it stays, in words; empty where that is not known, and where nothing keeps it.
+      kept: why it is kept, in words; empty if not known or nothing keeps it.
     """
 
     step: int
@@ -54,28 +54,28 @@ class RunInspection:
 
 
 def inspect(model_dir: Path, keep: Keep | None = None) -> None:
-    """Print what is known of the run in `model_dir`, its checkpoints, and the variables of the newest whole one.
+    """Print the facts of the run in `model_dir`, its checkpoints, and the variables of the newest whole one.
 
     Args:
-      keep: by which the run keeps its checkpoints; None: that is not known, and not said.
+      keep: which checkpoints the run keeps; None: not known.
 
     Raises:
-      ConfigError: there is no checkpoint, or no whole one.
+      ConfigError: there is no checkpoint, or none is whole.
     """
     found = find_checkpoints(model_dir, keep)
     _print_run(model_dir)
     if not found:
-        raise ConfigError(f"command=inspect: there is no checkpoint in {model_dir}.")
+        raise ConfigError(f"command=inspect: no checkpoint in {model_dir}.")
     whole = [one for one in found if one.damage is None]
     newest = max(whole, key=lambda one: (one.time or 0.0, one.step), default=None)
     _print_checkpoints(found, newest)
     if newest is None:
-        raise ConfigError(f"command=inspect: there is no whole checkpoint in {model_dir}.")
+        raise ConfigError(f"command=inspect: no whole checkpoint in {model_dir}.")
     _print_variables(newest.path)
 
 
 def find_checkpoints(model_dir: Path, keep: Keep | None = None) -> list[RunInspection]:
-    """Return the checkpoints of `model_dir` by step. Reads all of them, to know what is damaged."""
+    """Return the checkpoints of `model_dir` by step. Reads all of them to find damage."""
     metrics = eval_metrics(model_dir)
     reasons = {} if keep is None else why_kept(model_dir, keep)
     found = []
@@ -90,7 +90,9 @@ def find_checkpoints(model_dir: Path, keep: Keep | None = None) -> list[RunInspe
 
 
 def eval_metrics(model_dir: Path) -> dict[int, dict[str, float]]:
-    """Return global step -> the metrics of the evaluations at it, from the journals; of several the last."""
+    """Return global step -> metrics of the evaluations at it, from the journals; the last evaluation of a step
+    counts.
+    """
     metrics: dict[int, dict[str, float]] = {}
     for journal in journals_in(model_dir):
         for point in (point for line in read_journal(journal)[0] for point in points_of(line)):
@@ -100,11 +102,11 @@ def eval_metrics(model_dir: Path) -> dict[int, dict[str, float]]:
 
 
 def _print_run(model_dir: Path) -> None:
-    """Print what summary.json says of the run."""
+    """Print the run's summary.json."""
     summary = read_summary(model_dir / SUMMARY_FILE)
     print(f"model_dir: {model_dir}")
     if not summary:
-        print("no summary.json: nothing is known of the run")
+        print("no summary.json in this folder")
         return
     for name in _FACTS:
         value: Any = summary.get(name)

@@ -1,8 +1,8 @@
 """The child process of a run: `python -m runner.task <config file>`. Only here is TensorFlow imported.
 
-What happens is noted in the journal; the exit code says how it ended, as `runner.tracking.exit_codes` lists them.
+Events are noted in the journal; the exit code says how it ended, as listed in `runner.tracking.exit_codes`.
 
-A task of a cluster finds its place in TF_CONFIG. Each has a journal; the chief alone shows how far the run is.
+A task of a cluster finds its place in TF_CONFIG. Each has a journal; only the chief shows progress.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from runner.tracking.run_lock import only_task_in
 
 
 def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
-    """Run the config file that `argv` names. The exit code.
+    """Run the config file in `argv`, and return the exit code.
 
     Args:
-      inline: in the supervisor's process, for a debugger: Ctrl-C comes here, and nobody else watches.
+      inline: this is the supervisor's process, for a debugger: it gets Ctrl-C itself, and nothing watches it.
 
     Raises:
       KeyboardInterrupt: inline, by a second Ctrl-C.
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported
         saves = "a checkpoint is saved" if config.command in TRAINING_COMMANDS else "nothing is saved"
         stop = StopRequest((signal.SIGTERM, signal.SIGINT), f"\nStopping: {saves}. Ctrl-C once more stops at once.\n")
-        # A live line and the prompt of a debugger do not go together.
+        # A live line and a debugger's prompt would disturb each other.
         mode = "plain" if config.run.progress == "auto" else config.run.progress
         return _run(config, ALONE, stop, mode, started, goes_on=True)
     if not os.environ.get("PYTHONBREAKPOINT"):
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
     heartbeat.start()
     cluster = Cluster.from_tf_config(os.environ.get("TF_CONFIG"))
     progress_mode = config.run.progress
-    if not cluster.is_chief:  # the live line is the chief's, and an evaluator says what it found
+    if not cluster.is_chief:  # the live line is the chief's; an evaluator prints its findings
         progress_mode = "plain" if cluster.is_evaluator and progress_mode != "off" else "off"
     writes = config.command not in UNRECORDED_COMMANDS
     name = f"{cluster.role}-{cluster.task_index}"
@@ -81,12 +81,12 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
         try:
             if writes:
                 held.enter_context(only_task_in(Path(str(config.model_dir)), name))
-        except ConfigError as error:  # the journal is that of the other one
+        except ConfigError as error:  # the journal belongs to the other process
             report_error(error, NullJournal(), {}, set())
             return USER_ERROR
         stop = ForwardedStop(heartbeat) if cluster.is_server else StopRequest()
         stop.note_work = watchdog.note_work
-        if cluster.is_server:  # the coordinator saves with its help
+        if cluster.is_server:  # the coordinator needs it to save
             watchdog.note_work()
         return _run(config, cluster, stop, progress_mode, started)
 
@@ -94,10 +94,10 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
 def _run(
     config: Config, cluster: Cluster, stop: StopRequest, progress_mode: str, started: float, *, goes_on: bool = False
 ) -> int:
-    """Do the command, note in the journal how it ended, and choose the exit code.
+    """Run the command, note in the journal how it ended, and return the exit code.
 
     Args:
-      goes_on: this process does something else afterwards, and gets its signals back.
+      goes_on: this process does something else afterwards, and needs its signal handlers back.
     """
     assert config.model_dir is not None
     recorded = config.command not in UNRECORDED_COMMANDS
@@ -142,16 +142,17 @@ def _run(
         report_error(error, journal, os.environ, secrets_of(schema.to_tree(config)))
         return code_of_error(error)
     finally:
-        # All is said and saved: a stop that comes while Python and TensorFlow end, which takes them a while, must not
-        # make a finished task one that was killed.
+        # Everything is reported and saved. A stop request while Python and TensorFlow end, which takes a while, must
+        # not
+        # turn a finished task into a killed one.
         stop.uninstall(None if goes_on else signal.SIG_IGN)
         if goes_on:
             user_mlflow.forget(mlflow_env)
         progress.stop()
-        with suppress(OSError):  # the disk is full, which has been said
+        with suppress(OSError):  # the disk is full, which was reported
             journal.event("ended")
         journal.close()
-    # A worker that was asked has all of them give up an evaluation.
+    # A worker that was asked to stop makes all of them give up an evaluation.
     return INTERRUPTED if stop.was_heeded or result.get("interrupted") else FINISHED
 
 
@@ -164,13 +165,13 @@ def _import_commands(config: Config, journal: Journal | NullJournal) -> Any:
             if config.model.classic is True:  # before the user's modules
                 importlib.import_module("runner.classic")
                 importlib.import_module("runner.classic.compat.tf1_imports").watch_imports()
-    finally:  # from here on this process says something
+    finally:  # from here on this process prints messages
         take_terminal(os.environ)
     return commands
 
 
 class _ProgressHandler(logging.Handler):
-    """Log records as messages, so that they do not tear the progress line."""
+    """Prints log records as messages, so that they do not break the progress line."""
 
     def __init__(self, progress: console.Progress) -> None:
         super().__init__(logging.INFO)
@@ -183,7 +184,7 @@ class _ProgressHandler(logging.Handler):
 
 @contextmanager
 def said_log(progress: console.Progress, *, is_quiet: bool) -> Iterator[None]:
-    """Say what the runner logs while it is entered, from INFO on; from WARNING on where `is_quiet`."""
+    """Print the runner's log inside this context, from INFO; from WARNING if `is_quiet`."""
     logger = logging.getLogger("runner")
     before = logger.handlers, logger.level, logger.propagate
     logger.handlers = [_ProgressHandler(console.PlainProgress() if is_quiet else progress)]
@@ -196,10 +197,10 @@ def said_log(progress: console.Progress, *, is_quiet: bool) -> Iterator[None]:
 
 
 class _OfUser(logging.Filter):
-    """Lets through what the user's own code logs, and of installed packages warnings.
+    """Passes the log of the user's own code, and warnings of installed packages.
 
     Args:
-      level: from which on.
+      level: the lowest level to pass.
     """
 
     def __init__(self, level: int) -> None:
@@ -211,7 +212,7 @@ class _OfUser(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         logger: logging.Logger | None = logging.getLogger(record.name)
         while logger is not None and logger.parent is not None:
-            if logger.handlers:  # somebody shows it already
+            if logger.handlers:  # another handler shows it already
                 return False
             logger = logger.parent
         is_installed = record.pathname.startswith(self._installed)
@@ -220,7 +221,7 @@ class _OfUser(logging.Filter):
 
 @contextmanager
 def said_log_of_user(level_name: str, progress: console.Progress, *, is_quiet: bool) -> Iterator[None]:
-    """Say what the user's own loggers log while it is entered, from `run.log_level` on."""
+    """Print the log of the user's own loggers inside this context, from `run.log_level`."""
     level = max(getattr(logging, level_name.upper()), logging.WARNING if is_quiet else logging.DEBUG)
     handler = _ProgressHandler(console.PlainProgress() if is_quiet else progress)
     handler.setLevel(level)
@@ -238,9 +239,9 @@ def said_log_of_user(level_name: str, progress: console.Progress, *, is_quiet: b
 
 @contextmanager
 def quiet_import(env: Mapping[str, str]) -> Iterator[None]:
-    """Hide what TensorFlow writes while it is imported, and what its logger says below errors from then on.
+    """Hide TensorFlow's output during import, and its log below errors from then on.
 
-    Does nothing where TF_CPP_MIN_LOG_LEVEL asks for information (0 or 1).
+    Does nothing if TF_CPP_MIN_LOG_LEVEL asks for information (0 or 1).
     """
     with hidden_stderr(env, but_for=Interrupted):
         yield
@@ -254,8 +255,8 @@ def end(code: int) -> NoReturn:
     if code != PEER_LOST:
         if iterators is None or iterators.OPEN.have_ended():
             sys.exit(code)
-        # Python would abort the process if TensorFlow came back from a deletion while it ends.
+        # Python would abort the process if TensorFlow returned from a deletion while it ends.
         atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # a peer is lost: what ends TensorFlow in good order waits for the others
+    os._exit(code)  # a peer is lost: TensorFlow's orderly shutdown would wait for the others

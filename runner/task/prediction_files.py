@@ -1,6 +1,6 @@
-"""Files of predictions, written batch by batch: JSON Lines, .npz, Parquet, TFRecord. TensorFlow only for the last.
+"""Files of predictions, written batch by batch: JSON Lines, .npz, Parquet, TFRecord. Only the last needs TensorFlow.
 
-A file is written beside its place and moved there when the last example is in it.
+A file is written beside its place and moved there after the last example.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from runner.tracking.plain_values import json_value, leaves
 ONLY_KEY = "predictions"
 """The name of predictions that are no dict."""
 
-_ENCODER = json.JSONEncoder(default=str, allow_nan=False)  # json.dumps would make one for each call
+_ENCODER = json.JSONEncoder(default=str, allow_nan=False)  # json.dumps would make one per call
 _COPY_BYTES = 1 << 20
-_ROW_GROUP_BYTES = 1 << 26  # readers of Parquet take a row group at a time; so much waits in memory
+_ROW_GROUP_BYTES = 1 << 26  # size of a Parquet row group, which readers read at once and which waits in memory
 
 
 class Target(NamedTuple):
     """The file that a writer writes.
 
     Attributes:
-      file: open, empty, beside its place.
+      file: the open, empty file beside its place.
       temporary: its path there.
-      path: where it comes when it is whole; for messages.
+      path: its final path, also for messages.
     """
 
     file: IO[bytes]
@@ -46,31 +46,32 @@ class Target(NamedTuple):
 
 
 class PredictionWriter:
-    """A file of predictions, written one batch after another."""
+    """Base class: a file of predictions, written batch by batch."""
 
     def write(self, batch: Any) -> None:
-        """Add a batch: an array, or a nest of dicts, lists and tuples of arrays, each `[examples, ...]`."""
+        """Add a batch: an array, or dicts, lists and tuples of arrays, each `[examples, ...]`."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Write what can only be written when all examples are known."""
+        """Write the parts that need all examples."""
 
     def close(self) -> None:
-        """Give back what it holds, whether or not the file is whole."""
+        """Release resources, whether or not the file is complete."""
 
 
 @contextlib.contextmanager
 def open_predictions(path: Path) -> Iterator[PredictionWriter]:
-    """Yield a writer of the file `path`, by its suffix. The file is there when this is left, and untouched by an error.
+    """Yield a writer for the file `path`, by its suffix. The file appears at the end of the context; after an error it
+    is unchanged.
 
     Raises:
-      ConfigError: the suffix is not known, or no file can be made there.
+      ConfigError: the suffix is unknown, or the file cannot be made.
     """
     if path.suffix not in PREDICTION_FORMATS:
         known = ", ".join(f"{suffix} ({name})" for suffix, name in PREDICTION_FORMATS.items())
-        raise ConfigError(f"predict.output={path}: its suffix says the format. Use one of {known}.")
+        raise ConfigError(f"predict.output={path}: its suffix selects the format. Use one of {known}.")
     if path.is_dir():
-        raise ConfigError(f"predict.output={path} is a folder. Name a file in it.")
+        raise ConfigError(f"predict.output={path} is a folder. Set a file in it.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(HALF_WRITTEN, f".{path.name}.", path.parent)
@@ -90,7 +91,7 @@ def open_predictions(path: Path) -> Iterator[PredictionWriter]:
 
 
 def _named(batch: Any) -> dict[str, np.ndarray]:
-    """Return the arrays of a batch by name; names of nested ones joined by `/`. bfloat16 and its kin are float32."""
+    """Return name -> array of a batch; nested names are joined by `/`. bfloat16 and similar types become float32."""
     named = leaves("", batch if isinstance(batch, Mapping) else {ONLY_KEY: batch})
     arrays = ((name, np.asarray(value)) for name, value in named)
     return {name: array.astype(np.float32) if array.dtype.kind == "V" else array for name, array in arrays}
@@ -100,8 +101,8 @@ def _named(batch: Any) -> dict[str, np.ndarray]:
 
 
 class JsonLines(PredictionWriter):
-    """One JSON object an example. Arrays are lists; bytes are text where they are UTF-8, else base64; numbers that JSON
-    has no word for are the strings "nan", "inf" and "-inf", as in a journal.
+    """One JSON object per example. Arrays are lists; bytes are text if UTF-8, else base64; numbers that JSON lacks
+    are the strings "nan", "inf" and "-inf", as in a journal.
     """
 
     def __init__(self, target: Target) -> None:
@@ -126,14 +127,14 @@ def _json_texts(batch: Any) -> Iterable[str]:
 
 
 def _filled(template: str, columns: Collection[Any]) -> Iterable[str]:
-    """Return `template` for each example, with the JSON of its columns."""
+    """Yield `template` for each example, with the JSON of its columns."""
     if not columns:
-        return itertools.repeat(template)  # {} or [] for as many as its neighbours have
+        return itertools.repeat(template)  # {} or [] for each example of its neighbours
     return [template % row for row in zip(*map(_json_texts, columns), strict=False)]
 
 
 def _texts_of_numbers(array: np.ndarray) -> list[str]:
-    """Return the JSON of each row: one call of the encoder for all of them, cut where a row ends."""
+    """Return the JSON of each row of `[examples, ...]`: one call of the encoder, split at row ends."""
     depth = array.ndim - 1
     start, end = "[" * depth, "]" * depth
     text = _ENCODER.encode(array.tolist())
@@ -145,12 +146,12 @@ def _texts_of_numbers(array: np.ndarray) -> list[str]:
 
 
 class Npz(PredictionWriter):
-    """The arrays of `numpy.load`: each `[examples, ...]`, names of nested predictions joined by `/`.
+    """The arrays of `numpy.load`: each `[examples, ...]`, nested names joined by `/`.
 
-    They wait in files beside `path`, not in memory, as the header of an array says how many examples it has.
+    They wait in files beside `path`, not in memory, because an array's header contains the number of examples.
 
     Raises:
-      ValueError: an array cannot be made of the examples; the message names it and says what to do.
+      ValueError: the examples do not form an array; the message names it and what to do.
     """
 
     def __init__(self, target: Target) -> None:
@@ -178,12 +179,12 @@ class _Column:
         self._shape: tuple[int, ...] | None = None
         self._dtype = np.dtype(np.float32)
         self._count = 0
-        self._texts: list[tuple[int, int]] = []  # how many, in so many bytes each, as the longest is not known yet
+        self._texts: list[tuple[int, int]] = []  # (number of texts, bytes each), because the longest is not known yet
         self._spool = tempfile.TemporaryFile(dir=path.parent)
 
     def add(self, array: np.ndarray) -> None:
         if array.dtype == object and any(isinstance(row, np.ndarray) for row in array.flat) and array.ndim == 1:
-            for row in array:  # ragged: each may have the shape of the others
+            for row in array:  # ragged: rows may have different shapes
                 self.add(row[None])
             return
         array = self._of_bytes(array) if array.dtype == object else array
@@ -205,7 +206,7 @@ class _Column:
         self._spool.seek(0)
         for number, size in self._texts:
             file.write(np.frombuffer(self._spool.read(number * size), f"S{size}").astype(dtype).tobytes())
-        shutil.copyfileobj(self._spool, file, _COPY_BYTES)  # of texts nothing is left
+        shutil.copyfileobj(self._spool, file, _COPY_BYTES)  # all texts are empty
 
     def _of_bytes(self, array: np.ndarray) -> np.ndarray:
         texts = array.ravel().tolist()
@@ -230,11 +231,11 @@ class _Column:
 
 
 class Parquet(PredictionWriter):
-    """One column a name, nested names joined by `/`. Arrays are lists, of lists where they have more dimensions; texts
-    are binary, as nobody knows before the last one whether all are UTF-8.
+    """One column per name, nested names joined by `/`. Arrays are lists, or lists of lists. Texts are binary, because
+    only the last one shows whether all are UTF-8.
 
     Raises:
-      ValueError: a prediction has a dtype that Parquet has none for.
+      ValueError: Parquet has no type for a prediction's dtype.
     """
 
     def __init__(self, target: Target) -> None:
@@ -287,7 +288,7 @@ class Parquet(PredictionWriter):
 
 
 def _arrow_array(array: np.ndarray) -> Any:
-    """Return `[examples, ...]` as an Arrow array of so many values, lists or lists of lists."""
+    """Return `[examples, ...]` as an Arrow array of values, lists or lists of lists."""
     import pyarrow
 
     if array.dtype == object and any(isinstance(row, np.ndarray) for row in array):  # ragged
@@ -305,11 +306,11 @@ def _arrow_array(array: np.ndarray) -> Any:
 
 
 class TFRecord(PredictionWriter):
-    """One tf.train.Example an example, nested names joined by `/`, arrays flat: floats are float32, integers and
-    booleans int64, texts bytes. `tf.io.parse_example` knows the shapes.
+    """One tf.train.Example per example, nested names joined by `/`, arrays flattened: floats as float32, integers and
+    booleans as int64, texts as bytes. `tf.io.parse_example` needs the shapes.
 
     Raises:
-      ValueError: a prediction has a dtype that a tf.train.Example has none for.
+      ValueError: a tf.train.Example has no type for a prediction's dtype.
     """
 
     def __init__(self, target: Target) -> None:

@@ -1,4 +1,4 @@
-"""Notice of preemption: a machine that is about to be taken away has its run save and end first."""
+"""Preemption notice: save and end a run before its machine is taken away."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ Notice = Callable[[], bool | float | None]
 
 
 def is_preempted_by_gce() -> bool:
-    """Ask the metadata server of Compute Engine whether this machine is about to be stopped.
+    """Ask Compute Engine's metadata server whether this machine is about to be stopped.
 
-    It says so about 30 s before, of Spot and preemptible machines. An announced maintenance, which comes up to an hour
-    before, does not count: a run that was started again on the same machine would end at once.
+    For Spot and preemptible machines it says so about 30 s before. An announced maintenance, up to an hour before, does
+    not count: a run restarted on the same machine would end at once.
 
     Raises:
       OSError: no such server answers.
-      ValueError: what answers is not one.
+      ValueError: the answer is not that of a metadata server.
     """
     host = os.environ.get(GCE_HOST, "metadata.google.internal")
     url = f"http://{host}/computeMetadata/v1/instance/preempted"
-    # It is reached directly, whatever proxy the environment names.
+    # Connect directly, ignoring proxies of the environment.
     opener = build_opener(ProxyHandler({}))
     with opener.open(Request(url, headers={"Metadata-Flavor": "Google"}), timeout=TIMEOUT_SECS) as response:
         text = response.read(100).decode().strip()
     if text not in ("TRUE", "FALSE"):
-        raise ValueError(f"{url} says {text!r}, and not TRUE or FALSE")
+        raise ValueError(f"{url} returned {text!r}, expected TRUE or FALSE")
     return bool(text == "TRUE")
 
 
 @contextmanager
 def watched(config: Config, stop: StopRequest) -> Iterator[None]:
-    """Ask `run.preemption_notice` once a second while the body trains; at a notice the run ends as by SIGTERM.
+    """Check `run.preemption_notice` once per second while the body trains; a notice ends the run like SIGTERM.
 
     Raises:
-      UserCodeError: the function of the config is not there.
+      UserCodeError: the function of the config does not exist.
     """
     name = config.run.preemption_notice
     if name is None or config.command not in TRAINING_RUNS:
@@ -64,7 +64,7 @@ def watched(config: Config, stop: StopRequest) -> Iterator[None]:
         yield
     finally:
         ended.set()
-        watch.join(TIMEOUT_SECS)  # a notice that comes now would stop what this process does next
+        watch.join(TIMEOUT_SECS)  # a notice now would stop whatever this process does next
 
 
 def _watch(name: str, notice: Notice, stop: StopRequest, ended: threading.Event) -> None:
@@ -72,9 +72,9 @@ def _watch(name: str, notice: Notice, stop: StopRequest, ended: threading.Event)
     while not ended.wait(PERIOD_SECS):
         try:
             secs = _seconds_left(notice())
-        except Exception as error:  # a server that restarts, or user code: training goes on
+        except Exception as error:  # a restarting server, or user code: training continues
             if not is_said:
-                _log.warning("run.preemption_notice=%s cannot be asked, and training goes on: %s", name, error)
+                _log.warning("run.preemption_notice=%s failed; training continues: %s", name, error)
             is_said = True
             continue
         if secs is not None and not ended.is_set():
@@ -85,9 +85,9 @@ def _watch(name: str, notice: Notice, stop: StopRequest, ended: threading.Event)
 
 
 def _seconds_left(answer: bool | float | None) -> float | None:
-    """Return the seconds that a notice gives, True where it gives none; None: there is no notice."""
+    """Return the seconds until preemption, True if not given; None: there is no notice."""
     if answer is None or answer is False:
         return None
     if not isinstance(answer, int | float):
-        raise TypeError(f"it returned {answer!r}: return True or the seconds that are left, or None")
+        raise TypeError(f"it returned {answer!r}; expected True, the seconds that are left, or None")
     return answer

@@ -1,12 +1,12 @@
-"""`python -m runner.task.server <socket>`: forks tasks from a process that has imported TensorFlow and not used it.
+"""`python -m runner.task.server <socket>`: forks tasks from a process that has imported TensorFlow but not used it.
 
-A task spends 4 of its first 5 seconds on imports. Here they are done once: TensorFlow, Keras and what every task
-imports before it reads its config. No function of a user is imported, none of TensorFlow is called.
+A task spends 4 of its first 5 seconds on imports. Here they are done once: TensorFlow, Keras and everything that a task
+imports before it reads its config. No user function is imported, and no TensorFlow function is called.
 
-A process is fit to be forked when no other thread of it can hold a lock at that moment. After these imports there are
-threads of OpenBLAS (NumPy's and SciPy's), which it ends before each fork and starts again when it needs them, and one
-of jemalloc (pyarrow's), which takes its locks before each fork and does without the thread in the child. That these are
-still all is tried, not trusted: a first child is forked for nothing, and the server refuses if another thread is left.
+A process can be forked safely if no other thread can hold a lock at that moment. After these imports there are threads
+of OpenBLAS (NumPy and SciPy), which it ends before each fork and restarts on demand, and one of jemalloc (pyarrow),
+which takes its locks before each fork and does without the thread in the child. The server checks that there are no
+others: it forks a first child without work, and refuses to serve if another thread exists.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def preload() -> None:
-    """Import what each task imports before its config counts."""
+    """Import what each task imports before its config matters."""
     with quiet_import(os.environ), gc_pause.not_searched():
         import runner.task.__main__
         import runner.task.commands  # noqa: F401
 
 
 def describe_unfit() -> str:
-    """Return why a child of this process might hang or fail, in words; '': it is fit to be forked."""
+    """Return why a child of this process might hang or fail, in words; '' if it can be forked."""
     from runner.tf_private import cluster
 
     if not cluster.is_unused():
@@ -66,7 +66,7 @@ def describe_unfit() -> str:
 
 
 class Server:
-    """Forks a child a request, and tells how each ended."""
+    """Forks a child per request, and reports how each ended."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -76,7 +76,9 @@ class Server:
         self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS}
 
     def serve(self) -> ChildRequest | None:
-        """Serve until the other end is closed and no child is left: None. In a child: return what it is to be."""
+        """Serve until the other end is closed and no child is left; then return None. In a child: return its
+        request.
+        """
         events = select.poll()
         events.register(self._connection, select.POLLIN)
         is_open = True
@@ -104,9 +106,10 @@ class Server:
         return None
 
     def _fork(self, request: ChildRequest) -> int | None:
-        """Fork a child and answer the request. Return its pidfd; -1: the system refuses one more. None: in the child.
+        """Fork a child and answer the request. Return its pidfd; -1: the system allows no more processes; None: in the
+        child.
 
-        The child is answered for when it leads its own session: it can be killed by its group from then on.
+        The request is answered when the child leads its own session, because then it can be killed by its group.
         """
         ready, said = os.pipe()
         try:
@@ -146,7 +149,7 @@ class Server:
 
 
 def become(request: ChildRequest) -> None:
-    """Make this process, a child that was just forked, one that was started as `request` says."""
+    """Turn this forked child into a process like one started by `request`."""
     import multiprocessing
 
     import numpy as np
@@ -194,7 +197,7 @@ def _open_paths() -> set[str]:
 
 
 def start(connection: socket.socket) -> ChildRequest | None:
-    """Import, say that all is ready, and serve. In a child: return what it is to be."""
+    """Import, report readiness, and serve. In a child: return its request."""
     server = Server(connection)
     try:
         preload()

@@ -1,4 +1,4 @@
-"""SIGTERM in a task: training ends with a checkpoint, as a hook that every loop asks."""
+"""SIGTERM in a task, as a hook: training ends with a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from runner.types import StepResult
 
 
 class StopRequest(Hook):
-    """SIGTERM as a hook, and Ctrl-C where there is no supervisor between: training ends with a checkpoint after the
-    loop that is under way; an evaluation or prediction, and all that comes before the first batch, ends at once.
+    """A hook for SIGTERM, and for Ctrl-C if there is no supervisor. Training ends with a checkpoint after the current
+    loop. An evaluation or prediction, and anything before the first batch, ends at once.
 
     Args:
-      signals: what counts as a request. After one, Ctrl-C does what it always does.
-      answer: said on stderr when the first request comes while batches run.
+      signals: the signals that request a stop. After one, Ctrl-C has its usual effect.
+      answer: printed on stderr at the first request while batches run.
 
     Attributes:
       note_work: called when there is something to save.
-      was_heeded: whether something was left undone for it.
-      journal: is told when this process was asked, and not another one that it ends with.
+      was_heeded: some work was left undone because of it.
+      journal: notes that this process, and not another one, was asked to stop.
     """
 
     journal: Journal | NullJournal = NullJournal()
@@ -41,20 +41,20 @@ class StopRequest(Hook):
         self.note_work: Callable[[], None] = lambda: None
 
     def install(self) -> None:
-        """Take over the signals. Again after the strategy is built: TensorFlow may install a handler of its own."""
+        """Install the signal handlers; again after the strategy is built, because TensorFlow may install its own."""
         if threading.current_thread() is threading.main_thread():  # only the main thread may handle signals
             for number in self._signals:
                 self._before.setdefault(number, signal.getsignal(number) or signal.SIG_DFL)  # None: not Python's
                 signal.signal(number, self._note)
 
     def uninstall(self, then: Any = None) -> None:
-        """Give the signals back to who had them, or to the handler `then`."""
+        """Restore the earlier signal handlers, or install `then`."""
         for number, handler in self._before.items():
             signal.signal(number, handler if then is None else then)
         self._before = {}
 
     def request(self, reason: str) -> None:
-        """Ask as SIGTERM does, from another thread of this process."""
+        """Request a stop like SIGTERM, from another thread of this process."""
         self._because = reason
         if signal.SIGTERM in self._before:
             os.kill(os.getpid(), signal.SIGTERM)  # what waits in the main thread is interrupted by a signal alone
@@ -72,11 +72,11 @@ class StopRequest(Hook):
         self._heed(run)
 
     def end(self, run: Run) -> None:
-        # A worker that was asked has all of them stop.
+        # A worker that was asked makes all of them stop.
         self.was_heeded = self.was_heeded or run.interrupted
 
     def note(self) -> None:
-        """Tell the journal, once, where somebody has asked."""
+        """Note a request in the journal, once."""
         if self._came:
             self.journal.event("asked_to_stop", signal=self._came)
             self.journal = NullJournal()
@@ -97,7 +97,7 @@ class StopRequest(Hook):
 
 
 class ForwardedStop(StopRequest):
-    """SIGTERM of a server: it goes on; its supervisor has the coordinator save and end, and only then ends it."""
+    """The SIGTERM of a server: it continues, its supervisor has the coordinator save and end, and then ends it."""
 
     def __init__(self, heartbeat: Heartbeat) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""`python -m runner.task.tensorflow_probe`: imports TensorFlow, computes on each device, prints what it found as JSON.
+"""`python -m runner.task.tensorflow_probe`: import TensorFlow, compute on each device, print the findings as JSON.
 
-command=doctor starts it: a TensorFlow that ends its process, as for a flag that it does not know, must not end that.
+command=doctor runs it in a separate process, because TensorFlow may end its process, for instance for an unknown flag.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _describe(device: Any) -> dict[str, Any]:
 
 
 def compute(devices: list[dict[str, Any]]) -> None:
-    """Multiply two matrices on each of `devices`; note in it the first line of what went wrong."""
+    """Multiply two matrices on each of `devices`; store the first line of an error in it."""
     import tensorflow as tf
 
     # XLA reads its flags when it compiles, and ends the process for one that it does not know.

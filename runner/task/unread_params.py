@@ -1,4 +1,4 @@
-"""Params that no function of the user has read: a misspelt name, or one whose value makes no difference."""
+"""Report params that no user function has read: misspelt names, or values without effect."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _log = logging.getLogger(__name__)
 
 
 class UnreadParams(Hook):
-    """Name, once, the params that neither model_fn nor an input_fn has read by the end of the first evaluation.
+    """Reports once the params that neither model_fn nor an input_fn has read by the end of the first evaluation, or of
+    a training without evaluations.
 
-    Or by the end of a training that nobody evaluates. Commands that read a run have no note: a model_fn that only
-    evaluates does not ask for its learning rate; nor have the chief and the evaluator of `cluster.evaluator`, of which
-    each calls model_fn in modes of its own.
+    Commands that read a run report nothing, because a model_fn that only evaluates does not read its learning rate. Nor
+    do chief and evaluator with `cluster.evaluator`, each of which calls model_fn in only some modes.
     """
 
     def __init__(self, config: Config, cluster: Cluster, journal: Journal | NullJournal) -> None:
@@ -30,7 +30,7 @@ class UnreadParams(Hook):
         self._has_trained = False
 
     def watch(self, key: str, params: Mapping[str, Any]) -> Params:
-        """Return `params` of a function, to be handed to it; `key` is where the config has them."""
+        """Return watched `params` to pass to a function; `key` is their key in the config."""
         reads = ParamReads(map(str, params))
         self._reads[key] = reads
         return Params(params).watched(reads)
@@ -44,12 +44,12 @@ class UnreadParams(Hook):
             self.say()
 
     def say(self) -> None:
-        """Say it, unless it was said: on the screen, and in the journal for the summary."""
+        """Report them, once: on the screen, and in the journal for the summary."""
         unread = [f"{key}.{name}" for key, reads in self._reads.items() for name in reads.unread]
         if self._is_on and unread:
             self._journal.event("unread_params", keys=unread)
             _log.warning(
-                "Not read by model_fn or input_fn, so without effect: %s. Check the name, or remove it.",
+                "No effect, because neither model_fn nor input_fn reads it: %s. Check the name, or remove it.",
                 ", ".join(unread),
             )
         self._is_on = False

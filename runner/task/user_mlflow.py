@@ -1,7 +1,7 @@
-"""`mlflow.log_*` of user code: in this run's MLflow run, and never in one that nobody asked for.
+"""`mlflow.log_*` in user code: record in this run's MLflow run, never in an unrelated one.
 
-MLflow finds its run by MLFLOW_TRACKING_URI and MLFLOW_RUN_ID. The supervisor makes the run when there is something to
-record, as a start that comes to nothing leaves none; a task that imports MLflow asks for it at once, and waits.
+MLflow finds its run by MLFLOW_TRACKING_URI and MLFLOW_RUN_ID. The supervisor creates the run when there is something to
+record, because a start that fails early leaves none. A task that imports MLflow asks for it at once, and waits.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ WAIT_SECS = 60.0
 
 
 def watch_import(config: Config, cluster: Cluster, journal: Journal | NullJournal, *, inline: bool) -> None:
-    """From now on, have MLflow find the run as soon as it is imported.
+    """Make MLflow find the run as soon as it is imported.
 
-    The chief and an evaluator log to the run. What other tasks, which call the same functions, log is dropped, and so
-    is all that a command logs of which nothing stays (dry_run). Without tracking in MLflow nothing is done.
+    The chief and an evaluator log to the run. The logging of other tasks, which call the same functions, is dropped,
+    and so is that of a command without a record (dry_run). Without tracking in MLflow, nothing is done.
 
     Args:
-      inline: the supervisor is in this process. It imports MLflow, too, so that waiting here would be for ever: the
-        environment says so as soon as the run is there.
+      inline: the supervisor is in this process. It imports MLflow, too, so waiting here would never end: the
+        environment names the run as soon as it exists.
     """
     if not config.tracking.has_mlflow:
         return
@@ -61,7 +61,7 @@ def watch_import(config: Config, cluster: Cluster, journal: Journal | NullJourna
             os.environ["MLFLOW_RUN_ID"] = run_id
         elif not inline:
             _log.warning(
-                "There is no MLflow run yet: what mlflow.log_* of your code logs now may be in a run of its own."
+                "There is no MLflow run yet: values that your code logs with mlflow.log_* now may go to a separate run."
             )
 
     def join_beside() -> None:
@@ -82,7 +82,7 @@ def _wait_for(file: Path, secs: float) -> str | None:
 
 
 def _drop() -> None:
-    """Have MLflow record in a place that goes away with this process."""
+    """Make MLflow record in a temporary place that ends with this process."""
     folder = tempfile.mkdtemp(prefix="runner-mlflow-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
@@ -92,7 +92,7 @@ def _drop() -> None:
 
 
 def _on_import(before: Callable[[], None], after: Callable[[], None]) -> None:
-    """Call `before` when MLflow begins to be imported, and `after` when it is."""
+    """Call `before` when MLflow's import begins, and `after` when it is done."""
     if _MODULE in sys.modules:
         before()
         after()
@@ -101,7 +101,7 @@ def _on_import(before: Callable[[], None], after: Callable[[], None]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds MLflow as Python does, with a loader that tells when it is imported. Looking for it is no import."""
+    """Finds MLflow like Python, with a loader that reports the import. Finding it does not import it."""
 
     def __init__(self, before: Callable[[], None], after: Callable[[], None]) -> None:
         self._before, self._after = before, after

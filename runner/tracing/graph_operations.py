@@ -1,4 +1,4 @@
-"""Operations of a traced graph: which have an effect, and in which order they run."""
+"""Operations of a traced graph: which of them have an effect, and in which order they run."""
 
 from __future__ import annotations
 
@@ -14,46 +14,48 @@ _READS = frozenset(
     {"Identity", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"}
 )
 
-# Operations that draw from a tf.random.Generator and move it on; it keeps its state in a variable.
+# Operations that draw from a tf.random.Generator and advance its state, which is in a variable.
 GENERATOR = frozenset(
     {"RngReadAndSkip", "RngSkip", "StatefulUniform", "StatefulUniformInt", "StatefulUniformFullInt",
      "StatefulStandardNormalV2", "StatefulTruncatedNormal", "StatefulRandomBinomial"}
 )  # fmt: skip
 
-# Stateful calls of a body of their own.
+# Stateful operations that call a function.
 CALLS = frozenset({"If", "While", "Case", "StatefulPartitionedCall"})
 
-# Stateful by name only: running them for themselves does nothing.
+# Marked stateful, but without an effect of their own.
 _SOURCES = frozenset({"VarHandleOp", "Placeholder", "PlaceholderWithDefault", "HashTableV2", "SummaryWriter"})
 
 
 def operations(values: Iterable[Any]) -> list[tf.Operation]:
-    """The operations behind tensors, operations and what converts to tensors (an update may be a variable)."""
+    """Return the operations of tensors, operations and values that convert to tensors (an update may be a variable)."""
     flat = tf.nest.flatten(list(values), expand_composites=True)
     operations = [value if isinstance(value, tf.Operation) else getattr(value, "op", None) for value in flat]
     return list(dict.fromkeys(operation for operation in operations if isinstance(operation, tf.Operation)))
 
 
 def is_assignment(operation: tf.Operation) -> bool:
-    """Report whether it writes to a variable as `assign` and `scatter_*` do, and as v1 optimizers do not."""
+    """Report whether the operation writes to a variable like `assign` and `scatter_*`, not like a v1 optimizer."""
     return (operation.type.startswith("Assign") and operation.type.endswith("VariableOp")) or operation.type.startswith(
         "ResourceScatter"
     )
 
 
 def changes_state(operation: tf.Operation) -> bool:
-    """Report whether it does more to a resource than read it."""
+    """Report whether the operation does more to a resource than read it."""
     return operation.type not in _READS and any(tensor.dtype == tf.resource for tensor in operation.inputs)
 
 
 def has_effect(operation: tf.Operation) -> bool:
-    """Report whether tf.function would run the operation for its own sake: stateful, and no mere source of values."""
+    """Report whether tf.function would run the operation for its effect: it is stateful and not just a source of
+    values.
+    """
     pure = operation.type in _READS or operation.type in _SOURCES or operation.type in KERNEL_RANDOM
     return operation.op_def.is_stateful and not pure
 
 
 def needed(graph: Any, fetched: Iterable[tf.Operation]) -> list[tf.Operation]:
-    """The operations that `fetched` need, themselves included, in the order in which they were written."""
+    """Return the operations that `fetched` depend on, themselves included, in program order."""
     running, stack = set(), list(fetched)
     while stack:
         operation = stack.pop()
@@ -64,11 +66,11 @@ def needed(graph: Any, fetched: Iterable[tf.Operation]) -> list[tf.Operation]:
 
 
 def program_order(graph: Any, running: Iterable[tf.Operation]) -> dict[tf.Operation, list[tf.Operation]]:
-    """Edges that make `running` run, variable by variable, in the order in which they were written.
+    """Return control edges that run `running` in program order, variable by variable.
 
     Args:
-      running: in that order. Only these are joined, so nothing else is pulled in; the order of creation is
-        topological, so no cycle can arise.
+      running: operations in program order. Only these are connected, so nothing else is pulled in. The order of
+        creation is topological, so there are no cycles.
     """
     handles = {internal.name: id(external) for external, internal in graph.captures if internal.dtype == tf.resource}
     edges: dict[tf.Operation, list[tf.Operation]] = {}

@@ -1,12 +1,12 @@
-"""Which operation of a step made the first value that is not finite (`run.debug=nan`).
+"""`run.debug=nan`: find the operation of a step that made the first value that is not finite.
 
-Each part of a trace that runs also computes, of every floating-point tensor that is used in it, whether it is finite,
-infinite or has a NaN. Where a value that is not finite reaches the loss, or what changes a variable, the step fails,
-and the operation is found by going back from there to one whose inputs were all finite. So a mask of -inf, and a NaN
-that `tf.where` leaves out, are no mistakes.
+Each part of a trace that runs also computes, for every floating-point tensor used in it, whether it is finite, infinite
+or has a NaN. The step fails if a value that is not finite reaches the loss or changes a variable. Going back from there
+to an operation whose inputs were all finite finds the culprit. A mask of -inf, or a NaN that `tf.where` drops, is
+therefore not an error.
 
 `tf.debugging.enable_check_numerics` (TensorFlow 2.21) fails at any such value, does not see the operations of gradients
-inside `wrap_function`, and names an operation after the one that began.
+inside `wrap_function`, and names an operation after the first bad one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class NotFiniteError(tf.compat.v1.train.NanLossDuringTrainingError):
 
 @dataclasses.dataclass(eq=False)
 class _Checked:
-    """The tensors of a part of a trace that are looked at, and those of them that must be finite."""
+    """The tensors of a part of a trace that are checked, and those of them that must be finite."""
 
     tensors: Sequence[tf.Tensor]
     roots: Sequence[tf.Tensor]
@@ -55,11 +55,11 @@ class NumericChecks:
         self._made: list[_Checked] = []
 
     def added(self, running: Sequence[tf.Operation], fetches: Sequence[tf.Tensor]) -> list[tf.Operation]:
-        """Return operations that fail where a value of a part of the trace is not finite.
+        """Return operations that fail if a value in a part of the trace is not finite.
 
         Args:
           running: all operations of the part.
-          fetches: what it returns.
+          fetches: tensors that the part returns.
         """
         used = [tensor for operation in running for tensor in operation.inputs] + list(fetches)
         tensors = {tensor.ref(): tensor for tensor in used if tensor.dtype in _FLOATS}
@@ -82,7 +82,7 @@ _known: weakref.WeakValueDictionary[int, _Checked] = weakref.WeakValueDictionary
 
 
 def _state(tensor: tf.Tensor) -> tf.Tensor:
-    """Return 0: all finite, 1: some infinite, 2: some are NaN."""
+    """Return an int scalar: 0 all finite, 1 some infinite, 2 some NaN."""
     with tf.device(tensor.device):
         has_nan, is_finite = tf.reduce_any(tf.math.is_nan(tensor)), tf.reduce_all(tf.math.is_finite(tensor))
         return tf.where(has_nan, 2, tf.where(is_finite, 0, 1))
@@ -90,9 +90,10 @@ def _state(tensor: tf.Tensor) -> tf.Tensor:
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Say of a check that fails, while a step runs, which operation it was, and the user's line that made it.
+    """Name the operation, and the user's line that made it, in the error of a check that fails in this context.
 
-    Raises: NotFiniteError.
+    Raises:
+      NotFiniteError: a check failed.
     """
     try:
         yield
@@ -105,7 +106,7 @@ def explained() -> Iterator[None]:
 
 
 def _error_of(checked: _Checked, states: str) -> NotFiniteError:
-    """Return the error that names the operation whose inputs were finite, and whose output was not."""
+    """Return the error that names the operation whose inputs were finite and whose output was not."""
     state = {tensor.ref(): kind for tensor, kind in zip(checked.tensors, states, strict=True)}
     places = {tensor.ref(): place for place, tensor in enumerate(checked.tensors)}
     behind, stack = {}, [tensor for tensor in checked.roots if state[tensor.ref()] != "0"]
@@ -130,23 +131,23 @@ def _error_of(checked: _Checked, states: str) -> NotFiniteError:
 
 
 def _made_by_user(operation: tf.Operation) -> tf.Operation | None:
-    """Return the operation, or the nearest before it that a line of the user's made.
+    """Return the operation, or the nearest one before it, that a line of the user's code made.
 
-    Gradients are made by us, or where the user says `minimize`: what they are the gradients of says more.
+    Gradients are made by the runner, or by a call of `minimize`. The operation that was differentiated says more.
     """
     seen, queue = {operation}, [operation]
     for one in queue:
         if _frames_of(one) and not _is_gradient(one):
             return one
         before = dict.fromkeys(tensor.op for tensor in one.inputs if tensor.op not in seen)
-        # The operation whose gradient it is gives it values; the gradient that comes after it is its other input.
+        # One input comes from the differentiated operation, the other from the gradient of the operation after it.
         queue += sorted(before, key=lambda other: _is_gradient(other) or not _frames_of(other))
         seen.update(before)
     return operation if _frames_of(operation) else None
 
 
 def _is_gradient(operation: tf.Operation) -> bool:
-    """Report whether tf.gradients or a tape made it, by the scopes that they name."""
+    """Report whether tf.gradients or a tape made it, by their name scopes."""
     return re.search(r"(^|/)(gradients(_\d+)?|gradient_tape)/", operation.name) is not None
 
 

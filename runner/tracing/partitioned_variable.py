@@ -1,4 +1,4 @@
-"""Partitioned variables, over parameter servers or by a v1 partitioner: where the parts live, and what is saved."""
+"""Partitioned variables, over parameter servers or by a v1 partitioner: where the parts are, and what is saved."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Rows = tuple[int, int]
 
 
 class PartitionedVariable:
-    """The parts of one variable, in their order, where one variable is read, written or saved.
+    """The parts of one variable in order, used in its place to read, write and save.
 
     Args:
-      parts: by their names.
-      axis: along which it is partitioned.
+      parts: part name -> variable.
+      axis: the axis along which it is partitioned.
 
     Attributes:
-      sizes: of the parts along the axis.
+      sizes: sizes of the parts along the axis.
     """
 
     def __init__(self, parts: Mapping[str, tf.Variable], axis: int = 0) -> None:
@@ -38,16 +38,21 @@ class PartitionedVariable:
         self.shape = tf.TensorShape([*shape[:axis], sum(self.sizes), *shape[axis + 1 :]])
 
 
-# From here on a copy costs more than the operation that avoids it.
+# Bytes above which a copy costs more than the operation that avoids it.
 _LARGE = 1 << 20
 
 
 def assign(variable: Any, value: Any) -> None:
-    """Give a variable a value: a tensor or array; for a PartitionedVariable also a tuple, one of each part."""
+    """Assign a value to a variable.
+
+    Args:
+      variable: a variable or PartitionedVariable.
+      value: a tensor or array of its shape; for a PartitionedVariable also a tuple with the value of each part.
+    """
     if not isinstance(variable, PartitionedVariable):
         with _where(variable):
             if size_of(variable) >= _LARGE:
-                share_on_read(variable)  # else it takes a copy of the value, not the value
+                share_on_read(variable)  # else the variable would copy the value instead of using its buffer
             variable.assign(value)
         return
     if not isinstance(value, tuple):
@@ -57,7 +62,8 @@ def assign(variable: Any, value: Any) -> None:
 
 
 def value_of(variable: Any) -> Any:
-    """Return the value of a variable; of a PartitionedVariable by rows a tuple, one of each part.
+    """Return the value of a variable, a tensor of its shape; for one partitioned by rows a tuple with that of each
+    part.
 
     A value on a parameter server stays there.
     """
@@ -74,29 +80,30 @@ def value_of(variable: Any) -> Any:
 
 
 def size_of(variable: Any) -> int:
-    """Return the bytes of a variable; those that TensorFlow does not know count as none."""
+    """Return the size of a variable in bytes; 0 if TensorFlow does not know it."""
     return int((variable.shape.num_elements() or 0) * variable.dtype.size)
 
 
 def _where(variable: Any) -> contextlib.AbstractContextManager[Any]:
-    """Where an operation on a variable is to run, so that its value goes nowhere else."""
+    """Return the device scope for operations on a variable, so that its value is not sent elsewhere."""
     return tf.device(variable.device) if tensor_bundle.is_far(variable) else contextlib.nullcontext()
 
 
 def part_name(name: str, number: int) -> str:
-    """Return the name of a part of the variable `name`."""
+    """Return the name of part `number` of the variable `name`."""
     return f"{name}/part_{number}"
 
 
 def folded(
     variables: Mapping[str, tf.Variable], parts: Mapping[str, VariablePart]
 ) -> dict[str, tf.Variable | PartitionedVariable]:
-    """Return `variables`, with those that are parts of one under the name that it has where it is whole.
+    """Return `variables` with the parts of each partitioned variable joined under its whole name.
 
-    An optimizer keeps state for each part; where that has a row for each row of the part, it is a part, too.
+    An optimizer keeps state for each part. State with a row for each row of the part is a part, too.
 
     Args:
-      parts: by their names.
+      variables: name -> variable.
+      parts: names of the parts.
     """
     found: dict[str, Any] = {}
     rows = {name: variables[name].shape[:1] for name in parts}
@@ -122,10 +129,11 @@ def folded(
 
 
 def specs_of(saved: Mapping[str, Any], specs: Mapping[str, VariableSpec]) -> dict[str, VariableSpec]:
-    """Return name -> what is known of each variable of `saved`; for a PartitionedVariable, what its parts share.
+    """Return name -> spec of each variable of `saved`; for a PartitionedVariable, what its parts share.
 
     Args:
-      specs: by name, those of parts among them.
+      saved: name -> variable or PartitionedVariable.
+      specs: name -> spec, parts included.
     """
     return {
         name: dataclasses.replace(specs[one.names[0]], name=name, shape=one.shape)
@@ -136,19 +144,21 @@ def specs_of(saved: Mapping[str, Any], specs: Mapping[str, VariableSpec]) -> dic
 
 
 def restore(path: str, variables: Mapping[str, Any], entry: Callable[[str], tuple[str, tf.DType]]) -> None:
-    """Give variables their values in the checkpoint `path`, in parts, each of which is forgotten before the next.
+    """Load variables from the checkpoint `path` in parts of bounded size.
 
-    What is on a parameter server is read there, and goes nowhere else.
+    Values of variables on a parameter server are read there.
 
     Args:
-      entry: of a name, the key and the type that it has in the checkpoint.
+      path: path of the checkpoint.
+      variables: name -> variable or PartitionedVariable.
+      entry: returns (key, dtype) of a name in the checkpoint.
     """
     by_place: dict[str, list[tuple[Any, tuple[str, str, tf.DType]]]] = {}
     for name, variable in variables.items():
         key, dtype = entry(name)
         parts, rows = [variable], [""]
-        # Rows of a tensor that is stored whole are cut from it after all of it was read: once a server, and not once a
-        # part of each variable here.
+        # Reading rows of a tensor that is stored whole reads all of it, so do it once per server, not once per
+        # part of each variable.
         if isinstance(variable, PartitionedVariable) and tensor_bundle.is_far(variable.parts[0]):
             parts = list(variable.parts)
             rows = tensor_bundle.slice_specs([part.shape for part in parts], variable.axis)
@@ -159,13 +169,13 @@ def restore(path: str, variables: Mapping[str, Any], entry: Callable[[str], tupl
         for together in tensor_bundle.in_parts(wanted, lambda one: size_of(one[0])):
             read = functools.partial(tensor_bundle.read_entries, path, place, [one for _, one in together])
             variable, (_, _, dtype) = together[0]
-            if _is_refilled(variable, dtype):  # it came alone, and must not be here twice
+            if _is_refilled(variable, dtype):  # read by itself; free it before the next one
                 refill(variable, read)
                 continue
             values = read()
             for variable, (_, _, dtype) in together:
                 value = values.pop(0)
-                # An array is converted to the variable's type, a tensor is not.
+                # `assign` converts an array to the variable's dtype, but not a tensor.
                 assign(variable, value if dtype == variable.dtype else value.numpy())
 
 
@@ -175,7 +185,7 @@ def _is_refilled(variable: Any, dtype: tf.DType) -> bool:
 
 
 def _pattern(part: str) -> re.Pattern[str]:
-    """Finds `part` in a name, also as Keras writes it: with underscores, and ":0" at its end."""
+    """Return the expression that finds `part` in a name, also in Keras' form, with underscores and ":0" at the end."""
     return re.compile(rf"(?<![^/_])(?:{re.escape(part)}|{re.escape(re.sub('/', '_', part))}_0)(?!\d)")
 
 
@@ -184,11 +194,7 @@ def _of_whole(name: str, pattern: re.Pattern[str], whole: str) -> str:
 
 
 def part_specs(spec: VariableSpec, rows: Sequence[Rows]) -> list[VariableSpec]:
-    """Return the specs of the parts that a partitioned variable is made of.
-
-    Args:
-      rows: of each part.
-    """
+    """Return the specs of the parts of a partitioned variable; `rows` are those of each part."""
     return [
         dataclasses.replace(
             spec,
@@ -201,10 +207,10 @@ def part_specs(spec: VariableSpec, rows: Sequence[Rows]) -> list[VariableSpec]:
 
 
 def rows_of(initial: Any, shape: tf.TensorShape, first: int, end: int) -> Callable[[], Any]:
-    """Return a function that gives rows `first` to `end` of an initial value.
+    """Return a function that returns rows `first` to `end` of an initial value, `[end - first, ...]`.
 
-    Keras and get_variable bind the shape to an initializer: that is called for the shape of the part, and the whole is
-    in nobody's memory. Anything else is computed whole, on the server of the part, and cut.
+    Keras and get_variable bind the shape to an initializer. It is called with the part's shape, so the whole value is
+    never in memory. Any other initial value is computed whole on the server of the part, and cut.
     """
     part = tf.TensorShape([end - first]).concatenate(shape[1:])
     if isinstance(initial, functools.partial):
@@ -221,14 +227,14 @@ def _is_shape(value: Any, shape: tf.TensorShape) -> bool:
     return isinstance(value, tuple | list | tf.TensorShape) and tf.TensorShape(value) == shape
 
 
-# --- on which server, and in how many parts ----------------------------------------------------------------------
+# --- servers and numbers of parts ----------------------------------------------------------------------------------
 
 
 class Unpartitioned:
-    """Nothing is partitioned: every strategy without parameter servers."""
+    """The placement without parameter servers: no variable is partitioned."""
 
     def parts(self, spec: VariableSpec) -> Sequence[Rows]:
-        """Return the rows of each part of a variable; empty: it stays whole."""
+        """Return the rows of each part of a variable; empty: it is not partitioned."""
         return ()
 
     def tracing(self) -> contextlib.AbstractContextManager[None]:
@@ -237,7 +243,9 @@ class Unpartitioned:
 
 
 class ParameterServers:
-    """Parameter servers: a variable goes to the one with the least bytes, state of an optimizer beside its weights."""
+    """The placement on parameter servers: a variable goes to the server with the fewest bytes, optimizer state to
+    that of its weights.
+    """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self.strategy = strategy
@@ -249,8 +257,10 @@ class ParameterServers:
         parameter_server.traced_before_scheduled(strategy)
 
     def parts(self, spec: VariableSpec) -> Sequence[Rows]:
-        """Return the rows by the strategy's partitioner, along the first dimension; only weights are partitioned, and
-        not what a v1 partitioner of the model has cut, whose parts have such names: it knows them one by one.
+        """Return the rows of each part by the strategy's partitioner, along the first dimension.
+
+        Only weights are partitioned. Parts that a v1 partitioner of the model made are not partitioned again: the model
+        knows each of them by name.
         """
         if _V1_PART.search(spec.name):
             return ()
@@ -265,7 +275,7 @@ class ParameterServers:
         return list(zip([0, *ends[:-1]], ends, strict=True))
 
     def variable(self, spec: VariableSpec) -> tf.Variable:
-        """Make the variable on its server, without a value."""
+        """Make the variable on its server, uninitialized."""
         device = self._beside(spec) or min(self._bytes, key=self._bytes.__getitem__)
         size = spec.shape.num_elements() or 1
         self._bytes[device] += size * (spec.dtype.size or 1)
@@ -276,11 +286,13 @@ class ParameterServers:
         )
 
     def tracing(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context in which a step is traced for variables that are far away and that others write."""
+        """Return the context in which to trace a step with remote variables that other workers write."""
         return parameter_server.remote_variables()
 
     def _beside(self, spec: VariableSpec) -> str | None:
-        """Return where the weights are that `spec` is the optimizer's state of, by its name and shape."""
+        """Return the device of the weights whose optimizer state `spec` is, by its name and shape; None: it is not
+        one.
+        """
         flat = _flat(spec.name)
         found = [name for name, (shape, _) in self._homes.items() if shape == spec.shape and _flat(name) in flat]
         return self._homes[max(found, key=len)][1] if found and not spec.trainable else None
@@ -290,5 +302,5 @@ _V1_PART = re.compile(r"/part_\d+$")
 
 
 def _flat(name: str) -> str:
-    """Return `name` as Keras writes the name of the weights with underscores into the names of their slots."""
+    """Return `name` as Keras writes it in slot names: with underscores."""
     return re.sub(r"\W", "_", name)

@@ -1,9 +1,10 @@
-"""Random operations whose state lives in a kernel, replaced by stateless ones while a model_fn is traced.
+"""Replace random operations with state in a kernel by stateless ones while a model_fn is traced.
 
-`tf.random.uniform`, `tf.nn.dropout` and the like keep the state of their generator in the kernel, where no checkpoint
-sees it. Here each becomes its stateless counterpart, of the same distribution. Its seed is made of the run's seed, the
-operation (its `seed=`, else its place among those of the trace), the replica and the time: the global step in TRAIN,
-the number of the batch in EVAL and PREDICT. Every iteration of a loop and every call of a tf.function draws anew.
+`tf.random.uniform`, `tf.nn.dropout` and others keep the state of their generator in the kernel, where no checkpoint
+reaches it. Here each becomes its stateless counterpart, with the same distribution. Its seed is derived from the run's
+seed, the operation (its `seed=`, else its position in the trace), the replica and the time: the global step in TRAIN,
+the number of the batch in EVAL and PREDICT. Every iteration of a loop and every call of a tf.function draws new
+numbers.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Stream:
 
     Args:
       graph: the graph that is traced.
-      identity: tells this stream from all others: seed, mode, replica.
-      time: makes a scalar int64 tensor of `graph` that is another one in each step; called once, if at all.
+      identity: distinguishes this stream from all others: seed, mode, replica.
+      time: makes an int64 scalar of `graph` that differs in each step; called at most once.
     """
 
     def __init__(self, graph: Any, identity: str, time: Callable[[], tf.Tensor]) -> None:
@@ -45,10 +46,10 @@ class Stream:
         self._places = itertools.count()
 
     def seed(self, operation: int | None) -> Any:
-        """The seed `[2]` of one operation in the graph that is being traced; None where there cannot be one.
+        """Return the seed `[2]` of one operation in the traced graph; None if there cannot be one.
 
         Args:
-          operation: the seed that it was given; None: it is told from others by its place.
+          operation: the operation's own seed; None: its position distinguishes it.
         """
         graph = v1.get_default_graph()
         found = self._in(graph)
@@ -59,7 +60,7 @@ class Stream:
         return stream + tf.constant([_number(name), 0], tf.int64)
 
     def _in(self, graph: Any) -> tuple[tf.Tensor, Iterator[int]] | None:
-        """The stream as a tensor of `graph` (or of one around it), and the numbering of places there."""
+        """Return the stream as a tensor of `graph` (or of a graph around it), and the counter of positions there."""
         if graph is self.graph:
             if self not in _found:
                 with _outside_of_branches(graph):
@@ -86,11 +87,11 @@ class Stream:
 
 
 class EagerStream:
-    """The random numbers of one step that runs eagerly: those that a traced step would draw, place by place.
+    """The random numbers of one eager step: the same as in a traced step, position by position.
 
     Args:
-      identity: as of a Stream.
-      time: of the step.
+      identity: as in Stream.
+      time: the time of the step.
     """
 
     def __init__(self, identity: str, time: tf.Tensor) -> None:
@@ -98,7 +99,7 @@ class EagerStream:
         self._places = itertools.count()
 
     def seed(self, operation: int | None) -> Any:
-        """The seed `[2]` of one operation; None inside a function that is traced for later steps, too."""
+        """Return the seed `[2]` of one operation; None inside a function that is traced for later steps as well."""
         if not tf.executing_eagerly():
             return None
         name = f"place {next(self._places)}" if operation is None else f"seed {operation}"
@@ -106,11 +107,11 @@ class EagerStream:
 
 
 def moment(time: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-    """The time of the part of that number of whatever takes place at `time`."""
+    """Return the time of part `number` of what happens at `time`, an int64 scalar."""
     return time * _PARTS + number
 
 
-# By Stream for the graph of its trace, by graph for those inside it. The functions of a module outlive a trace.
+# Keyed by Stream for the graph of its trace, by graph for graphs inside it: functions of a module outlive a trace.
 _found: weakref.WeakKeyDictionary[Any, tuple[tf.Tensor, Iterator[int]]] = weakref.WeakKeyDictionary()
 
 
@@ -122,7 +123,7 @@ _of_thread = _OfThread()
 
 
 def stateless_random_ops() -> contextlib.AbstractContextManager[None]:
-    """While a step is traced: where a stream is entered, kernels with a random state are not made."""
+    """Replace kernels with random state while a step is traced, wherever a stream is entered."""
 
     def replace(name: str, arguments: Mapping[str, Any], operation: int | None) -> Any:
         stream = _of_thread.stream
@@ -135,21 +136,21 @@ def stateless_random_ops() -> contextlib.AbstractContextManager[None]:
 
 
 def drawing_from(stream: Stream | EagerStream | None) -> contextlib.AbstractContextManager[None]:
-    """The trace of one replica, in its thread. None: what is drawn meanwhile is no part of the step."""
+    """Use `stream` for the trace of one replica, in its thread. None: draws are not part of the step."""
     return replaced(_of_thread, "stream", stream)
 
 
 def _stream_of_call() -> tf.Tensor:
-    """The stream of one call of a tf.function, where it is called."""
+    """Return the stream of one call of a tf.function, at the place of the call."""
     stream = _of_thread.stream
     seed = None if stream is None or _is_outside(stream) else stream.seed(None)
-    if seed is None:  # a function of the user's module, called by somebody else
+    if seed is None:  # a function of the user's module that is called from elsewhere
         return tf.random.uniform([2], tf.int64.min, tf.int64.max, tf.int64)
     return seed
 
 
 def _is_outside(stream: Stream | EagerStream) -> bool:
-    """Report whether what is drawn now runs eagerly beside a trace: an initial value."""
+    """Report whether the draw runs eagerly beside a trace, as for an initial value."""
     return tf.executing_eagerly() and isinstance(stream, Stream)
 
 
@@ -160,7 +161,9 @@ def _outside_of_branches(graph: Any) -> Iterator[None]:
 
 
 def _is_vectorized() -> bool:
-    """Report whether this is the body of tf.vectorized_map: a stateless operation would draw the same for each row."""
+    """Report whether this is the body of tf.vectorized_map, in which a stateless operation would draw the same for
+    each row.
+    """
     return bool(re.search(r"(^|/)loop_body(_\d+)?(/|$)", tf.get_current_name_scope()))
 
 
@@ -177,13 +180,13 @@ def _philox(seed: tf.Tensor) -> dict[str, Any]:
 
 
 def _by_philox(operation: Callable[..., tf.Tensor], *names: str) -> Callable[[tf.Tensor, Mapping[str, Any]], tf.Tensor]:
-    """Return the counterpart that takes these of the arguments as they are."""
+    """Return a counterpart that passes on the arguments `names`."""
     return lambda seed, given: operation(**_philox(seed), **_only(given, *names))
 
 
 def _shuffle(seed: tf.Tensor, given: Mapping[str, Any]) -> tf.Tensor:
     shuffled = tf.raw_ops.StatelessShuffle(**_philox(seed), value=given["value"])
-    return tf.stop_gradient(shuffled, name=given["name"])  # as RandomShuffle, which has none
+    return tf.stop_gradient(shuffled, name=given["name"])  # like RandomShuffle, which has no seed input
 
 
 def _multinomial(seed: tf.Tensor, given: Mapping[str, Any]) -> tf.Tensor:
@@ -220,9 +223,9 @@ _SAMPLERS: Mapping[str, Callable[[tf.Tensor, Mapping[str, Any]], tf.Tensor]] = {
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Python, NumPy, TensorFlow and Keras draw from `seed`; Python and NumPy get their state back afterwards.
+    """Let Python, NumPy, TensorFlow and Keras draw from `seed`; restore the state of Python and NumPy afterwards.
 
-    Compiled loops stay, unless something has drawn eagerly that would not start again otherwise.
+    Compiled loops are kept, unless something has drawn eagerly that would otherwise not start over.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
     random.seed(seed)

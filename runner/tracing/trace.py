@@ -1,4 +1,4 @@
-"""A traced step, before it is decided what of it runs: it is pruned to what is fetched."""
+"""A traced step, from which the parts to run are pruned by what is fetched."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ from runner.tracing.variable_store import RequestedVariables
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaCall:
-    """The result of one call of the function of a replica.
+    """The result of one call of a replica's function.
 
-    It is opaque to tf.nest, so that strategy.run hands back Python objects unflattened.
+    It is opaque to tf.nest, so that strategy.run returns Python objects unflattened.
 
     Attributes:
-      output: what it returned. Its `initial_feeds`, if it has any, are what placeholders are fed that variables begin
-        with.
-      collections: the graph collections as it left them.
-      batch_count: what counts its batches for random operations of EVAL and PREDICT, if any.
-      micro_batch_number: the int64 placeholder for the number of the micro-batch that is being computed, for random
-        operations of TRAIN, if any; 0 where it is not fed.
+      output: the return value. Its `initial_feeds`, if any, are values for placeholders from which variables start.
+      collections: the graph collections after the call.
+      batch_count: operation that counts its batches for random operations of EVAL and PREDICT, if any.
+      micro_batch_number: int64 placeholder for the index of the micro-batch, for random operations of TRAIN, if any; 0
+        if it is not fed.
     """
 
     output: Any
@@ -50,17 +49,17 @@ class Trace:
     """One traced step, before it is decided what of it runs.
 
     Args:
-      calls: of the function of each local replica.
+      calls: the calls for each local replica.
       call_time_values: see `graphs.collect_call_time_values`.
 
     Attributes:
       wrapped: the traced graph, as `wrap_function` returns it.
       inputs: its flat input tensors, in the order of the signature.
-      outputs: what the replica function returned, one a local replica.
-      collections: the graph collections as the first replica left them.
+      outputs: the return values of the replica function, one per local replica.
+      collections: the graph collections after the first replica.
       requested: the variables it uses.
-      operations: of the step, in program order. What hooks add to its graph later is none of them.
-      checks: fail where a value of a function is not finite; None: nobody looks.
+      operations: operations of the step in program order, without those that hooks add later.
+      checks: checks of a function for values that are not finite; None: no checks.
     """
 
     def __init__(
@@ -79,38 +78,38 @@ class Trace:
         self._call_time_values = call_time_values
         self.operations: Sequence[tf.Operation] = self.graph.get_operations()
         self.collections = calls[0].collections
-        for key, members in self.collections.items():  # hooks look here in begin()
+        for key, members in self.collections.items():  # hooks look into it in begin()
             self.graph.get_collection_ref(key)[:] = members
         key = tf.compat.v1.GraphKeys.TABLE_INITIALIZERS
-        # None: the table was made, and filled, under init_scope.
+        # None: the table was made and filled under init_scope.
         fill_tables = [one for call in calls for one in call.collections.get(key, ()) if one is not None]
         if fill_tables:
             self.function([], fill_tables, with_inputs=False)()
 
     @functools.cached_property
     def may_write_in_branches(self) -> bool:
-        """Report whether a branch, loop or nested function uses variables: what it writes there cannot be pruned away.
+        """Whether a branch, loop or nested function uses variables: its writes cannot be pruned.
 
-        Neither can what a tf.random.Generator writes when it is drawn from.
+        The writes of a tf.random.Generator, when it draws, cannot be pruned either.
         """
         draws = any(operation.type in GENERATOR for operation in self.graph.get_operations())
         return draws or any(self._calls_with(self.requested.keras_variables()))
 
     def _captured(self, variables: Sequence[Any], replica: int | None = None) -> set[str]:
-        """Return the names of the tensors by which the graph knows the handles of `variables`."""
+        """Return the names of the tensors that stand for the handles of `variables` in the graph."""
         mine = {id(handle) for variable in variables for handle in _handles(variable, replica)}
         return {internal.name for external, internal in self.graph.captures if id(external) in mine}
 
     def _of_tensors(self, names: Collection[str], is_wanted: Callable[[tf.Operation], bool]) -> list[tf.Operation]:
-        """Return the operations of the step that are wanted, and take one of the tensors of these names."""
+        """Return the wanted operations of the step that have one of these tensors as input."""
         return [one for one in self.operations if is_wanted(one) and any(tensor.name in names for tensor in one.inputs)]
 
     def handle_of(self, variable: tf.Variable) -> tf.Tensor | None:
-        """Return the placeholder by which the graph knows a variable; None: it does not use it."""
+        """Return the placeholder that stands for a variable in the graph; None: the graph does not use it."""
         return next((internal for external, internal in self.graph.captures if external is variable.handle), None)
 
     def updates_of(self, replica: int, running: Iterable[tf.Operation]) -> list[tf.Operation]:
-        """Return those of `running` that take a variable of the model, as this local replica has it."""
+        """Return those of `running` that take a variable of the model, in this local replica's copy."""
         names = self._captured([variable for variable, _ in self.requested.requests.values()], replica)
         among = set(running)
         return self._of_tensors(names, among.__contains__)
@@ -123,27 +122,27 @@ class Trace:
         return [operation for operation in self.operations if has_effect(operation)]
 
     def writes_of_keras(self, *, metrics_only: bool = False, replica: int | None = None) -> list[tf.Operation]:
-        """Return the assignments that Keras layers and metrics issue on their own, and hand to nobody to fetch.
+        """Return the assignments that Keras layers and metrics make by themselves, without returning an operation to
+        fetch.
 
         Args:
-          metrics_only: leave out all but metrics and random state (that of the runner too): evaluation must not move
+          metrics_only: only those of metrics and random state (the runner's, too), because evaluation must not update
             BatchNorm.
-          replica: only writes to this local replica's component of each variable; None means all.
+          replica: only writes to this local replica's copy of each variable; None: all.
         """
         variables = self.requested.keras_variables(metrics_only=metrics_only)
         writes = self._of_tensors(self._captured(variables, replica), is_assignment)
         if metrics_only:
             counts = self.batch_counts if replica is None else self.batch_counts[replica : replica + 1]
             return writes + [count for count in counts if count is not None]
-        writes += self._calls_with(variables)  # of layers and optimizers that write in a branch
+        writes += self._calls_with(variables)  # layers and optimizers that write inside a branch
         return list(dict.fromkeys([*writes, *filter(changes_state, self.requested.keras.written)]))
 
     def kernel_random_ops(self) -> list[str]:
-        """Return the names of the random operations whose state is in a kernel, which no checkpoint holds.
+        """Return the names of random operations with state in a kernel, which is not in checkpoints.
 
-        Almost all become stateless ones (runner/tracing/random_state.py). Those of tf.raw_ops, of
-        tf.vectorized_map, samplers of candidates and the like are not; nor is a tf.random.Generator that was made
-        outside of model_fn.
+        Almost all such operations become stateless (runner/tracing/random_state.py). Exceptions are those of tf.raw_ops
+        and tf.vectorized_map, candidate samplers and similar, and a tf.random.Generator made outside of model_fn.
         """
         all_operations = self.graph.get_operations()
         nodes: list[Any] = [(operation.type, operation.name) for operation in all_operations]
@@ -166,13 +165,14 @@ class Trace:
         """Return the part of the trace that `fetches` and `effects` need, as a function.
 
         Args:
-          fetches: a nest of tensors: what the function returns.
-          effects: tensors and operations that are to run, whether or not their value is used.
-          with_inputs: False makes a function without arguments; `fetches` must then not depend on the inputs.
+          fetches: a structure of tensors, which the function returns.
+          effects: tensors and operations that must run, even if their value is not used.
+          with_inputs: False: a function without arguments; `fetches` must then not depend on the inputs.
           feeds: placeholders of the trace that are further arguments, after the inputs.
-          build: makes the function, as `graphs.function_of_part` does.
+          build: makes the function, like `graphs.function_of_part`.
 
-        Raises: ValueError: it needs a placeholder that model_fn made, and that is not among `feeds`.
+        Raises:
+          ValueError: the part needs a placeholder of model_fn that is not among `feeds`.
         """
         run = operations(effects)
         flat = tf.nest.flatten(fetches, expand_composites=True)
@@ -182,8 +182,9 @@ class Trace:
         if self.checks is not None:
             run += self.checks.added(running, tensors)
             running = needed(self.graph, [*run, *operations(tensors)])
-        # The key of a collective that does not run is not drawn: workers that call this another number of times (each
-        # evaluates in loops of its own length) would count keys differently, and wait for each other for ever.
+        # Do not draw the key of a collective that does not run: workers that call this a different number of times
+        # (each
+        # evaluates in loops of its own length) would count keys differently and wait for each other forever.
         late = [value for value in self._call_time_values if value.placeholder.op in running]
         arguments += [value.placeholder for value in late]
         self._check_fed(running, arguments)
@@ -198,9 +199,9 @@ class Trace:
         return call
 
     def _as_in_a_session(self, running: Sequence[tf.Operation]) -> Sequence[tf.Operation]:
-        """Return `running` with what hooks read of variables before everything else.
+        """Return `running` with the variable reads of hooks moved to the front.
 
-        Such a read waits for nothing in a session, and sees the value before the step; TensorFlow's own hooks count on
+        In a session such a read waits for nothing and returns the value before the step; TensorFlow's own hooks rely on
         that for the global step.
         """
         added = set(self.graph.get_operations()[len(self.operations) :])
@@ -214,13 +215,13 @@ class Trace:
                 tensor = one.outputs[0]
                 raise ValueError(
                     f"You must feed a value for placeholder tensor {one.name!r} with dtype {tensor.dtype.name} and "
-                    f"shape {tensor.shape}: model_fn made it, and nobody feeds it. A hook does so with "
-                    f"SessionRunArgs(feed_dict={{{tensor.name!r}: value}}) in before_run, at each step; "
-                    "tf.compat.v1.placeholder_with_default has a value without that."
+                    f"shape {tensor.shape}: model_fn made it, but nothing feeds it. Feed it at each step from a "
+                    f"hook's before_run with SessionRunArgs(feed_dict={{{tensor.name!r}: value}}), or use "
+                    "tf.compat.v1.placeholder_with_default."
                 )
 
     def needs_inputs(self, fetches: Any) -> bool:
-        """Report whether a value depends on the step's inputs (and so belongs to a batch, not to the accumulators)."""
+        """Report whether a value depends on the step's inputs, and so on a batch."""
         return not {tensor.op for tensor in self.inputs}.isdisjoint(needed(self.graph, operations([fetches])))
 
 

@@ -1,9 +1,9 @@
-"""Session semantics: a step is traced once, and what runs is decided afterwards by what is fetched.
+"""Session semantics: trace a step once, and decide afterwards, by what is fetched, what runs.
 
-`tf.function` runs every assignment that a function merely builds. A model_fn written for tf.estimator builds
-`minimize` before it looks at `mode`, and hands back in EstimatorSpec what is to run. So the step is traced by
-`tf.compat.v1.wrap_function`, with `strategy.run` inside it, and pruned to its fetches. What pruning leaves is ordered
-as the program was written, variable by variable, where a v1 session would have raced.
+`tf.function` runs every assignment that a function builds. A model_fn written for tf.estimator calls `minimize` before
+it looks at `mode`, and returns in EstimatorSpec what is to run. Therefore the step is traced by
+`tf.compat.v1.wrap_function`, with `strategy.run` inside it, and pruned to its fetches. The remaining operations run in
+program order for each variable; a v1 session would run them in any order.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ v1 = tf.compat.v1
 
 @dataclasses.dataclass(frozen=True)
 class Replica:
-    """The arguments that the function of one replica is traced with.
+    """The arguments with which the function of one replica is traced.
 
     Attributes:
-      index: among the replicas of this process.
-      inputs: the flat inputs of the step, of all local replicas.
-      weights: how much each replica counts.
+      index: index among the replicas of this process.
+      inputs: flat input tensors of the step, of all local replicas.
+      weights: weights of the replicas.
       reductions: sums over replicas.
-      requested: the variables that have been asked for so far.
-      store: has the variables, and can compute what they start from.
-      global_step: as this trace may use it.
+      requested: the variables requested so far.
+      store: holds the variables, and can compute their initial values.
+      global_step: the global step for this trace, an int64 scalar variable.
     """
 
     index: int
@@ -73,12 +73,14 @@ def trace_step(
     training: bool,
     on_workers: bool = False,
 ) -> Trace:
-    """Trace one step with session semantics, creating the variables it asks for.
+    """Trace one step with session semantics, and create the variables it requests.
 
     Args:
-      signature: flat specs of the inputs; the last two are the weights (counts, global count).
-      training: whether random state of Keras advances for good, or is evaluation's own.
-      on_workers: of a coordinator; a step that does not train runs there as well as here, and its own variables
+      store: the variables of the model.
+      replica_fn: the function of one replica, called with a Replica.
+      signature: flat TensorSpecs of the inputs; the last two are the weights (counts, global count).
+      training: Keras' random state is the model's and advances; False: it is evaluation's own.
+      on_workers: the workers of a coordinator. A step that does not train runs there as well as here; its own variables
         (metrics) are here.
     """
     on_one_device = store.strategy is None or (store.has_one_copy and not training)
@@ -88,14 +90,14 @@ def trace_step(
         return discovery
     if not on_one_device or on_workers:
         return _trace_replicas(step, store.strategy)
-    if any(not spec.local for spec in new):  # it saw discovery variables, which have real ones only now
+    if any(not spec.local for spec in new):  # the trace used discovery variables, and the real ones exist only now
         discovery, _ = _discover(step, on_one_device=True)
     return discovery
 
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """A step that is to be traced; see `trace_step`."""
+    """A step to be traced; see `trace_step`."""
 
     store: VariableStore
     replica_fn: ReplicaFunction
@@ -103,7 +105,7 @@ class _Step:
     training: bool
 
     def wrap(self, run: Callable[[Sequence[tf.Tensor], ReplicaWeights], None]) -> Any:
-        """Return the graph that `run` traces when it is called with the flat inputs and the weights of the replicas."""
+        """Return the graph that `run` traces when called with the flat inputs and the weights of the replicas."""
 
         def traced(*inputs: tf.Tensor) -> None:
             graphs.program_order_in_branches(v1.get_default_graph())
@@ -119,7 +121,7 @@ class _Step:
             return v1.wrap_function(traced, list(self.signature))
 
     def call(self, replica: Replica) -> ReplicaCall:
-        """Call the function of a replica, in its thread."""
+        """Call the function of a replica in its thread."""
         clock = _Clock(replica.global_step, training=self.training)
         with drawing_from(clock.stream(self.store.seed)):
             output = self.replica_fn(replica)
@@ -129,9 +131,10 @@ class _Step:
 
 
 def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[VariableSpec]]:
-    """Trace one replica under the default strategy and create every variable it asks for that is new.
+    """Trace one replica under the default strategy and create every new variable that it requests.
 
-    Returns: the trace, and the specs of the variables that were new.
+    Returns:
+      (the trace, specs of the new variables).
     """
     store = step.store
     calls: list[ReplicaCall] = []
@@ -145,7 +148,7 @@ def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[Vari
                 reductions = Reductions(tf.distribute.get_strategy(), weights)
                 calls.append(step.call(Replica(0, inputs, weights, reductions, requested, store, global_step)))
 
-    # What model_fn makes of the number of replicas, a learning rate for one, becomes the initial value of a variable.
+    # A value that model_fn computes from the number of replicas, such as a learning rate, may become an initial value.
     num_replicas = 1 if on_one_device or store.strategy is None else store.strategy.num_replicas_in_sync
     has_strategy = store.strategy is not None
     with replicas_in_sync(num_replicas), strategy_seen(has_strategy):
@@ -167,13 +170,17 @@ def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[Vari
 
 
 def _placeholders(wrapped: Any, running: Sequence[tf.Operation]) -> list[tf.Tensor]:
-    """Return the placeholders among `running` that model_fn made."""
+    """Return those of `running` that are placeholders made by model_fn."""
     given = {id(one) for one in wrapped.inputs}
     return [one.outputs[0] for one in running if one.type == "Placeholder" and id(one.outputs[0]) not in given]
 
 
 def _fed_value(graph: Any, placeholder: tf.Tensor, feeds: Mapping[Any, Any]) -> tf.Tensor:
-    """Return what `placeholder` is fed. Raises: NotFed: nothing."""
+    """Return the value fed for `placeholder`.
+
+    Raises:
+      NotFed: nothing is fed.
+    """
     for key, value in feeds.items():
         found = graph.as_graph_element(key) if isinstance(key, str) else key
         if found is placeholder or found is placeholder.op:
@@ -182,11 +189,11 @@ def _fed_value(graph: Any, placeholder: tf.Tensor, feeds: Mapping[Any, Any]) -> 
 
 
 def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy) -> Trace:
-    """Trace every local replica in strategy.run, with the variables that the store holds."""
+    """Trace every local replica in strategy.run with the store's variables."""
     store = step.store
     calls: list[ReplicaCall] = []
     found: dict[str, Any] = {}
-    # Only the first replica makes summaries, and the model_fn of each merges them.
+    # Only the first replica makes summaries, but each replica's model_fn merges them.
     shared: dict[Any, list[Any]] = {v1.GraphKeys.SUMMARIES: []}
 
     def run(inputs: Sequence[tf.Tensor], weights: ReplicaWeights) -> None:
@@ -209,11 +216,11 @@ def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy) -> Trace:
 
 
 class _Clock:
-    """The time that random operations of one replica go by: the global step, else the batches since the start.
+    """The time for one replica's random operations: the global step, else the number of batches since the start.
 
     Attributes:
-      count: counts this batch; None when nobody asked for the time, or it is the global step.
-      micro_batch_number: placeholder for the number of the micro-batch, with 0 by default; None when nobody asked.
+      count: counts this batch; None if the time was not used or is the global step.
+      micro_batch_number: placeholder for the index of the micro-batch, 0 by default; None if it was not used.
     """
 
     def __init__(self, global_step: tf.Variable, *, training: bool) -> None:
@@ -252,11 +259,11 @@ def _explaining_merge_call() -> Iterator[None]:
     except RuntimeError as error:
         if "merge_call" in str(error):
             error.add_note(
-                "Under a strategy with several replicas nothing inside tf.cond, tf.while_loop or a nested tf.function "
-                "may write to a variable of the model: not Keras optimizers with gradient_accumulation_steps, "
-                "ema_overwrite_frequency or loss scaling, and not BatchNormalization or Dropout in a branch. "
-                "Take it out of the branch, or train on one replica. In place of gradients that are added up and "
-                "applied in every n-th step by tf.cond, return EstimatorSpec(optimizer=...) and set "
-                "train.gradient_accumulation=n (RunConfig(gradient_accumulation=n)), with batches n times as large."
+                "With several replicas, nothing inside tf.cond, tf.while_loop or a nested tf.function may write to a "
+                "variable of the model. This excludes Keras optimizers with gradient_accumulation_steps, "
+                "ema_overwrite_frequency or loss scaling, and BatchNormalization or Dropout in a branch. Move it out "
+                "of the branch, or train on one replica. To accumulate gradients over n steps, return "
+                "EstimatorSpec(optimizer=...) and set train.gradient_accumulation=n "
+                "(RunConfig(gradient_accumulation=n)) with batches n times as large."
             )
         raise

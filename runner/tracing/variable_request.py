@@ -1,4 +1,4 @@
-"""One request for a variable: its name, shape, dtype, and what it starts from."""
+"""One request for a variable: name, shape, dtype and initial value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SEED_STATE = "seed_generator_state"
 
 @dataclasses.dataclass(frozen=True)
 class VariableSpec:
-    """One request for a variable, as recorded by discovery.
+    """One request for a variable, recorded during discovery.
 
     Attributes:
       initial: a callable without arguments, an eager value, or a tensor of the discovery graph.
@@ -38,37 +38,38 @@ class VariableSpec:
 
 
 def is_metric(owner: Any) -> bool:
-    """Report whether a metric of Keras owns it: it makes only these ON_READ."""
+    """Report whether a Keras metric owns the variable: only metrics make variables with ON_READ."""
     return owner is not None and owner.synchronization == "on_read"
 
 
-# Stands for the owner of a variable that a metric of tf_keras asks for: there is no `keras.Variable`.
+# Stands for the owner of a tf_keras metric's variable, which has no `keras.Variable`.
 _METRIC_OF_TF_KERAS = types.SimpleNamespace(name="", synchronization="on_read", trainable=False)
 
 
 def owner_by_request(kwargs: Mapping[str, Any]) -> Any:
-    """Return who asks for a variable, where that is a metric of tf_keras: read as a sum, and in no collection."""
+    """Return the owner if a tf_keras metric requests the variable: read as a sum, and in no collection; else None."""
     is_summed = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
     return _METRIC_OF_TF_KERAS if is_summed and kwargs.get("collections") == [] else None
 
 
 def is_seed_state(owner: Any) -> bool:
-    """Report whether a SeedGenerator of Keras owns it."""
+    """Report whether a Keras SeedGenerator owns the variable."""
     return owner is not None and owner.name == _SEED_STATE
 
 
 def spec_of(name: str, kwargs: Mapping[str, Any], owner: Any, *, local_random: bool) -> VariableSpec:
-    """Return the request for a variable of that name.
+    """Return the request for a variable named `name`.
 
     Args:
-      kwargs: of the variable creator.
-      owner: the `keras.Variable` that asks; None: nobody of Keras.
-      local_random: random state of Keras is no part of the model.
+      name: its name.
+      kwargs: arguments of the variable creator.
+      owner: the requesting `keras.Variable`; None: not Keras.
+      local_random: Keras' random state is not part of the model.
     """
     initial = kwargs.get("initial_value")
     dtype, shape = kwargs.get("dtype"), kwargs.get("shape")
     if owner is not None:
-        # Keras sets the shape before it initialises from a callable, and after it from a value.
+        # Keras sets the shape before it initializes from a callable, but after it initializes from a value.
         shape = owner._shape if owner._shape is not None else shape
     if callable(initial) and (shape is None or dtype is None):
         with tf.init_scope():
@@ -88,7 +89,7 @@ def spec_of(name: str, kwargs: Mapping[str, Any], owner: Any, *, local_random: b
         v1.GraphKeys.LOCAL_VARIABLES in (kwargs.get("collections") or ())
         or is_metric(owner)
         or is_metric(owner_by_request(kwargs))
-        # A state of its own for EVAL and PREDICT: evaluating never moves that of training, and each call begins at
+        # EVAL and PREDICT have their own state: evaluating never advances that of training, and each call starts from
         # the seed.
         or (local_random and is_seed_state(owner))
     )
@@ -99,10 +100,10 @@ def spec_of(name: str, kwargs: Mapping[str, Any], owner: Any, *, local_random: b
 
 
 def _aggregation(requested: tf.VariableAggregation | None, spec: VariableSpec) -> tf.VariableAggregation:
-    """Return how writes from several replicas become one value, where the request does not say.
+    """Return how writes from several replicas become one value, if the request does not say.
 
-    Statistics (moving averages) are the mean over replicas; a counter, or a weight that model_fn assigns itself
-    (clipping, constraints: every replica computes the same), is the first replica's.
+    Statistics (moving averages) are averaged over replicas. A counter, or a weight that model_fn assigns itself
+    (clipping, constraints), is the same on every replica, so the first replica's value is used.
     """
     if requested not in (None, tf.VariableAggregation.NONE):
         return requested
@@ -116,10 +117,10 @@ def _aggregation(requested: tf.VariableAggregation | None, spec: VariableSpec) -
 class RequestedNames:
     """Names for one trace.
 
-    Replica r's k-th request is replica 0's k-th: scopes are entered differently on other replicas ("replica_1/").
+    Replica r's k-th request gets the name of replica 0's k-th, because other replicas have other scopes ("replica_1/").
 
     Args:
-      known: by name, what earlier traces asked for.
+      known: name -> spec requested by earlier traces.
     """
 
     def __init__(self, known: Mapping[str, Any]) -> None:
@@ -128,7 +129,9 @@ class RequestedNames:
         self._streams: dict[Any, list[str]] = {}
 
     def name(self, requested: str, *, unique: bool) -> str:
-        """The variable's name; `unique` says it is one already (Keras paths), not to be resolved in the scope."""
+        """Return the variable's name; if `unique`, `requested` is already unique (Keras paths) and used without the
+        scope.
+        """
         context = tf.distribute.get_replica_context()
         stream_id = "cross-replica" if context is None else threading.get_ident()
         stream = self._streams.setdefault(stream_id, [])
@@ -142,7 +145,8 @@ class RequestedNames:
 
     def _new_name(self, requested: str, *, unique: bool, cross_replica: bool) -> str:
         if not unique:
-            with tf.name_scope(requested) as scope:  # a v1 graph makes names unique here, against every op
+            # a v1 graph makes the name unique here, compared with every operation
+            with tf.name_scope(requested) as scope:
                 requested = scope.rstrip("/")
         requested = re.sub(r"(^|/)replica_\d+(?=/)", "", requested).strip("/")
         name, number = requested, 0

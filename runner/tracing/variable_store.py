@@ -1,10 +1,10 @@
-"""Variables by name: discover what a model_fn asks for, materialise it once, give it to every trace.
+"""Variables by name: discover what a model_fn requests, create it once, and pass it to every trace.
 
-A model_fn builds its layers and asks for its variables anew each time it is called, as tf.estimator's did. Here it
-is called once to *discover*: every request is recorded (name, shape, dtype, initial value) and answered with a
-variable that has a handle but no memory. The real variables are then *materialised* under the strategy's scope, and
-every later trace is given them by name. Names are those a v1 graph gives, and for Keras 3 `Variable.path`, so they
-equal the ones tf.estimator wrote to checkpoints.
+A model_fn builds its layers and requests its variables anew each time it is called, as in tf.estimator. Here it is
+first called to *discover*: every request is recorded (name, shape, dtype, initial value) and answered with a variable
+that has a handle but no memory. Then the real variables are *materialised* in the strategy's scope, and every later
+trace gets them by name. Names are those of a v1 graph, and for Keras 3 `Variable.path`; they equal those that
+tf.estimator wrote to checkpoints.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ GLOBAL_STEP = "global_step"
 
 
 class NotFed(ValueError):
-    """A variable begins with a placeholder that nobody feeds."""
+    """A variable starts from a placeholder that is not fed."""
 
     def __init__(self, placeholder: tf.Tensor) -> None:
         super().__init__(
@@ -63,13 +63,12 @@ class NotFed(ValueError):
 
 @dataclasses.dataclass
 class RequestedVariables:
-    """The variables that one trace asked for, by name, in order of request, and which of them belong to Keras.
+    """The variables that one trace requested, by name in order of request, and which of them are Keras'.
 
     Attributes:
-      keras: what Keras does during the trace.
-      training: whether random state of Keras is part of the model, or is evaluation's own.
-      requests: name -> the variable it was given and the `keras.Variable` that asked for it (None for plain ones), as
-        the first replica asked.
+      keras: Keras' actions during the trace.
+      training: Keras' random state is part of the model; False: it is evaluation's own.
+      requests: name -> (variable, the requesting `keras.Variable` or None), as the first replica requested it.
     """
 
     keras: KerasTrace
@@ -78,9 +77,10 @@ class RequestedVariables:
 
     @property
     def trainable(self) -> dict[str, tuple[tf.Variable, Any]]:
-        """Name -> (variable, owner) to optimise. A Keras layer may have been frozen once built: its owner decides.
+        """Return name -> (variable, owner) to optimize. The owner decides, because a Keras layer may have been frozen
+        later.
 
-        For a partitioned variable, its parts.
+        A partitioned variable is represented by its parts.
         """
         return {
             name: (variable, None if part else owner)
@@ -90,7 +90,9 @@ class RequestedVariables:
         }
 
     def keras_variables(self, *, metrics_only: bool = False) -> list[tf.Variable]:
-        """Variables that Keras made: all, or those of metrics (Keras makes only these ON_READ) and random state."""
+        """Return the variables that Keras made: all, or those of metrics (the only ones with ON_READ) and random
+        state.
+        """
         return [
             variable
             for variable, owner in self.requests.values()
@@ -102,12 +104,12 @@ class VariableStore:
     """The variables of one model under one strategy, by name.
 
     Args:
-      strategy: where they live; None is the default strategy, which keeps what discovery made.
-      seed: initial values are a function of this seed and the variable's name, whatever the strategy and order.
+      strategy: where they are; None: the default strategy, which keeps the variables of discovery.
+      seed: an initial value depends only on this seed and the variable's name, not on strategy and order.
 
     Attributes:
-      num_replicas: that take part in one update, over all workers.
-      not_fed: name of a variable that begins with a placeholder which nobody feeds -> what to say of it.
+      num_replicas: number of replicas in one update, over all workers.
+      not_fed: name of a variable that starts from a placeholder that is not fed -> the message about it.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy | None, seed: int) -> None:
@@ -118,15 +120,16 @@ class VariableStore:
         self._discovered: dict[str, tf.Variable] = {}
         self.placement = ParameterServers(strategy) if is_parameter_server(strategy) else Unpartitioned()
         self.not_fed: dict[str, NotFed] = {}
-        self._wholes: set[str] = set()  # names of the variables that are partitioned over parameter servers
-        self._parts: dict[str, VariablePart] = {}  # of those
-        # CentralStorage and parameter servers keep one copy, which a trace without a strategy can use as it is.
-        # Evaluation and prediction do: in a replica of CentralStorage a Keras metric, which assigns `self + value`,
+        self._wholes: set[str] = set()  # names of variables partitioned over parameter servers
+        self._parts: dict[str, VariablePart] = {}  # names of their parts
+        # CentralStorage and parameter servers keep one copy, which a trace without a strategy can use directly.
+        # Evaluation and prediction use it: in a replica of CentralStorage, a Keras metric, which assigns `self +
+        # value`,
         # would be summed wrongly.
         self.has_one_copy = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy) or isinstance(
             self.placement, ParameterServers
         )
-        # The runner's own: counts updates, whoever makes them, atomically, once for all replicas.
+        # The runner's own variable. Counts updates atomically, once for all replicas.
         self.declare(GLOBAL_STEP, tf.constant(0, tf.int64))
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
@@ -141,7 +144,7 @@ class VariableStore:
 
     @property
     def saved(self) -> dict[str, Any]:
-        """Name -> variable, or PartitionedVariable, of all that belongs in a checkpoint, in order of creation."""
+        """Return name -> variable, or PartitionedVariable, of all that belong in a checkpoint, in order of creation."""
         variables = {name: variable for name, variable in self._variables.items() if not self.specs[name].local}
         for name in self._wholes:
             del variables[name]
@@ -150,11 +153,11 @@ class VariableStore:
 
     @property
     def saved_specs(self) -> dict[str, VariableSpec]:
-        """Name -> what is known of each variable of `saved`."""
+        """Return name -> spec of each variable of `saved`."""
         return specs_of(self.saved, self.specs)
 
     def reset_local(self, names: Iterable[str]) -> None:
-        """Give those of `names` that are no part of the model (metrics, evaluation's random state) a fresh start."""
+        """Reset those of `names` that are not part of the model: metrics, evaluation's random state."""
         for name in names:
             spec = self.specs[name]
             if spec.local:
@@ -162,36 +165,39 @@ class VariableStore:
 
     @property
     def global_step(self) -> int:
-        """Updates of the model so far."""
+        """Return the number of updates of the model so far."""
         return int(self._variables[GLOBAL_STEP].numpy())
 
     def discovery_variable(self, name: str) -> tf.Variable:
-        """Return what a trace under the default strategy sees in place of the variable `name`."""
+        """Return the variable that a trace under the default strategy uses in place of the variable `name`."""
         return self._discovered[name]
 
     def declare(self, name: str, initial: tf.Tensor) -> None:
-        """Make a variable that no model_fn asks for: state of the runner, the same on all replicas."""
+        """Make a variable that no model_fn requests: state of the runner, the same on all replicas."""
         if name in self._variables:
             return
         discovered = uninitialized_variable(name, initial.shape, initial.dtype, False)
         with tf.init_scope():
-            discovered.assign(initial)  # initial values that are drawn in the trace ask for the time
+            discovered.assign(initial)  # initial values that are drawn in the trace use the time
         self._discovered[name] = discovered
         spec = VariableSpec(name, initial.shape, initial.dtype, trainable=False, initial=initial)
         self._materialise(spec, initial)
 
     def initial_value(self, name: str) -> Any:
-        """Return what the variable `name` starts from, computed once more."""
-        graphs.drop_kernels()  # with the seed that it had the first time
+        """Return the initial value of the variable `name`, computed again: an array or tensor of its shape and
+        dtype.
+        """
+        graphs.drop_kernels()  # with the same seed as the first time
         return self._initial_value(self.specs[name])
 
     # --- the three phases -------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def discovering(self, requested: RequestedVariables) -> Iterator[list[VariableSpec]]:
-        """While traced under the default strategy, record unknown names and answer them without memory.
+        """While tracing under the default strategy, record unknown names and answer them with variables without memory.
 
-        Yields: the list that fills with the specs of new variables; hand it to `materialise` after the trace.
+        Yields:
+          The list that fills with the specs of new variables; pass it to `materialise` after the trace.
         """
         new: list[VariableSpec] = []
 
@@ -220,22 +226,23 @@ class VariableStore:
     def serving(self, requested: RequestedVariables) -> Callable[[], contextlib.AbstractContextManager[None]]:
         """Answer every request of a trace under the strategy with the real variable of that name.
 
-        Returns: makes the context to enter: inside `strategy.scope()` (v1 slots are made in cross-replica context),
-          and again in each replica, where the strategy's own creator would otherwise come first.
+        Returns:
+          A function that makes the context. Enter it inside `strategy.scope()` (v1 slots are made in cross-replica
+          context), and again in each replica, where the strategy's own creator would otherwise come first.
         """
 
         def refuse(name: str, kwargs: Mapping[str, Any], owner: Any) -> tf.Variable:
             raise RuntimeError(
-                f"variable {name!r} was asked for in one call of model_fn and not in another. "
-                "model_fn must ask for the same variables, under the same names, each time it is called."
+                f"model_fn requested variable {name!r} in one call, but not in another. It must request the same "
+                "variables, under the same names, in each call."
             )
 
         return functools.partial(graphs.creator_scope, self._creator(self._variables, refuse, requested))
 
     def making(self, requested: RequestedVariables) -> contextlib.AbstractContextManager[None]:
-        """Answer every request of a call that runs eagerly; a new variable has its initial value at once.
+        """Answer every request of an eager call; a new variable has its initial value at once.
 
-        For the default strategy, whose variables are those of discovery.
+        Only for the default strategy, whose variables are those of discovery.
         """
 
         def make(name: str, kwargs: Mapping[str, Any], owner: Any) -> tf.Variable:
@@ -252,10 +259,12 @@ class VariableStore:
     def asked_for_in_a_graph(
         self, requested: RequestedVariables, make: Callable[[VariableSpec], tf.Variable]
     ) -> Callable[..., Any]:
-        """Return a variable creator for a graph with variables of its own (an exported one), under the names of here.
+        """Return a variable creator for a graph with its own variables (an exported one), under the names of this
+        store.
 
         Args:
-          make: makes one in that graph; called once a name.
+          requested: records the requests.
+          make: makes a variable in that graph; called once per name.
         """
         made: dict[str, tf.Variable] = {}
 
@@ -270,10 +279,11 @@ class VariableStore:
         """Create the real variables of `new`, in order.
 
         Args:
-          evaluate: runs a tensor of the discovery graph, or a callable inside that graph, and gives its value.
-          on_one_device: what discovery traced is what will run: its local variables need no strategy.
+          new: their specs.
+          evaluate: returns the value of a tensor of the discovery graph, or of a callable inside that graph.
+          on_one_device: the discovery trace is the one that runs, so its local variables need no strategy.
         """
-        with graphs.kernels_kept():  # each name has a seed of its own
+        with graphs.kernels_kept():  # each name has its own seed
             for spec in new:
                 initial = initial_of(self._discovered[spec.name]) or spec.initial
                 if isinstance(initial, tf.Tensor) and not hasattr(initial, "numpy") and spec.name not in self._wholes:
@@ -283,12 +293,12 @@ class VariableStore:
                 except (TypeError, ValueError, tf.errors.InaccessibleTensorError):
                     if not callable(initial):
                         raise
-                    # The initializer closes over tensors of the trace: run it there.
+                    # The initializer uses tensors of the trace, so run it there.
                     self._materialise(spec, self._fed(spec, evaluate, initial), on_one_device=on_one_device)
         random_ops.set_seed(self.seed)
 
     def _fed(self, spec: VariableSpec, evaluate: Callable[[Any], Any], initial: Any) -> Any:
-        """Return the initial value of a variable; zeros, and a note in `not_fed`, where a placeholder is not fed."""
+        """Return the initial value of a variable; if a placeholder is not fed, zeros and a note in `not_fed`."""
         try:
             return evaluate(initial)
         except NotFed as error:
@@ -296,10 +306,14 @@ class VariableStore:
             return tf.zeros([size or 0 for size in spec.shape] if spec.shape.rank else [], spec.dtype)
 
     def check_fed(self) -> None:
-        """Check that a new model has all its values. Raises: NotFed: a variable begins with what nobody feeds."""
+        """Check that all variables of a new model have a value.
+
+        Raises:
+          NotFed: a variable starts from a placeholder that is not fed.
+        """
         for name, error in self.not_fed.items():
             error.add_note(
-                f"variable {name!r} begins with it: EstimatorSpec(scaffold=tf.train.Scaffold(init_feed_dict="
+                f"variable {name!r} starts from it: EstimatorSpec(scaffold=tf.train.Scaffold(init_feed_dict="
                 "{placeholder: value})). A model that resumes has its value in the checkpoint."
             )
             raise error
@@ -316,11 +330,11 @@ class VariableStore:
                 discovered.assign(self._initial_value(spec))
             return
         if isinstance(self.placement, ParameterServers):
-            # v1 optimizers ask a part that a v1 partitioner made for its `op`, and which part it is.
+            # v1 optimizers read `op` and the slice info of a part that a v1 partitioner made.
             variable = named(self.placement.variable(spec), lambda: self._initial_value(spec))
             same_slice(variable, self._discovered[spec.name])
             self._variables[spec.name] = self._discovered[spec.name] = variable
-            with tf.init_scope(), tf.device(variable.device):  # it is computed there, and nowhere else
+            with tf.init_scope(), tf.device(variable.device):  # computed on the server of the part
                 variable.assign(self._initial_value(spec), read_value=False)
             return
         copies: list[tf.Variable] = []
@@ -329,7 +343,7 @@ class VariableStore:
             copies.append(named(next_creator(**kwargs), lambda: self._initial_value(spec)))
             return copies[-1]
 
-        # Entered before the scope, so that the strategy calls it for each copy that it makes.
+        # Enter it before the scope, so that the strategy calls it for each copy.
         with tf.init_scope(), v1.name_scope(None), tf.variable_creator_scope(record), self.strategy.scope():
             made = tf.Variable(
                 lambda: self._initial_value(spec),
@@ -370,7 +384,7 @@ class VariableStore:
             else:
                 name = names.name(owner.path, unique=True)
                 if is_seed_state(owner) and not requested.training:
-                    name = f"_evaluation/{name}"  # random state of its own: evaluating must not move training's
+                    name = f"_evaluation/{name}"  # its own random state: evaluating must not advance that of training
             variable = variables.get(name)
             if variable is None:
                 variable = make(name, kwargs, owner)
@@ -378,7 +392,7 @@ class VariableStore:
             _collect(variable, self.specs[name], kwargs.get("collections"))
             if "constraint" in kwargs:
                 constrain(variable, kwargs["constraint"])
-            if owner is not None:  # a layer of Keras 3 sets a constraint when it has the variable
+            if owner is not None:  # a Keras 3 layer sets a constraint after it gets the variable
                 belongs_to(variable, owner)
             requested.requests.setdefault(name, (variable, owner if owner is not None else owner_by_request(kwargs)))
             return variable
@@ -396,20 +410,21 @@ def _check_shape(name: str, variable: tf.Variable, requested: Any) -> None:
 
 
 def _collect(variable: tf.Variable, spec: VariableSpec, requested: Any) -> None:
-    """Add `variable` to the collections of the graph, as v1 does when it makes one."""
+    """Add `variable` to the graph's collections, as v1 does when it makes one."""
     names = list(requested) if requested is not None else [_KEYS.GLOBAL_VARIABLES]
     names = [name for name in names if name != _KEYS.TRAINABLE_VARIABLES]
     if spec.trainable:
         names.append(_KEYS.TRAINABLE_VARIABLES)
     graph = v1.get_default_graph()
     for name, (_, one, _) in itertools.product(names, _parts_of(spec.name, variable)):
-        # wrap_function's own holder may have added it already. `map` looks through thousands without a line of Python.
+        # wrap_function's holder may have added it already. `map` compares thousands of ids without Python bytecode for
+        # each.
         if id(one) not in map(id, graph.get_collection_ref(name)):
             graph.add_to_collection(name, one)
 
 
 def _parts_of(name: str, variable: Any) -> list[tuple[str, tf.Variable, bool]]:
-    """(name, variable, whether it is a part) of each part of a variable, or of itself where it is whole."""
+    """Return (name, variable, whether it is a part) of each part of a variable, or of the variable itself."""
     if not isinstance(variable, ShardedVariable):
         return [(name, variable, False)]
     return [(part_name(name, number), part, True) for number, part in enumerate(variable.variables)]

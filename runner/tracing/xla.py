@@ -1,10 +1,9 @@
-"""`train.jit`: from the batch to its gradients, XLA compiles what each replica computes.
+"""`train.jit`: XLA compiles what each replica computes, from its batch to its gradients.
 
-The program of the gradients runs in three stages. *Before*: what reads variables and other state, and the little that
-such a read waits for (the ids of an embedding). *Compiled*: one function a replica, from there to its loss and
-gradients, without any state. *After*: what else was fetched or has an effect (moving averages, summaries); it takes its
-values from those functions. Sums over replicas and the update are another program
-(`runner.programs.gradient_accumulation`), which is left as it is.
+The gradient program runs in three stages. *Before*: operations that read variables and other state, and what they
+depend on (the ids of an embedding). *Compiled*: one stateless function per replica, from there to its loss and
+gradients. *After*: other fetches and effects (moving averages, summaries), which use the values of those functions.
+Sums over replicas and the update are another program (`runner.programs.gradient_accumulation`), which is not compiled.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ _SOURCES = ("Placeholder", "PlaceholderWithDefault")
 
 
 class Gradients:
-    """The gradients of a traced step, to be compiled by XLA.
+    """The gradients of a traced step, for XLA to compile.
 
     Args:
-      roots: of each replica, the tensors that are to be compiled: its loss and gradients.
+      roots: for each replica, the tensors to compile: its loss and gradients.
 
     Raises:
       ValueError: XLA cannot compile them; the message names the operation and the reason.
@@ -39,8 +38,9 @@ class Gradients:
         _check([_Replica.of(each) for each in roots], roots[0][0].graph.get_operations())
 
     def function_of_part(self, part: graphs.Part) -> Callable[..., list[tf.Tensor]]:
-        """Like `graphs.function_of_part`, in stages. All of the roots are among the fetches."""
-        replicas = [_Replica.of(each) for each in self._roots]  # anew: operations wait for others meanwhile
+        """Return the part as a function in stages, like `graphs.function_of_part`. Its fetches include all roots."""
+        # computed anew, because control dependencies have been added since
+        replicas = [_Replica.of(each) for each in self._roots]
         before = set().union(*(replica.before for replica in replicas))
         compiled = [replica.compiled - before for replica in replicas]
         after = set(part.running) - before.union(*compiled)
@@ -66,7 +66,7 @@ class Gradients:
 
 @dataclasses.dataclass(frozen=True)
 class _Stage:
-    """A function of some of the operations, from the values of `inputs` to those of `outputs`, tensors of the graph."""
+    """A function of some operations, from the values of `inputs` to those of `outputs`, tensors of the graph."""
 
     function: Callable[..., list[tf.Tensor]]
     inputs: Sequence[tf.Tensor]
@@ -86,25 +86,25 @@ def _run(stages: Sequence[_Stage], feeds: Sequence[tf.Tensor], fetches: Sequence
 def _in_order(
     running: Sequence[tf.Operation], group: Collection[tf.Operation], fed: Collection[tf.Operation]
 ) -> list[tf.Operation]:
-    """`group` with what costs nothing to have in several: constants, and the handles that the graph captures."""
+    """Return `group` with operations that may be in several stages at no cost: constants, and captured handles."""
     free = {op for op in running if not op.inputs and not op.op_def.is_stateful and op not in fed and op.outputs}
     own = {tensor.op for op in group for tensor in op.inputs if tensor.op in free}
     return [op for op in running if (op in group or op in own) and op not in fed]
 
 
 def _used_by(group: Sequence[tf.Operation]) -> list[Any]:
-    """References of the tensors that come into `group` from elsewhere, in order."""
+    """Return references of the tensors that `group` takes from outside, in order."""
     own = set(group)
     return list(dict.fromkeys(tensor.ref() for op in group for tensor in op.inputs if tensor.op not in own))
 
 
 def _device_of(group: Sequence[tf.Operation]) -> str | None:
-    """Where most of it is traced for; None: anywhere."""
+    """Return the device on which most of the group is placed; None: any."""
     ((device, _), *_) = collections.Counter(op.device for op in group).most_common(1) or [("", 0)]
     return device or None
 
 
-# --- what of a replica is compiled ----------------------------------------------------------------------------
+# --- the compiled part of a replica ---------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +112,7 @@ class _Replica:
     """The operations that the roots of one replica need.
 
     Attributes:
-      of_model: those of them that depend on the value of a variable of the model.
+      of_model: those that depend on the value of a variable of the model.
     """
 
     before: set[tf.Operation]
@@ -128,7 +128,7 @@ class _Replica:
 
 
 def _ancestors(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
-    """They, and what their values come from; stateful ones also wait for the operations before them."""
+    """Return the operations and all that their values depend on; stateful ones also follow earlier stateful ones."""
     found, stack = set(), list(operations)
     while stack:
         operation = stack.pop()
@@ -164,7 +164,9 @@ def _reads_a_number(operation: tf.Operation) -> bool:
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """What XLA says of a step that it cannot compile becomes a ValueError; it compiles when a shape first comes."""
+    """Convert XLA's error for a step that it cannot compile into a ValueError. XLA compiles when a shape first
+    occurs.
+    """
     try:
         yield
     except tf.errors.OpError as error:
@@ -178,7 +180,14 @@ def explained() -> Iterator[None]:
 
 
 def _check(replicas: Sequence[_Replica], program: Sequence[tf.Operation]) -> None:
-    """Args: program: all operations, in the order in which they were written. Raises: ValueError: the first reason."""
+    """Check that XLA can compile the replicas.
+
+    Args:
+      program: all operations in program order.
+
+    Raises:
+      ValueError: the first operation that cannot be compiled, and the reason.
+    """
     for operation in program:
         having = [replica for replica in replicas if operation in replica.before or operation in replica.compiled]
         reasons = [_reason_against(operation, replica) for replica in having]
@@ -187,8 +196,8 @@ def _check(replicas: Sequence[_Replica], program: Sequence[tf.Operation]) -> Non
         reason = next((reason for reason in reasons if reason is not None), None)
         if reason is not None:
             raise ValueError(
-                f"train.jit=true: {operation.type} {operation.name!r} cannot be compiled, and the loss needs it: "
-                f"{reason}. Change that in model_fn, or set train.jit=false."
+                f"train.jit=true: {operation.type} {operation.name!r} cannot be compiled, but the loss depends on it: "
+                f"{reason}. Replace it in model_fn, or set train.jit=false."
             )
 
 

@@ -1,7 +1,7 @@
-"""Files that a user's code keeps with the run: `runner.log_artifact`, `runner.log_figure`, images of summaries.
+"""Files that the user's code keeps with the run: `runner.log_artifact`, `runner.log_figure`, images of summaries.
 
-They are copied into `model_dir/artifacts`, so that they are there when a tracker that was away comes back, and the
-journal tells the supervisor of them.
+They are copied into `model_dir/artifacts`, so that they still exist when an unreachable tracker returns. The journal
+tells the supervisor of them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ FOLDER = "artifacts"
 
 @dataclass(frozen=True)
 class Artifacts:
-    """Where a process keeps files of its run.
+    """Keeps the files of one process of a run.
 
     Attributes:
       is_kept: False in a worker that is not the chief, which calls the same functions.
-      keeps_images: those of summaries, too, which TensorBoard has anyway.
+      keeps_images: also keep images of summaries, which TensorBoard has anyway.
     """
 
     model_dir: Path
@@ -81,7 +81,7 @@ _kept: list[Artifacts] = []
 
 @contextlib.contextmanager
 def keeping(artifacts: Artifacts) -> Iterator[None]:
-    """Meanwhile the files of `log_artifact` and `log_figure` go there."""
+    """Keep files of `log_artifact` and `log_figure` in `artifacts` inside this context."""
     _kept.append(artifacts)
     try:
         yield
@@ -90,48 +90,48 @@ def keeping(artifacts: Artifacts) -> Iterator[None]:
 
 
 def current() -> Artifacts | None:
-    """Return where this process keeps files of its run; None where it keeps none."""
+    """Return where this process keeps files of its run; None: it keeps none."""
     return _kept[-1] if _kept and _kept[-1].is_kept else None
 
 
 def log_artifact(path: str | os.PathLike[str], folder: str = "") -> None:
-    """Keep a copy of a file, or of a folder, with the run: in `model_dir/artifacts`, and in MLflow.
+    """Keep a copy of a file or folder with the run: in `model_dir/artifacts`, and in MLflow.
 
-    Call it where Python runs: in a hook, an input function, a `tf.py_function`. In a cluster the chief keeps what it is
-    given, and an evaluator; in other workers the call does nothing.
+    Call it from Python that runs: a hook, an input function, a `tf.py_function`. In a cluster, the chief and an
+    evaluator keep their files; in other workers the call does nothing.
 
     Args:
-      path: of what is there now; a later change of it is not seen.
-      folder: of the run's files; '': the top. A file of the same name takes the place of an earlier one.
+      path: the file or folder; later changes of it are not copied.
+      folder: folder among the run's files; '': the top. A file replaces an earlier one of the same name.
 
     Raises:
-      FileNotFoundError: it is not there.
-      ValueError: the folder is none below the run's.
+      FileNotFoundError: `path` does not exist.
+      ValueError: `folder` is not below the run's files.
     """
     artifacts = _artifacts("log_artifact")
     if not Path(path).exists():
-        raise FileNotFoundError(f"runner.log_artifact({os.fspath(path)!r}): there is no such file.")
+        raise FileNotFoundError(f"runner.log_artifact({os.fspath(path)!r}): no such file.")
     _check("log_artifact", "folder", folder)
     if artifacts is not None:
         artifacts.copy(Path(path), folder)
 
 
 def log_figure(figure: Any, name: str) -> None:
-    """Keep a figure with the run: in `model_dir/artifacts`, and in MLflow. See `log_artifact` for where to call it.
+    """Keep a figure with the run: in `model_dir/artifacts`, and in MLflow. Where to call it: see `log_artifact`.
 
     Args:
-      figure: of matplotlib (`savefig`) or plotly (`write_html`).
-      name: of its file; a suffix says the format, else it is .png, of plotly .html. One of the same name takes the
-        place of an earlier one: `f"confusion/{step:06}"` keeps one a step.
+      figure: a figure of matplotlib (`savefig`) or plotly (`write_html`).
+      name: name of its file; the suffix selects the format, default .png, for plotly .html. A figure replaces an
+        earlier one of the same name; `f"confusion/{step:06}"` keeps one per step.
 
     Raises:
-      ValueError: it is no figure, or the name is no path below the run's files.
+      ValueError: `figure` is not a figure, or `name` is not a path below the run's files.
     """
     if not (hasattr(figure, "savefig") or hasattr(figure, "write_html")):
-        raise ValueError(f"runner.log_figure: a {type(figure).__name__} is no figure of matplotlib or plotly.")
+        raise ValueError(f"runner.log_figure: a {type(figure).__name__} is not a figure of matplotlib or plotly.")
     _check("log_figure", "name", name)
     if not name.rpartition("/")[2]:
-        raise ValueError(f"runner.log_figure(name={name!r}): give the name of a file, such as 'confusion'.")
+        raise ValueError(f"runner.log_figure(name={name!r}): must be the name of a file, such as 'confusion'.")
     artifacts = _artifacts("log_figure")
     if artifacts is not None:
         artifacts.save(figure, name)
@@ -139,10 +139,10 @@ def log_figure(figure: Any, name: str) -> None:
 
 def _artifacts(function: str) -> Artifacts | None:
     if not _kept:
-        _log.warning("runner.%s has no effect here: it is for code that a run calls (python -m runner).", function)
+        _log.warning("runner.%s has no effect outside a run (python -m runner).", function)
     return current()
 
 
 def _check(function: str, argument: str, path: str) -> None:
     if path.startswith("/") or "\\" in path or ".." in path.split("/"):
-        raise ValueError(f"runner.{function}({argument}={path!r}): give a path below the run's files.")
+        raise ValueError(f"runner.{function}({argument}={path!r}): must be a path below the run's files.")

@@ -1,4 +1,4 @@
-"""A picture of how a run went, drawn from its journals. matplotlib is imported when there is something to draw."""
+"""A picture of a run's learning curves, from its journals. matplotlib is imported when there is something to draw."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Panel:
 
 
 def draw_curves(model_dir: Path) -> Path | None:
-    """Draw the metrics of a run over its steps into `model_dir/learning_curves.png`.
+    """Draw the metrics of a run over its steps into `model_dir/learning_curves.png`, and return the file.
 
-    Returns: the file; None when the run noted no metrics.
+    None: the run noted no metrics.
     """
     panels = panels_of(read_metrics(model_dir))
     if not panels:
@@ -73,7 +73,9 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def read_metrics(model_dir: Path) -> Mapping[str, Points]:
-    """Return metric -> its (step, value), steps rising. Where a resumed run went back, what came later counts."""
+    """Return metric -> its (step, value), steps rising. If a resumed run went back, later values replace earlier
+    ones.
+    """
     metrics: dict[str, list[tuple[int, float]]] = {}
     for path in journals_in(model_dir):
         of_file: dict[str, list[tuple[int, float]]] = {}
@@ -99,7 +101,7 @@ def panels_of(metrics: Mapping[str, Points]) -> list[Panel]:
 
 
 def import_matplotlib() -> None:
-    """Do what takes 0.4 s before the first picture, or seconds where matplotlib never ran (it looks for fonts)."""
+    """Import matplotlib in advance: it takes 0.4 s, or seconds at its first use, when it looks for fonts."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from matplotlib.backends import backend_agg  # noqa: F401
     from matplotlib.figure import Figure  # noqa: F401
@@ -204,5 +206,5 @@ def _is_finite(value: float) -> bool:
 
 
 def _text(text: str) -> str:
-    """`text` as it is: matplotlib takes what is between two dollar signs for a formula."""
+    """Return `text` with dollar signs escaped: matplotlib would read a formula between two of them."""
     return text.replace("$", r"\$")

@@ -1,15 +1,15 @@
-"""The exit codes, the status that goes with each, and who chooses them.
+"""Exit codes, the status that belongs to each, and who chooses them.
 
 | code | status in summary.json | MLflow | chosen by |
 |---|---|---|---|
-| 0 | finished | FINISHED | the task (`runner.task.main`): its command came to its end |
-| 1 | failed | FAILED | the task, by `code_of_error`; its supervisor, where the task could not say why it ended |
+| 0 | finished | FINISHED | the task (`runner.task.main`): its command is complete |
+| 1 | failed | FAILED | the task, by `code_of_error`; its supervisor, if the task could not report the reason |
 | 2 | failed | FAILED | the task, by `code_of_error`; for a wrong config the command (`runner.launch.app`) |
-| 3 | interrupted | KILLED | the task: it was asked to stop, and the same command goes on |
-| 75 | (all tasks start again) | | the task, to its supervisor alone: it lost another task of its cluster |
+| 3 | interrupted | KILLED | the task: it was asked to stop, and the same command resumes |
+| 75 | (all tasks start again) | | the task, for its supervisor only: it lost another task of its cluster |
 
-Of several tasks `runner.launch.gang` decides whose code counts, `outcome_of` makes of it the code of the run, and the
-command exits with the worst of its runs.
+If there are several tasks, `runner.launch.gang` decides whose code counts, and `outcome_of` derives the run's code from
+it. The command exits with the worst code of its runs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _BY_USER = "_runner_raised_by_user"
 
 @contextlib.contextmanager
 def user_code() -> Iterator[None]:
-    """Mark what is raised while it is entered as the mistake of the user, whose function is called: exit code 2."""
+    """Mark errors raised inside this context as mistakes of the user, whose function is called: exit code 2."""
     try:
         yield
     except Exception as error:
@@ -68,20 +68,20 @@ def code_of_error(error: Exception) -> int:
 
 
 def comes_from_input(error: Exception) -> bool:
-    """Report whether an operation failed that the data of an input function is made by, while a step read it."""
+    """Report whether an operation of the input's dataset failed while a step read it."""
     return re.search(r"IteratorGetNext|Iterator::", str(error)) is not None
 
 
 def is_loss(code: int) -> bool:
-    """Report whether a task with this exit code was lost through no fault of its own: to start again may help."""
+    """Report whether a task with this exit code was lost through no fault of its own, so that a restart may help."""
     asked = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
     return code == PEER_LOST or (code < 0 and code not in asked)
 
 
 def rank_of(code: int) -> int:
-    """Return the place of a task's exit code among those of its gang: the lowest is the likely reason for the others.
+    """Return the rank of a task's exit code in its gang; the lowest is the likely reason for the others.
 
-    SIGKILL comes first: nothing that a task does sends it.
+    SIGKILL has the lowest rank, because no task sends it.
     """
     return {-signal.SIGKILL: 0, FAILED: 1, USER_ERROR: 1, INTERRUPTED: 2, PEER_LOST: 4}.get(code, 3)
 
@@ -93,9 +93,9 @@ class Outcome:
     Attributes:
       code: its exit code.
       status: running, finished, failed or interrupted (resumable).
-      error: one line; None when there was none.
-      facts: what the tasks noted in their journals, as `runner.tracking.summary.facts_in` gives it.
-      was_killed: a run that failed because it was asked to stop before it could save; MLflow calls it KILLED.
+      error: the error in one line; None if there was none.
+      facts: what the tasks noted in their journals, from `runner.tracking.summary.facts_in`.
+      was_killed: the run failed because it was asked to stop before it could save; MLflow calls it KILLED.
     """
 
     code: int
@@ -113,12 +113,12 @@ STILL_RUNNING = Outcome(FAILED, "running")
 
 
 def outcome_of(code: int, stop_requested: bool, facts: Mapping[str, Any], reason: str = "") -> Outcome:
-    """Return the end of a run, from the exit code of the task that decided it.
+    """Return the outcome of a run from the exit code of the task that decided it.
 
     Args:
-      facts: what the journals tell; `error` is the last one that a task noted.
-      reason: what went wrong, where that is known; '': what the journal or the exit code says. Of an interruption: who
-        was asked to stop.
+      facts: from the journals; `error` is the last error that a task noted.
+      reason: what went wrong, if known; '': as the journal or the exit code says. For an interruption: who was asked to
+        stop.
     """
     facts = dict(facts)
     noted = facts.pop("error", None)

@@ -1,12 +1,13 @@
-"""What happened in a run, on disk: JSON lines that one task appends and the supervisor reads while they grow.
+"""The events of a run on disk: JSON lines that one task appends and the supervisor reads while they grow.
 
-Two kinds of lines, metrics and events, each with the `time` (seconds since the epoch) at which it was written:
+There are two kinds of lines, metrics and events, each with the `time` (seconds since the epoch) at which it was
+written:
 
     {"time": 1763647000.1, "step": 100, "metrics": {"train/loss": 0.31}}
     {"time": 1763647000.2, "event": "phase", "name": "trace", "secs": 0.91}
     {"time": 1763647000.3, "event": "result", "global_step": 100}
 
-Numbers that JSON has no word for are the strings "nan", "inf" and "-inf"; `float` reads them.
+Numbers that JSON lacks are the strings "nan", "inf" and "-inf", which `float` reads.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ ARTIFACT, IMAGE, DATASET = "artifact", "image", "dataset"
 
 
 class Journal:
-    """Appends to one file; every line is flushed, so a reader or a crash loses nothing that was said.
+    """Appends to one file. Every line is flushed, so that neither a reader nor a crash loses any.
 
-    Safe to call from several threads of the one process that owns the file; phases are of its main thread.
+    Safe to call from several threads of the process that owns the file; phases belong to its main thread.
 
     Attributes:
       phases: name -> seconds so far, of this process.
-      show_phase: makes what is entered while a phase lasts; shows it to a person.
+      show_phase: makes a context that shows the phase to the user.
     """
 
     def __init__(
@@ -59,20 +60,22 @@ class Journal:
                 self._file.write(b"\n")  # the process before us died inside a line
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Notes the metrics of a global step, by name (`train/loss`, `eval/accuracy`, `eval_<name>/accuracy`)."""
+        """Write the metrics of a global step: name (`train/loss`, `eval/accuracy`, `eval_<name>/accuracy`) ->
+        number.
+        """
         self.metrics_of_steps([(step, values)])
 
     def metrics_of_steps(self, points: Iterable[tuple[int, Mapping[str, float]]]) -> None:
-        """Notes the metrics of several steps, with one write: a loop may log every step."""
+        """Write the metrics of several steps at once: a loop may log every step."""
         self._write(_lines_of_steps(self._clock(), points))
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Notes that something happened; fields are anything that JSON can hold, everything else as text."""
+        """Write an event; fields are written as JSON, or else as text."""
         self._append({"event": kind, **fields})
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Notes how long its body took, less the phases inside it: the seconds of all phases add up."""
+        """Write how long the body took, without phases inside it, so that the seconds of all phases add up."""
         outer, self._inner_secs = self._inner_secs, 0.0
         started = self._timer()
         try:
@@ -84,7 +87,7 @@ class Journal:
             self._inner_secs = outer + secs
 
     def took(self, name: str, secs: float) -> None:
-        """Notes the seconds of a phase that was measured elsewhere."""
+        """Write the seconds of a phase that was measured elsewhere."""
         self.phases[name] = self.phases.get(name, 0.0) + secs
         self.event("phase", name=name, secs=round(secs, 4))
 
@@ -97,7 +100,7 @@ class Journal:
     def _write(self, lines: Iterable[str]) -> None:
         rest = memoryview("".join(f"{line}\n" for line in lines).encode())
         with self._lock:
-            # One write for whole lines: a reader never sees two halves mixed. A disk that is full takes less.
+            # One write for whole lines, so that a reader never sees mixed halves. A full disk may accept only a part.
             while rest:
                 with naming_need(self._file.name, len(rest)):
                     rest = rest[self._file.write(rest) or 0 :]
@@ -132,7 +135,7 @@ _PLAIN = json.JSONEncoder(allow_nan=False)
 
 
 class NullJournal:
-    """Notes nothing."""
+    """Writes nothing."""
 
     def __init__(self) -> None:
         self.phases: dict[str, float] = {}
@@ -173,13 +176,14 @@ def task_of(path: Path) -> str:
 
 
 def read_journal(path: str | Path, offset: int = 0, max_bytes: int = -1) -> tuple[list[dict[str, Any]], int]:
-    """Return the lines written after `offset`, and the offset to go on from.
+    """Return (lines after `offset`, the offset from which to continue).
 
     Args:
-      max_bytes: so much at once, to the end of a line; negative: all.
+      offset: position in bytes.
+      max_bytes: read this many at once, up to the end of a line; negative: all.
 
-    A last line that is still being written is left for the next call; one that a crash cut short is passed over.
-    A file that is not there (yet) has no lines.
+    A last line that is still being written is left for the next call; one cut short by a crash is skipped. A missing
+    file has no lines.
     """
     try:
         with open(path, "rb") as file:
@@ -196,17 +200,17 @@ def read_journal(path: str | Path, offset: int = 0, max_bytes: int = -1) -> tupl
 
 @dataclass
 class Journals:
-    """What the tasks of a run noted since `mark`; before it, all that they ever did.
+    """The lines that the tasks of a run wrote since `mark`, or ever if it was not called.
 
     Attributes:
-      sizes: name of a journal -> bytes of it that were there at the mark.
+      sizes: name of a journal -> its size in bytes at the mark.
     """
 
     model_dir: Path
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     def mark(self) -> Journals:
-        """Pass over what is there, from now on."""
+        """Skip the existing lines from now on."""
         self.sizes = {path.name: path.stat().st_size for path in journals_in(self.model_dir)}
         return self
 
@@ -216,7 +220,7 @@ class Journals:
         return [line for path in paths for line in read_journal(path, self.sizes.get(path.name, 0))[0]]
 
     def events(self, event: str) -> dict[str, list[dict[str, Any]]]:
-        """Return the lines of `event`, by the name of the task; a task without one is left out."""
+        """Return task name -> lines of `event`; tasks without such a line are left out."""
         tasks = [task_of(path) for path in journals_in(self.model_dir)]
         found = {task: [line for line in self.lines(task) if line.get("event") == event] for task in tasks}
         return {task: lines for task, lines in found.items() if lines}

@@ -1,7 +1,8 @@
-"""What MLflow runs an exported model with. A copy of it lies in each such model: it needs nothing of this package.
+"""The code with which MLflow runs an exported model. Each model contains a copy, so it needs nothing of this package.
 
 `mlflow.pyfunc.load_model(uri).predict(...)` takes the inputs of the signature `serving_default` by name: a dict of
-arrays, or a DataFrame of columns; one array where there is one input. It gives a dict of arrays.
+arrays `[batch, ...]` or a DataFrame of columns; or one array if there is one input. It returns a dict of arrays
+`[batch, ...]`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 
 class ServedModel(mlflow.pyfunc.PythonModel):
-    """A SavedModel, answering by its default signature."""
+    """A SavedModel that answers by its default signature."""
 
     def load_context(self, context: Any) -> None:
         import tensorflow as tf  # here: whoever logs the model does without it
@@ -33,7 +34,7 @@ class ServedModel(mlflow.pyfunc.PythonModel):
 
 
 def _array(value: Any) -> Any:
-    """A column whose cells are lists as one array."""
+    """Return a column whose cells are lists as one array."""
     array = np.asarray(value)
     if array.dtype != np.dtype(object) or not array.size or isinstance(array.flat[0], str | bytes):
         return array

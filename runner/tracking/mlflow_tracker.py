@@ -1,7 +1,7 @@
-"""The record of a run in MLflow. The only file that imports mlflow, and only when a run is tracked.
+"""The record of a run in MLflow. The only file that imports mlflow, and only if a run is tracked.
 
-The supervisor talks to this from a thread of its own; the tasks write journals and know nothing of MLflow. All calls
-go through MlflowClient with an explicit run id: the fluent API would end the run when its block is left.
+The supervisor calls it from a thread of its own; tasks write journals and do not know MLflow. All calls use
+MlflowClient with an explicit run id, because the fluent API would end the run at the end of its block.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_NAME, MAX_PARAM, MAX_TAG = 250, 6000, 8000
 
 
 class UniqueNames:
-    """Clean names that stay different: the second of two names that would become one gets a suffix."""
+    """Clean names that stay different: if two names become equal, the second gets a suffix."""
 
     def __init__(self) -> None:
         self._owners: dict[str, str] = {}
@@ -51,15 +51,15 @@ class UniqueNames:
 
 
 def clean_name(name: str) -> str:
-    """`name` as MLflow takes it: of letters, digits, `_ - . space : /`, and a path that means itself."""
+    """Return `name` as MLflow allows it: letters, digits, `_ - . space : /`, and a normalized path."""
     parts = re.sub(r"[^\w\-. :/]", "_", name)[:MAX_NAME].split("/")
     text = "/".join(part if part.strip(".") else "_" * max(len(part), 1) for part in parts)
     return re.sub(r"^\.\.", "__", text)[:MAX_NAME].rstrip("/")
 
 
 def clean_text(value: Any, limit: int) -> str:
-    """`value` as text that every database takes, cut to `limit` characters."""
-    # A command line in another encoding holds lone surrogates, which sqlite refuses; PostgreSQL refuses NUL.
+    """Return `value` as text that every database accepts, cut to `limit` characters."""
+    # A command line in another encoding contains lone surrogates, which sqlite refuses; PostgreSQL refuses NUL.
     text = str(value).encode("utf-8", "replace").decode().replace("\0", "\\0")
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
@@ -92,9 +92,9 @@ class MlflowTracker(Tracker):
     """Records in an MLflow server or database. Trackers of several runs may be used in several threads.
 
     Args:
-      uri: tracking URI; a sqlite database is created when it is not there.
-      experiment: name of the MLflow experiment; created when it is not there.
-      system_metrics: MLflow's own monitor records CPU, memory, disk and network of this machine while the run goes on.
+      uri: tracking URI; a sqlite database is created if it does not exist.
+      experiment: name of the MLflow experiment; created if it does not exist.
+      system_metrics: record CPU, memory, disk and network of this machine with MLflow's monitor during the run.
     """
 
     def __init__(self, uri: str, experiment: str, system_metrics: bool = False) -> None:
@@ -197,7 +197,7 @@ class MlflowTracker(Tracker):
             self._register(model, known.model_id, about)
 
     def _evaluated_at(self, step: int, names: Iterable[str]) -> list[Any]:
-        """Return what evaluations of the checkpoint of `step` found, the last value of each metric."""
+        """Return the last value of each metric from evaluations of the checkpoint of `step`."""
         histories = [self._client.get_metric_history(self._run_id, name) for name in names if is_of_evaluation(name)]
         found = [[metric for metric in history if metric.step == step] for history in histories]
         return [max(metrics, key=lambda metric: metric.timestamp) for metrics in found if metrics]
@@ -302,13 +302,13 @@ class MlflowTracker(Tracker):
             found = self._client.get_experiment_by_name(name)
         if found.lifecycle_stage != "active":
             raise ValueError(
-                f"the MLflow experiment {name!r} is deleted in {self.uri}. Restore it with `mlflow experiments "
-                f"restore -x {found.experiment_id}`, or choose another tracking.experiment."
+                f"The MLflow experiment {name!r} is deleted in {self.uri}. Restore it with `mlflow experiments "
+                f"restore -x {found.experiment_id}`, or set another tracking.experiment."
             )
         self._experiment_id = str(found.experiment_id)
 
     def _existing(self, run_id: str) -> Any:
-        """The run; None when it is in another database, or was deleted."""
+        """Return the run; None if it is in another database, or was deleted."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -320,7 +320,7 @@ class MlflowTracker(Tracker):
         return run if run.info.lifecycle_stage == "active" else None
 
     def _resume(self, run_id: str | None, tags: Mapping[str, str]) -> Mapping[str, str] | None:
-        """Opens the run again. The parameters that it has; None when there is no such run."""
+        """Reopen the run and return its parameters; None if there is no such run."""
         run = self._existing(run_id) if run_id else None
         if run is None:
             return None
@@ -330,7 +330,9 @@ class MlflowTracker(Tracker):
         return run.data.params
 
     def _log_params(self, known: Mapping[str, str], params: Mapping[str, Any]) -> None:
-        """New parameters are logged; one that a resumed run changed becomes a tag, since MLflow refuses the change."""
+        """Log new parameters. A parameter that a resumed run changed becomes a tag, because MLflow refuses the
+        change.
+        """
         from mlflow.entities import Param
 
         names = UniqueNames()
@@ -367,9 +369,9 @@ def tracking_uri(settings: TrackingConfig, env: Mapping[str, str], cwd: Path) ->
 
 
 def build_tracker(settings: TrackingConfig, env: Mapping[str, str], cwd: Path) -> Tracker:
-    """Return MLflow where `tracking.backend` names it, else one that records nothing. Creates nothing yet.
+    """Return the MLflow tracker if `tracking.backend` names it, else one that records nothing. Creates nothing yet.
 
-    Where the settings are None, the uri is MLFLOW_TRACKING_URI, else `sqlite:///mlflow.db` in `cwd`; the experiment is
+    If settings are None, the uri is MLFLOW_TRACKING_URI, else `sqlite:///mlflow.db` in `cwd`; the experiment is
     MLFLOW_EXPERIMENT_NAME, else `runner`.
     """
     if not settings.has_mlflow:
@@ -379,7 +381,7 @@ def build_tracker(settings: TrackingConfig, env: Mapping[str, str], cwd: Path) -
 
 
 def _save_model(model: ExportedModel, folder: Path) -> None:
-    """Writes a SavedModel as a model of MLflow, which loads it by `runner/tracking/mlflow_model.py`. Imports no
+    """Save a SavedModel as an MLflow model, which `runner/tracking/mlflow_model.py` loads. Does not import
     TensorFlow.
     """
     import mlflow.pyfunc
@@ -400,9 +402,9 @@ def _save_model(model: ExportedModel, folder: Path) -> None:
 
 
 def _input_example(inputs: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, Any] | None:
-    """Return a request that holds one example, of zeros and empty texts: what the user's data is stays with the user.
+    """Return a request with one example of zeros and empty texts, which shows none of the user's data.
 
-    None where it would be larger than a person reads.
+    None if it would be too large to read.
     """
     import numpy as np
 
@@ -422,7 +424,7 @@ def _dtype(kind: str) -> Any:
 
 
 def sqlite_path(uri: str) -> Path | None:
-    """The database file of a sqlite URI (`sqlite:///relative`, `sqlite:////absolute`); None for any other."""
+    """Return the database file of a sqlite URI (`sqlite:///relative`, `sqlite:////absolute`); None for other URIs."""
     if not uri.startswith("sqlite:///"):
         return None
     return Path(unquote(uri.removeprefix("sqlite:///").partition("?")[0]))
@@ -434,7 +436,7 @@ def _sqlite_uri(path: Path) -> str:
 
 
 def _make_database(path: Path) -> None:
-    """Makes an empty one under another name: a process that is killed on the way must not leave half a database."""
+    """Make an empty database under another name, because a killed process must not leave half of one."""
     from mlflow import MlflowClient
 
     temporary = path.with_name(f".{path.name}.new")

@@ -1,4 +1,4 @@
-"""Values of models as text and files hold them: the names of nested ones, and what JSON can say. No TensorFlow."""
+"""Values of models as text and in files: names of nested values, and values as JSON. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 
 def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of each leaf of a nest, names joined: `f1/0` and `f1/1/b` of `{"f1": (x, {"b": y})}`."""
+    """Yield (name, value) of each leaf of a structure, names joined: `f1/0` and `f1/1/b` for `{"f1": (x, {"b":
+    y})}`.
+    """
     if isinstance(value, Mapping):
         members = list(value.items())
     elif isinstance(value, list | tuple):
@@ -22,8 +24,8 @@ def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def json_value(value: Any) -> Any:
-    """Return `value` as JSON can say it: arrays as lists, bytes as text where they are UTF-8, else base64; numbers that
-    JSON has no word for as the strings "nan", "inf" and "-inf". What is left is for `json.dumps(default=str)`.
+    """Return `value` as JSON can hold it: arrays as lists; bytes as text if UTF-8, else base64; numbers that JSON
+    lacks as "nan", "inf" and "-inf". Other types are left for `json.dumps(default=str)`.
     """
     if isinstance(value, Mapping):
         return {str(key): json_value(member) for key, member in value.items()}

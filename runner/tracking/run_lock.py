@@ -1,4 +1,4 @@
-"""One process at a time in a run's or a sweep's folder."""
+"""Allow one process at a time in a run's or a sweep's folder."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ TIMEOUT_SECS = 3.0
 
 @contextmanager
 def alone_in(directory: Path, key: str = "model_dir") -> Iterator[None]:
-    """Holds the folder's lock; two that write the same files destroy both.
+    """Hold the folder's lock inside this context: two processes that write the same files would destroy both.
 
     Args:
-      key: what the folder is in the config, for the error.
+      key: the config key of the folder, for messages.
 
     Raises:
-      ConfigError: somebody else holds it.
+      ConfigError: another process holds it.
     """
     try:
         held = FileLock(directory / LOCK_FILE).acquire(timeout=TIMEOUT_SECS)
@@ -46,13 +46,13 @@ def alone_in(directory: Path, key: str = "model_dir") -> Iterator[None]:
 
 @contextmanager
 def only_task_in(directory: Path, name: str = "chief-0") -> Iterator[None]:
-    """Holds the folder for its task: that of a supervisor that was killed lives on for some seconds, to save.
+    """Hold the folder for a task inside this context: the task of a killed supervisor lives on for seconds, to save.
 
     Args:
-      name: of the task; each of a cluster holds the folder for itself.
+      name: the task's name; each task of a cluster has its own lock.
 
     Raises:
-      ConfigError: it is still there after TASK_TIMEOUT_SECS.
+      ConfigError: an earlier task is still there after TASK_TIMEOUT_SECS.
     """
     lock = FileLock(directory / TASK_LOCK_FILE.format(name))
     try:
@@ -63,7 +63,7 @@ def only_task_in(directory: Path, name: str = "chief-0") -> Iterator[None]:
             held = lock.acquire(timeout=TASK_TIMEOUT_SECS)
         except Timeout:
             raise ConfigError(
-                f"model_dir={directory} is in use: task {name} of an earlier start has not given it up within "
+                f"model_dir={directory} is in use: task {name} of an earlier start did not release it within "
                 f"{TASK_TIMEOUT_SECS:.0f} s. {_holder(lock)}End that process, or choose another model_dir."
             ) from None
     with held:
@@ -71,7 +71,7 @@ def only_task_in(directory: Path, name: str = "chief-0") -> Iterator[None]:
 
 
 def _holder(lock: FileLock) -> str:
-    """Say which process of this host has the file of a lock open; '' where none that may be asked has."""
+    """Return a sentence about the process of this host that has the lock's file open; '' if not known."""
     path = os.path.realpath(lock.lock_file)
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -81,13 +81,13 @@ def _holder(lock: FileLock) -> str:
 
 
 def wait_for_tasks(directory: Path, name: str = "*") -> None:
-    """Returns when no task of an earlier start is left in the folder: each has written its last line.
+    """Return when no task of an earlier start is left in the folder, so that each has written its last line.
 
     Args:
-      name: of the task; `*`: all of them.
+      name: the task's name; `*`: all tasks.
 
     Raises:
-      ConfigError: one is still there after TASK_TIMEOUT_SECS.
+      ConfigError: a task is still there after TASK_TIMEOUT_SECS.
     """
     before, after = TASK_LOCK_FILE.split("{}")
     for file in directory.glob(TASK_LOCK_FILE.format(name)):

@@ -1,4 +1,4 @@
-"""run.json: what a run remembers between its starts, of itself and of what was shipped to its trackers."""
+"""run.json: what a run remembers between its starts, about itself and what was shipped to its trackers."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Shipped:
     """How far a tracker is.
 
     Attributes:
-      run_id: what it calls the run; None: it knows none yet.
-      offsets: journal file name -> bytes of it that are shipped.
-      last_steps: metric -> last global step that is shipped; a resumed run repeats steps, its curve does not.
+      run_id: the tracker's id of the run; None: it has none yet.
+      offsets: journal file name -> number of its bytes that are shipped.
+      last_steps: metric -> last global step that is shipped. A resumed run repeats steps, but its curve does not.
     """
 
     run_id: str | None = None
@@ -44,7 +44,7 @@ class Shipped:
     last_steps: dict[str, int] = field(default_factory=dict)
 
     def belongs_to(self, run_id: str) -> None:
-        """Go on with this run of the tracker. One that is new to us has none of what was shipped to another."""
+        """Continue with this run of the tracker; nothing was shipped to a new one."""
         if run_id != self.run_id:
             self.run_id = run_id
             self.offsets, self.last_steps = {}, {}
@@ -52,16 +52,16 @@ class Shipped:
 
 @dataclass
 class RunRecord:
-    """`model_dir/run.json`.
+    """The contents of `model_dir/run.json`.
 
     Attributes:
-      mlflow_run_id: the MLflow run that it goes on with; None when it has none yet.
-      generation: how often the run was started, the first time included.
-      offsets, last_steps: how far MLflow is, as `Shipped` has it.
-      trackers: how far every other tracker is, by its name.
-      training: the status that its training has: running, finished, failed or interrupted.
-      is_held: it is not written yet, whoever saves it: the start has not taken its first step.
-      drawn_seed: what stands for `run.seed=null`; None where nothing was drawn yet.
+      mlflow_run_id: the MLflow run; None if there is none yet.
+      generation: number of starts of the run so far.
+      offsets, last_steps: how far MLflow is, as in `Shipped`.
+      trackers: tracker name -> how far it is, for all others.
+      training: status of its training: running, finished, failed or interrupted.
+      is_held: do not write it yet, because the start has not taken its first step.
+      drawn_seed: the value drawn for `run.seed=null`; None if not drawn yet.
     """
 
     mlflow_run_id: str | None = None
@@ -75,10 +75,10 @@ class RunRecord:
 
     @classmethod
     def read(cls, model_dir: Path) -> RunRecord:
-        """Return the record of the run in `model_dir`; an empty one when there is none.
+        """Return the record of the run in `model_dir`; an empty one if there is none.
 
         Raises:
-          ConfigError: somebody has written a value of another type into it.
+          ConfigError: it contains a value of a wrong type.
         """
         file = model_dir / "run.json"
         record = read_dataclass(cls, file)
@@ -93,7 +93,7 @@ class RunRecord:
         return record
 
     def of(self, tracker: str) -> Shipped | RunRecord:
-        """Return how far the tracker of this name is; to be called before anything is shipped."""
+        """Return how far the tracker of this name is; call it before anything is shipped."""
         return self if tracker == MLFLOW else self.trackers.setdefault(tracker, Shipped())
 
     @property
@@ -112,7 +112,7 @@ class RunRecord:
                 write_json(model_dir / "run.json", values)
 
     def belongs_to(self, mlflow_run_id: str) -> None:
-        """Go on with this MLflow run. One that is new to us has none of what was shipped to another."""
+        """Continue with this MLflow run; nothing was shipped to a new one."""
         if mlflow_run_id != self.mlflow_run_id:
             self.mlflow_run_id = mlflow_run_id
             self.offsets, self.last_steps = {}, {}

@@ -1,7 +1,7 @@
-"""Journals on their way to the tracker: in order, each line once, and never in the way of training.
+"""Ship journals to a tracker: in order, each line once, without delaying training.
 
-The journal is the spool. What was shipped is remembered in `run.json`, so a tracker that is away for an hour or a
-supervisor that was killed costs nothing: the rest is shipped when there is one again.
+What was shipped is remembered in `run.json`. If a tracker is unreachable for an hour or a supervisor is killed, nothing
+is lost: the rest is shipped later.
 """
 
 from __future__ import annotations
@@ -47,20 +47,18 @@ UPLOAD_BYTES_PER_SEC = 1e6
 
 
 class Shipper:
-    """Ships the journals of one run to one tracker from a thread of its own, until `close`.
+    """Ships the journals of one run to one tracker from a thread, until `close`.
 
     Args:
-      name: of the tracker, in the record.
-      record: where it goes on; saved after each shipment.
+      name: the tracker's name in the record.
+      record: says where to continue; saved after each shipment.
       warn: called with a text when the tracker fails for the first time. Failures are never raised.
-      is_reader: the command reads a run. A run that is there gets metrics and files, but keeps its params,
-        tags and status.
-      patience_secs: how long to leave the machine to a task that has not taken its first step: to import MLflow takes
-        2 s of a core, which would come just while the task imports TensorFlow. Infinite: a start that never takes it
-        is not recorded, unless `drain` says so.
+      is_reader: the command reads a run. The run gets metrics and files, but keeps its params, tags and status.
+      patience_secs: how long to wait for a task's first step, because importing MLflow takes 2 s of a core while the
+        task imports TensorFlow. Infinite: a start without a step is not recorded, unless `drain` says so.
       ship_later: the command that ships what the end of the run does not wait for.
-      journals: marked where this start begins; None: that is now.
-      on_first_step: called once, when a task has taken its first step; not where this is noted at the end alone.
+      journals: the journals, marked where this start begins; None: that is now.
+      on_first_step: called once, when a task has taken its first step, but not if that is found only at the end.
     """
 
     def __init__(
@@ -90,27 +88,27 @@ class Shipper:
         self._thread.start()
 
     def address(self) -> str | None:
-        """Return where a person looks at the run; None: nowhere."""
+        """The address at which the user finds the run; None: there is none."""
         return self._tracker.address() if self._opened and self._run_id is not None else None
 
     def drain(self, is_enough: Callable[[], bool] = lambda: False, *, is_recorded: bool = True) -> str | None:
-        """Ships what is left and ends the thread. The tracker's id of the run; None when there is none.
+        """Ship the rest, end the thread, and return the tracker's id of the run; None if there is none.
 
         Args:
-          is_enough: whether somebody will not wait for a tracker that does not answer.
-          is_recorded: False: the start has come to nothing that is worth a record; what was opened is shipped.
+          is_enough: reports whether not to wait any longer for a tracker that does not answer.
+          is_recorded: False: the start is not worth a record; a run that was opened is still shipped.
         """
         self.begin_drain(is_enough, is_recorded=is_recorded)
         return self.drained()
 
     def begin_drain(self, is_enough: Callable[[], bool] = lambda: False, *, is_recorded: bool = True) -> None:
-        """Begin what `drain` does, and what `drained` waits for."""
+        """Start what `drain` does; `drained` waits for it."""
         self._is_recorded, self._is_enough = is_recorded, is_enough
         self._ending.set()
         self._answered()
 
     def drained(self) -> str | None:
-        """Wait for what `begin_drain` began. The tracker's id of the run; None when there is none."""
+        """Wait for what `begin_drain` started, and return the tracker's id of the run; None if there is none."""
         self._wait_for(self._thread)
         self._forget_run_file()
         return self._run_id
@@ -123,13 +121,13 @@ class Shipper:
     def close(
         self, status: str, tags: Mapping[str, str], files: Sequence[Path], models: Sequence[ExportedModel] = ()
     ) -> None:
-        """After `drain`: adds tags, files, curves and models, and closes the run as FINISHED, FAILED or KILLED."""
+        """After `drain`: add tags, files, curves and models, and close the run as FINISHED, FAILED or KILLED."""
         drawn = self.draw() if self.has_run else None
         self.begin_close(status, tags, [file for file in (*files, drawn) if file is not None], models)
         self.closed()
 
     def draw(self) -> Path | None:
-        """Draw the learning curves. Return the file; None: there is none."""
+        """Draw the learning curves and return the file; None: there is none."""
         drawn = None
         with self._warning("no learning curves"):
             drawn = draw_curves(self._model_dir)
@@ -138,7 +136,7 @@ class Shipper:
     def begin_close(
         self, status: str, tags: Mapping[str, str], files: Sequence[Path], models: Sequence[ExportedModel] = ()
     ) -> None:
-        """Begin what `close` does, but for the curves, and what `closed` waits for."""
+        """Start what `close` does, except the curves; `closed` waits for it."""
         if self.has_run:
             kept = [file for file in files if file.exists()]
             self._answered()
@@ -146,20 +144,20 @@ class Shipper:
             self._thread.start()
 
     def closed(self) -> None:
-        """Wait for what `begin_close` began, and let the tracker go."""
+        """Wait for what `begin_close` started, and release the tracker."""
         self._wait_for(self._thread)
         if self._thread.is_alive():
             self._is_left = True
             later = f" Ship later with: {self._ship_later}" if self._ship_later else ""
             why = "it does not answer" if self._is_enough() else f"no answer for {CLOSING_TIMEOUT_SECS:g} s"
             self._warn(
-                f"tracking: {self._named}{why}, and the run ends without it; the journals in {self._model_dir} keep "
+                f"tracking: {self._named}{why}; the run ends without it, and the journals in {self._model_dir} keep "
                 f"everything.{later}"
             )
         self.release()
 
     def release(self) -> None:
-        """Let the tracker go, however far it is."""
+        """Release the tracker, however far it is."""
         self._is_left = True
         self._tracker.close()
 
@@ -191,11 +189,11 @@ class Shipper:
                 self._tracker.end(status)
 
     def _answered(self, num_bytes: int = 0) -> None:
-        """Note that the tracker answers; the next answer may take CLOSING_TIMEOUT_SECS, and longer for many bytes."""
+        """Note that the tracker answers; the next answer may take CLOSING_TIMEOUT_SECS, or longer for many bytes."""
         self._until = time.monotonic() + CLOSING_TIMEOUT_SECS + num_bytes / UPLOAD_BYTES_PER_SEC
 
     def _wait_for(self, thread: threading.Thread) -> None:
-        """Return when the thread has ended, the tracker no longer answers, or somebody will not wait for it."""
+        """Return when the thread has ended, the tracker no longer answers, or `is_enough`."""
         while thread.is_alive() and time.monotonic() < self._until and not self._is_enough():
             thread.join(GLANCE_SECS)
 
@@ -212,7 +210,7 @@ class Shipper:
             time.sleep(0.5)
 
     def _wait_for_first_step(self) -> bool:
-        """Return when a task has taken it, has had its time for it, or has ended. False: there is nothing to ship."""
+        """Return when a task has taken it, its time is over, or the task has ended. False: there is nothing to ship."""
         until = time.monotonic() + self._patience_secs
         while time.monotonic() < until:
             if self._journals.events("first_step"):
@@ -225,7 +223,7 @@ class Shipper:
         return True
 
     def _offer(self) -> None:
-        """Have the MLflow run before the first step, since code of the user's logs to MLflow itself."""
+        """Create the MLflow run before the first step, because the user's code logs to MLflow itself."""
         with self._failures_said():
             known = self._shipped.run_id
             if known is None or not self._tracker.join(known):
@@ -239,7 +237,7 @@ class Shipper:
             self._tell_tasks(run_id)
 
     def _take_back(self) -> None:
-        """Leave MLflow as it was, where a run was offered and no step was taken."""
+        """Delete the MLflow run if no step was taken."""
         with self._failures_said():
             if self._is_made_early:
                 self._tracker.delete()
@@ -290,7 +288,9 @@ class Shipper:
             self._tell_tasks(self._run_id)
 
     def _of_a_killed_start(self) -> str | None:
-        """The MLflow run of a start that was killed before it could note it here. We hold its lock, so it is ours."""
+        """Return the MLflow run of a start that was killed before it could note it here. This run holds its lock, so
+        it may use it.
+        """
         try:
             running = self._tracker.running_on(self._described.tags.get("host", ""))
         except Exception:  # `start` and the look for abandoned runs, which follow, meet it again and say it
@@ -315,7 +315,7 @@ class Shipper:
                 self.record.save(self._model_dir)
 
     def _ship_thing(self, line: Mapping[str, Any]) -> None:
-        """Ship what a line tells of, where that is a file, an image or an input."""
+        """Ship what a line refers to if that is a file, an image or an input."""
         kind = line.get("event")
         if kind == DATASET:
             names = ("context", "name", "digest", "source", "profile")
@@ -324,7 +324,7 @@ class Shipper:
             return
         path = self._model_dir / line["path"]
         if not path.exists():
-            self._warn(f"tracking: {self._named}{path} is not kept: it is gone.")
+            self._warn(f"tracking: {self._named}{path} is not recorded, because it no longer exists.")
             return
         self._answered(size_of(path))
         if kind == ARTIFACT:
@@ -345,7 +345,7 @@ class Shipper:
 
     @contextmanager
     def _warning(self, what: str) -> Iterator[None]:
-        """Go on without what the body does, and say `what` is missing and why."""
+        """Catch an error of the body and warn that `what` is missing, and why."""
         try:
             yield
         except Exception as error:
@@ -369,11 +369,11 @@ class Shipper:
 
 
 class Shippers:
-    """Ships the journals of one run to several trackers: each is as far as it is, and none waits for another.
+    """Ships the journals of one run to several trackers, each at its own pace.
 
     Args:
-      trackers: by name; none of them: nothing is recorded.
-      described, settings: of each `Shipper`.
+      trackers: name -> tracker; empty: nothing is recorded.
+      described, settings: as in `Shipper`.
     """
 
     def __init__(
@@ -390,12 +390,12 @@ class Shippers:
             shipper.start()
 
     def addresses(self) -> dict[str, str]:
-        """Return where a person looks at the run, by the names of the trackers that say so."""
+        """Tracker name -> the address at which the user finds the run."""
         found = {shipper.name: shipper.address() for shipper in self._all}
         return {name: address for name, address in found.items() if address}
 
     def drain(self, is_enough: Callable[[], bool] = lambda: False, *, is_recorded: bool = True) -> str | None:
-        """Do what `Shipper.drain` does, of all at a time. The MLflow run's id; None when there is none."""
+        """Do what `Shipper.drain` does, for all trackers at once. Return the MLflow run's id; None if there is none."""
         for shipper in self._all:
             shipper.begin_drain(is_enough, is_recorded=is_recorded)
         ids = {shipper.name: shipper.drained() for shipper in self._all}
@@ -404,7 +404,7 @@ class Shippers:
     def close(
         self, status: str, tags: Mapping[str, str], files: Sequence[Path], models: Sequence[ExportedModel] = ()
     ) -> None:
-        """Do what `Shipper.close` does, of all at a time."""
+        """Do what `Shipper.close` does, for all trackers at once."""
         recording = [shipper for shipper in self._all if shipper.has_run]
         drawn = recording[0].draw() if recording else None
         files = [file for file in (*files, drawn) if file is not None]
@@ -414,7 +414,7 @@ class Shippers:
             shipper.closed()
 
     def release(self) -> None:
-        """Let all trackers go, however far they are."""
+        """Release all trackers, however far they are."""
         for shipper in self._all:
             shipper.release()
 
@@ -426,13 +426,13 @@ def size_of(path: Path) -> int:
 
 
 def close_abandoned(tracker: Tracker, host: str) -> None:
-    """Closes the runs of the tracker's experiment that are RUNNING on this host although their supervisor is dead.
+    """Close runs of the tracker's experiment that are RUNNING on this host although their supervisor is dead.
 
-    A supervisor holds its run's lock (tag `lock`) while it lives. Where the lock can be taken the MLflow run gets the
-    status of its summary: KILLED, unless the supervisor came as far as writing another. A summary that says running
-    becomes interrupted, where the folder's own run.json says that it is this run.
+    A supervisor holds its run's lock (tag `lock`) while it lives. If the lock can be taken, the MLflow run gets the
+    status of its summary: KILLED, unless the supervisor wrote another one. A summary with the status running becomes
+    interrupted if the folder's run.json names this run.
 
-    Anybody can write tags into MLflow: what is not the lock of a folder of ours is neither created nor written.
+    Anyone can write tags into MLflow, so a path that is not the lock of a run's folder is neither created nor written.
     """
     for run_id, lock in tracker.running_on(host).items():
         path = Path(lock)

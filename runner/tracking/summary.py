@@ -1,4 +1,4 @@
-"""summary.json: what a person and a sweep want to know of a run, in its folder."""
+"""summary.json: the facts of a run that users and sweeps read, in its folder."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _OF_RESULT = ("global_step", "metrics", "steps_per_sec", "input_bound", "example
 
 
 def facts_in(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what the journals of a run tell for its summary: global_step, checkpoint, metrics, phases, ...
+    """Return the summary's facts from a run's journals: global_step, checkpoint, metrics, phases, ...
 
-    `exported` holds the lines on what was exported, `error` the last error.
+    `exported` holds the lines about exports, `error` the last error.
     """
     facts: dict[str, Any] = {"phases": {}, "exported": []}
     for line in lines:
@@ -72,11 +72,11 @@ def summary_of(outcome: Outcome, config: Config, run_id: str | None, secrets: se
 
 
 def after_reading(of_run: Mapping[str, Any], of_reader: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the summary of a run that a command has read: as training left it, with what that command has come to.
+    """Return the summary of a run that a command has read: as training left it, with the results of that command.
 
     Args:
-      of_run: so far.
-      of_reader: of the command. It is that of the run where nothing was trained, so that the run has none of its own.
+      of_run: the run's summary so far.
+      of_reader: the command's summary. If nothing was trained, the run has no other.
     """
     if of_run.get("command") not in TRAINING_RUNS:
         return dict(of_reader)
@@ -88,7 +88,7 @@ def after_reading(of_run: Mapping[str, Any], of_reader: Mapping[str, Any]) -> di
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """Return the summary in the file `path`; {} when there is none. A value of another type is left out, and said."""
+    """Return the summary in the file `path`; {} if there is none. Values of a wrong type are left out and reported."""
     summary = read_json(path) or {}
     for name, wanted in _TYPES.items():
         value = summary.get(name)
@@ -100,7 +100,7 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def as_killed(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """A summary whose supervisor no longer lives: one that says running could not say otherwise."""
+    """Return a summary whose supervisor is dead: the status running becomes interrupted."""
     if summary.get("status") != STILL_RUNNING.status:
         return dict(summary)
     return {**summary, "status": "interrupted", "error": "the supervisor was killed"}

@@ -1,4 +1,4 @@
-"""A picture of a sweep: parallel coordinates, a line for each job through what varied and what it came to."""
+"""A picture of a sweep: parallel coordinates, one line per job through its values and its result."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ MAX_MARKS = 6
 
 
 def draw_jobs(jobs: Sequence[tuple[str, float | None]], metric: str, directory: Path) -> Path | None:
-    """Draw (what varied, the metric) of each job into `directory`.
+    """Draw the values and the metric of each job into `directory`, and return the file.
 
     Args:
-      jobs: `learning_rate=0.1, strategy=mirrored`, as the sweep's table has it; the metric, None: it has none.
+      jobs: (`learning_rate=0.1, strategy=mirrored` as in the sweep's table, the metric or None).
 
-    Returns: the file; None when fewer than two jobs have the metric.
+    Returns:
+      The file; None if fewer than two jobs have the metric.
     """
     rows = [(dict(part.split("=", 1) for part in name.split(", ") if "=" in part), value) for name, value in jobs]
     rows = [(varied, value) for varied, value in rows if value is not None and math.isfinite(value)]
@@ -66,9 +67,9 @@ def _figure(names: Sequence[str], columns: Sequence[Sequence[str]], metric: str,
 
 
 def _placed(texts: Sequence[str]) -> tuple[list[float], list[tuple[float, str]]]:
-    """Return the height of each value from 0 to 1, and the marks of the axis.
+    """Return (height of each value from 0 to 1, marks of the axis).
 
-    Numbers stand where they belong, by orders of magnitude where they span more than one; names one above the other.
+    Numbers are placed to scale, logarithmically if they span more than an order of magnitude; names are stacked.
     """
     try:
         numbers = [float(text) for text in texts]

@@ -1,4 +1,4 @@
-"""What an evaluation came to: plain values, and the events that TensorBoard shows of them."""
+"""Results of evaluations as plain values, and as events for TensorBoard."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from runner.tracking.plain_values import leaves
 
 
 def plain(value: Any) -> Any:
-    """The value of a scalar tensor as Python's own float, int, bool or bytes; arrays as they are."""
+    """Return the value of a scalar tensor as a Python float, int, bool or bytes; arrays unchanged."""
     return value.item() if isinstance(value, (np.ndarray, np.generic)) and np.ndim(value) == 0 else value
 
 
 def flat(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested metrics under joined names: `{"f1": (a, {"b": b})}` is `{"f1/0": a, "f1/1/b": b}`."""
+    """Return nested metrics under joined names: `{"f1": (a, {"b": b})}` is `{"f1/0": a, "f1/1/b": b}`."""
     return dict(leaves("", metrics))
 
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers among `metrics`, flat; arrays and serialised summaries are left out."""
+    """Return the numbers among `metrics`, flat, without arrays and serialized summaries."""
     return {name: float(value) for name, value in flat(metrics).items() if isinstance(value, (float, int))}
 
 
 def build_writer(folder: str, *, is_on: bool) -> Any:
-    """A writer of event files in `folder`, which it makes at once; one that writes nothing where `is_on` is False."""
+    """Return a writer of event files in `folder`, which it makes at once; if not `is_on`, one that writes nothing."""
     return tf.summary.create_file_writer(folder) if is_on else tf.summary.create_noop_writer()
 
 
 def write_events(writer: Any, step: int, metrics: Mapping[str, Any]) -> None:
-    """Adds `metrics` to the event files of `writer`: numbers, arrays, serialised `tf.compat.v1.Summary`s."""
+    """Write `metrics` to event files: numbers, arrays `[...]` of any shape, and serialized `tf.compat.v1.Summary`s."""
     with writer.as_default(step=step):
         for name, value in flat(metrics).items():
             if isinstance(value, bytes):
@@ -53,19 +53,19 @@ def _write_bytes(name: str, value: bytes) -> None:
 
 
 class EventWriter:
-    """What a hook expects of a `tf.compat.v1.summary.FileWriter`, on a writer of tf.summary."""
+    """The interface of `tf.compat.v1.summary.FileWriter` for hooks, on a writer of tf.summary."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
 
     def add_summary(self, summary: Any, global_step: int | None = None) -> None:
-        """Writes a `tf.compat.v1.Summary`, serialised or not, at `global_step`."""
+        """Write a `tf.compat.v1.Summary`, serialized or not, at `global_step`."""
         proto = summary if isinstance(summary, bytes) else summary.SerializeToString()
         with tf.init_scope(), self._writer.as_default(step=int(global_step or 0)):
             tf.summary.experimental.write_raw_pb(proto)
 
     def add_session_log(self, session_log: Any, global_step: int | None = None) -> None:
-        """Nothing: sessions are not told of."""
+        """Do nothing: session logs are not written."""
 
     def flush(self) -> None:
         with tf.init_scope():
@@ -73,11 +73,11 @@ class EventWriter:
 
 
 class EventWriters:
-    """Writers by folder. TensorBoard follows one file of a folder at a time, so a folder has one.
+    """Writers by folder. TensorBoard follows one file per folder at a time, so a folder has one writer.
 
     Args:
-      is_on: else nothing is written.
-      own: folder -> the writer of tf.summary that it has already, and that stays open.
+      is_on: False: nothing is written.
+      own: folder -> its existing writer of tf.summary, which stays open.
     """
 
     def __init__(self, *, is_on: bool, own: dict[str, Any] | None = None) -> None:
@@ -93,7 +93,7 @@ class EventWriters:
         return EventWriter(self._own[path] if path in self._own else self._made[path])
 
     def close(self) -> None:
-        """What was written is on the disk when this returns."""
+        """Return when everything is on disk."""
         with tf.init_scope():
             for writer in self._made.values():
                 writer.close()

@@ -1,4 +1,4 @@
-"""The record of a run, as those who write it know it: a Tracker of points, tags, files and models."""
+"""Tracker: the interface through which a run is recorded, with points, tags, files and models."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ MAX_LINE = 400
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """An exported model, as the journal tells of it.
+    """An exported model, from the journal.
 
     Attributes:
-      name: in MLflow.
-      path: of the SavedModel.
-      inputs, outputs: of its default signature: name -> (dtype, shape with -1).
-      step: global step of the checkpoint that was exported.
-      registered_name: of the model in the registry, of which this becomes a version; None: of none.
-      alias: of that version; None: it gets none.
+      name: its name in MLflow.
+      path: path of the SavedModel.
+      inputs, outputs: those of its default signature: name -> (dtype, shape with -1 for any size).
+      step: global step of the exported checkpoint.
+      registered_name: name of the registered model of which it becomes a version; None: not registered.
+      alias: alias of that version; None: no alias.
     """
 
     name: str
@@ -38,14 +38,14 @@ class ExportedModel:
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """What is known of an input without reading it.
+    """Facts about an input, found without reading it.
 
     Attributes:
-      context: what it is for: train, eval, eval_<name>, predict.
-      name: of its input_fn, or of its file.
-      digest: of what describes it: function, params, files with their sizes and times.
+      context: its use: train, eval, eval_<name>, predict.
+      name: name of its input_fn, or of its file.
+      digest: digest of its description: function, params, files with sizes and times.
       source: dotted name of its input_fn, its params and files.
-      profile: batches or examples, where they are known.
+      profile: numbers of batches or examples, if known.
     """
 
     context: str
@@ -57,10 +57,10 @@ class DatasetFacts:
 
 @dataclass(frozen=True)
 class RunDescription:
-    """What a run is recorded with from its start.
+    """The facts recorded at the start of a run.
 
     Attributes:
-      params, tags: masked; the tags `host` and `lock` let another run close this one when its supervisor was killed.
+      params, tags: masked. The tags `host` and `lock` let another run close this one if its supervisor was killed.
     """
 
     name: str
@@ -79,21 +79,21 @@ class Point:
 
 
 class TrackerError(RuntimeError):
-    """A tracker of the user's failed; the message says where in their code."""
+    """A user's tracker failed; the message says where in their code."""
 
 
 class Tracker:
-    """Where one run is recorded. Every method may raise what the backend raises; nothing is retried here.
+    """Records one run. Every method may raise errors of the backend; nothing is retried here.
 
-    These methods record nothing; a backend has its own.
+    These methods record nothing; backends override them.
     """
 
     def start(self, run_id: str | None, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str | None:
-        """Make the run, or go on with `run_id`. Return its id; None when nothing is recorded."""
+        """Create the run, or continue `run_id`. Return its id; None if nothing is recorded."""
         return None
 
     def join(self, run_id: str) -> bool:
-        """Add to `run_id` as it is: no params, no tags, no new status. Return False where there is no such run."""
+        """Open `run_id` without changing params, tags or status. Return False if there is no such run."""
         return False
 
     def log_points(self, points: Sequence[Point]) -> None:
@@ -103,16 +103,16 @@ class Tracker:
         """Add tags to the run."""
 
     def set_description(self, text: str, replaces: str) -> None:
-        """Describe the run, in Markdown. Args: replaces: how a description begins that is not a person's own."""
+        """Describe the run in Markdown, if it has no description or one that begins with `replaces`."""
 
     def log_file(self, path: Path, folder: str = "") -> None:
-        """Keep a copy of a file, or of a folder, with the run. Args: folder: of the run's files; '': the top."""
+        """Keep a copy of a file or folder with the run, in `folder` of the run's files; '': the top."""
 
     def log_image(self, name: str, path: Path, step: int, time: float) -> None:
         """Keep a copy of a PNG of a step with the run."""
 
     def log_input(self, dataset: DatasetFacts) -> None:
-        """Record what an input is."""
+        """Record the facts of an input."""
 
     def log_model(self, model: ExportedModel) -> None:
         """Keep a copy of an exported model with the run, as a model that MLflow can load and serve."""
@@ -121,20 +121,20 @@ class Tracker:
         """Close the run as FINISHED, FAILED or KILLED."""
 
     def leave(self, status: str) -> None:
-        """Give a run that was joined the status that it had then: the user's code may have opened and closed it.
+        """Restore the status that a joined run had, because the user's code may have opened and closed it.
 
         Args:
-          status: how what joined it has ended: FINISHED, FAILED or KILLED.
+          status: how the joining command has ended: FINISHED, FAILED or KILLED.
         """
 
     def close(self) -> None:
-        """Let go of all that records, however far it is. Called last, from another thread than the others."""
+        """Release everything, however far it is. Called last, from another thread."""
 
     def delete(self) -> None:
-        """Remove the run that was made."""
+        """Delete the run that was created."""
 
     def address(self) -> str | None:
-        """Return where a person looks at the run: a URL, or the command that shows it. None: nowhere."""
+        """Return where the user finds the run: a URL, or the command that shows it. None: nowhere."""
         return None
 
     def running_on(self, host: str) -> Mapping[str, str]:
@@ -156,11 +156,12 @@ _ALIASED = ("best", "final", "latest")
 def exported_models(
     lines: Sequence[Mapping[str, Any]], prefix: str = "", registered_name: str | None = None, alias: str | None = None
 ) -> list[ExportedModel]:
-    """Return the newest model of each folder that a journal tells of, and that is still there: best, final, latest.
+    """Return the newest existing model of each folder in a journal: best, final, latest.
 
     Args:
-      prefix: of each name.
-      registered_name, alias: in the registry. One model gets the alias: the best, else the final, else the latest.
+      prefix: precedes each name.
+      registered_name, alias: those in the registry. One model gets the alias: the best, else the final, else the
+        latest.
     """
     found = _newest_models(lines)
     names = [one.name for one in found]
@@ -194,7 +195,7 @@ def points_of(line: Mapping[str, Any]) -> list[Point]:
 
 
 def describe(error: Exception) -> str:
-    """Return what a backend raised, without passwords, in one line; a class of the user's with its own lines."""
+    """Return an error of a backend in one line, without passwords; for a user's class with its own lines."""
     if isinstance(error, TrackerError):
         return mask_text(str(error), ())
     lines = str(error).strip().splitlines()

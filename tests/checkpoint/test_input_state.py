@@ -163,7 +163,7 @@ def test_a_shuffle_whose_seed_another_process_does_not_have_is_saved(tmp_path: P
     assert input_bytes(tmp_path / "a", 8) and input_bytes(tmp_path / "b", 8) and not input_bytes(tmp_path / "c", 8)
     said = said_of(caplog)
     assert "by a seed that each process draws anew" in said and "Shuffle has no seed" in said
-    assert "checkpoint.input_state=counted: a run that resumes reads the input again, and may find other" in said
+    assert "checkpoint.input_state=counted: a resumed run reads the input again and may get other" in said
 
 
 def test_another_seed_is_said_where_batches_are_read_again(tmp_path: Path, caplog: Any) -> None:

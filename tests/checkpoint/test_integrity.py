@@ -93,7 +93,12 @@ def test_two_damaged_ones_are_both_named(trained: Path, caplog: pytest.LogCaptur
     truncated(trained / "model.ckpt-4.index")
     assert estimator(trained).latest_checkpoint() == f"{trained}/model.ckpt-2"
     (message,) = caplog.messages
-    assert "model.ckpt-6: " in message and "model.ckpt-4: " in message and "model.ckpt-2 is used" in message
+    assert (
+        "model.ckpt-6: " in message
+        and "model.ckpt-4: " in message
+        and "Using " in message
+        and "model.ckpt-2 instead" in message
+    )
 
 
 def test_when_all_are_damaged_they_are_listed_and_nothing_is_trained(trained: Path) -> None:

@@ -106,7 +106,7 @@ def test_a_metric_that_the_evaluation_does_not_have_is_named(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("settings", "message"), [
-    ({"metric": "accuracy"}, "a metric is named with its evaluation: eval/accuracy"),
+    ({"metric": "accuracy"}, "prefix the metric with its evaluation: eval/accuracy"),
     ({"metric": "eval/loss", "mode": "best"}, "Allowed: min, max"),
     ({"metric": "eval/loss", "max": 0}, "must be at least 1"),
 ])  # fmt: skip

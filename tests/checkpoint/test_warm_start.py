@@ -163,13 +163,13 @@ def test_a_run_that_resumes_keeps_its_own_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("settings", "params", "message"), [
-    ({}, {"outputs": 3}, r"'out/kernel' is \[8, 3\] here and \[8, 1\] there. Leave such variables out"),
+    ({}, {"outputs": 3}, r"'out/kernel' is \[8, 3\] here and \[8, 1\] there. Leave these variables out"),
     ({"include": ["hiden/.*"]}, {}, "include: 'hiden/.*' matches no variable. (Did you mean|There are: )"),
     ({"include": ["out/kernel"], "rename": {"out/kernel": "head/kernel"}}, {},
      "has no variable 'head/kernel' for 'out/kernel'"),
-    ({"rename": {"encoder/": "bert/"}}, {}, "rename: 'encoder/' is the name of no variable that is taken"),
-    ({"rename": {"(.*)": r"x/\1"}}, {}, "nothing of .*model.ckpt-700 was taken: it has "),
-    ({"include": ["("]}, {}, "is no regular expression"),
+    ({"rename": {"encoder/": "bert/"}}, {}, "rename: 'encoder/' matches no variable to load"),
+    ({"rename": {"(.*)": r"x/\1"}}, {}, "nothing was loaded from .*model.ckpt-700. It has "),
+    ({"include": ["("]}, {}, "is not a regular expression"),
 ])  # fmt: skip
 def test_what_cannot_work_is_refused_before_the_first_step(
     tmp_path: Path, settings: Any, params: Any, message: str
@@ -198,11 +198,11 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("overrides", "message"), [
     (["checkpoint=/nowhere/model.ckpt-3"], "/nowhere/model.ckpt-3: there is no such checkpoint, and no such folder"),
     (["checkpoint=conf"], "train.warm_start.checkpoint=conf: there is no checkpoint in that folder"),
-    (["include=['(']"], "train.warm_start.include[0]: '(' is no regular expression"),
+    (["include=['(']"], "train.warm_start.include[0]: '(' is not a regular expression"),
     (["include=['a']"], "train.warm_start.include has no effect without train.warm_start.checkpoint"),
     (["rename={a: b}"], "train.warm_start.rename has no effect without train.warm_start.checkpoint"),
-    (["checkpoint=conf", "include=[]"], "train.warm_start.include=[] takes nothing"),
-    (["rename={a: 'b\\2'}"], "asks for group 2, and 'a' has 0"),
+    (["checkpoint=conf", "include=[]"], "train.warm_start.include=[] selects nothing"),
+    (["rename={a: 'b\\2'}"], "uses group 2, but the expression has 0"),
     (["vocabularies={a/b: {axis: 1}}"], "train.warm_start.vocabularies has no effect without"),
     (["checkpoint=conf", "vocabularies={a/b: {axis: 2}}"], "vocabularies.a/b.axis=2 is not allowed. Allowed: 0, 1"),
     (["checkpoint=conf", "vocabularies={a/b: {old_vocab_size: 0}}"], "a/b.old_vocab_size=0 must be at least 1"),

@@ -409,7 +409,7 @@ def test_unknown_variable_is_answered_with_the_nearest_name(tmp_path: Path) -> N
 def test_unknown_checkpoint_is_answered_with_those_that_are_there(tmp_path: Path) -> None:
     save(tmp_path, 4, 5)
     with pytest.raises(
-        ValueError, match=r"no checkpoint .*model.ckpt-6. Its directory has: model.ckpt-4, model.ckpt-5"
+        ValueError, match=r"no checkpoint .*model.ckpt-6. Checkpoints in its folder: model.ckpt-4, model.ckpt-5"
     ):
         Reader(tmp_path / "model.ckpt-6").names()
 
@@ -418,7 +418,7 @@ def test_step_of_a_checkpoint_without_global_step(tmp_path: Path) -> None:
     tf.raw_ops.SaveV2(prefix=str(tmp_path / "a-12"), tensor_names=["w"], shape_and_slices=[""], tensors=[KERNEL])
     assert checkpoint_step(tmp_path / "a-12") == 12
     tf.raw_ops.SaveV2(prefix=str(tmp_path / "a"), tensor_names=["w"], shape_and_slices=[""], tensors=[KERNEL])
-    with pytest.raises(ValueError, match="the step of .*/a is not known"):
+    with pytest.raises(ValueError, match="The step of .*/a is unknown"):
         checkpoint_step(tmp_path / "a")
 
 
@@ -492,7 +492,7 @@ def test_input_that_cannot_be_saved_is_said_once_and_marked(
     next(iterator)
     save(tmp_path, 4, 5, iterators={0: iterator})
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "cannot be saved" in caplog.text and "read and drop every batch up to its step" in caplog.text
+    assert "cannot be saved" in caplog.text and "reads and drops every batch up to its step" in caplog.text
     assert [info.input for info in list_checkpoints(tmp_path)] == [{"0": "skip"}, {"0": "skip"}]
     assert not [name for name in files(tmp_path) if "input" in name]
     path = latest_checkpoint(tmp_path)
@@ -502,7 +502,7 @@ def test_input_that_cannot_be_saved_is_said_once_and_marked(
 
 def test_another_pipeline_is_refused(tmp_path: Path) -> None:
     path = CheckpointWriter(tmp_path, 5).save(Snapshot(5, TENSORS), {0: iter(shuffled())})
-    with pytest.raises(ValueError, match="the training input is not built as when .*model.ckpt-5 was saved"):
+    with pytest.raises(ValueError, match="The training input is built differently than when .*model.ckpt-5 was saved"):
         restore_iterator(path, 0, iter(tf.data.Dataset.range(100).map(lambda x: (x, x)).batch(5)))
 
 
@@ -647,7 +647,7 @@ def test_another_failure_keeps_its_type_and_says_what_is_safe(tmp_path: Path, mo
     monkeypatch.setattr(tensor_bundle, "write_bundle", broken)
     with pytest.raises(PermissionError) as caught:
         save(tmp_path, 6)
-    assert any("model.ckpt-6; the checkpoints before it are as they were" in note for note in caught.value.__notes__)
+    assert any("model.ckpt-6; earlier checkpoints are unchanged" in note for note in caught.value.__notes__)
 
 
 def test_a_checkpoint_of_another_process_is_waited_for(tmp_path: Path) -> None:
@@ -662,5 +662,7 @@ def test_a_checkpoint_of_another_process_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_shared_is_said_to_be_none(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"model.ckpt-5, from which the chief goes on, cannot be seen here."):
+    with pytest.raises(
+        RuntimeError, match=r"The chief continues from .*model.ckpt-5, which does not exist on this worker."
+    ):
         layout.awaited(str(tmp_path / "model.ckpt-5"), wait=lambda secs: None)

@@ -199,7 +199,7 @@ def test_a_hook_fetches_variables_of_keras(tmp_path: Path) -> None:
     [
         ([Feeds("my_loss:0", [1.0])], "only a placeholder that model_fn or a hook made can be fed"),
         ([Feeds("rate:0", [[1.0, 2.0]])], r"Cannot feed value of shape \(2,\) for Tensor 'rate:0', which has shape"),
-        ([Feeds("rate:0", [1.0]), Feeds("rate:0", [1.0])], "Same tensor is fed by two hooks: 'rate:0'"),
+        ([Feeds("rate:0", [1.0]), Feeds("rate:0", [1.0])], "Two hooks feed the same tensor: 'rate:0'"),
     ],
     ids=["no placeholder", "another shape", "twice"],
 )
@@ -214,7 +214,9 @@ def test_a_step_of_several_programs_cannot_be_fed(tmp_path: Path) -> None:
         return native_line(features, labels, mode, params)
 
     trainer = runner.Estimator(model_fn, tmp_path, runner.RunConfig(gradient_accumulation=2))
-    with pytest.raises(ValueError, match=r"feed_dict={'rate:0': ...}\) of a hook: .* a step is several programs"):
+    with pytest.raises(
+        ValueError, match=r"feed_dict={'rate:0': ...}\) of a hook: .* a step consists of several programs"
+    ):
         trainer.train(points(), hooks=[Feeds("rate:0", [1.0])], steps=1)
 
 

@@ -156,8 +156,8 @@ def test_names_of_a_saver_in_training_are_the_keys_of_its_checkpoints(
     with caplog.at_level(logging.INFO, logger="runner"):
         estimator = Estimator(averaged(renamed), tmp_path, RunConfig(keep_checkpoint_max=7))
         estimator.train(points(repeat=True), steps=3)
-    assert "its saver has max_to_keep=5; keep_checkpoint_max=7 of the RunConfig counts" in caplog.text
-    assert "its saver lacks weight/ExponentialMovingAverage; checkpoints have them too" in caplog.text
+    assert "max_to_keep=5 of its saver is ignored; RunConfig(keep_checkpoint_max=7) applies" in caplog.text
+    assert "its saver lacks weight/ExponentialMovingAverage; checkpoints contain them anyway" in caplog.text
     names = estimator.get_variable_names()
     assert "old/w" in names and "weight" not in names and "weight/ExponentialMovingAverage" in names
     weight = estimator.get_variable_value("old/w")
@@ -204,7 +204,7 @@ def test_a_ready_op_that_names_something_ends_the_evaluation(tmp_path: Path) -> 
 
     estimator = Estimator(averaged(unready), tmp_path)
     estimator.train(points(repeat=True), steps=1)
-    with pytest.raises(RuntimeError, match=r"its ready_op says that the model is not ready: weight\."):
+    with pytest.raises(RuntimeError, match=r"its ready_op reports that the model is not ready: weight\."):
         estimator.evaluate(points())
 
 
@@ -226,7 +226,7 @@ def test_what_has_no_effect_of_a_scaffold_is_said(tmp_path: Path, caplog: pytest
 
 def test_something_else_than_a_saver_is_refused(tmp_path: Path) -> None:
     model_fn = averaged(lambda mode, average: v1.train.Scaffold(saver=np.zeros(1)))
-    with pytest.raises(ValueError, match=r"its saver is array\(\[0.\]\), which has no restore"):
+    with pytest.raises(ValueError, match=r"its saver array\(\[0.\]\) has no method restore"):
         Estimator(model_fn, tmp_path).train(points(repeat=True), steps=1)
 
 

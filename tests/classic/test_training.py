@@ -155,7 +155,7 @@ def test_an_evaluator_is_number_0(tmp_path: Path) -> None:
     tree = {"cluster": {"chief": ["a:1"], "evaluator": ["b:2"]}, "task": {"type": "evaluator", "index": 0}}
     config = RunConfig(tf_config=json.dumps(tree))
     config = config.replace(cluster=type(config.cluster)("evaluator", 1))
-    with pytest.raises(ValueError, match="there is one evaluator in a run, of index 0"):
+    with pytest.raises(ValueError, match="a run has one evaluator, with index 0"):
         tf.estimator.train_and_evaluate(Estimator(dense, str(tmp_path), config), TrainSpec(batches()),
                                         EvalSpec(batches()))  # fmt: skip
 

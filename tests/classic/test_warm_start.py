@@ -174,17 +174,17 @@ def test_a_new_model_is_exported_with_the_rows_of_its_tokens(old: Path) -> None:
     (["out"], {}, {}, {}, "has no variable 'out/kernel/Momentum' for 'out/kernel/Momentum'"),
     (".*", {}, {"table": "tab"}, {}, "has no variable 'tab' for 'table'. Did you mean 'table'"),
     (".*", {}, {"tabl": "table"}, {},
-     "WarmStartSettings: var_name_to_prev_var_name: 'tabl' is the name of no variable that is taken"),
+     "WarmStartSettings: var_name_to_prev_var_name: 'tabl' matches no variable to load"),
     ("nothing", {}, {}, {}, "WarmStartSettings: vars_to_warm_start: 'nothing' matches no variable"),
     ("table", {}, {}, {"tokens": 5}, r"'table' is \[5, 2\] here and \[4, 2\] there.*: vars_to_war"),
     ("out", {"table": ("cxab", 4, 0, "abc")}, {}, {},
-     "WarmStartSettings: var_name_to_vocab_info: 'table' is no variable that is taken"),
-    ("table", {"table": ("ca", 4, 0, "abc")}, {}, {}, "ca has 2 lines, and its first 4 are asked for"),
+     "WarmStartSettings: var_name_to_vocab_info: 'table' is not a variable to load"),
+    ("table", {"table": ("ca", 4, 0, "abc")}, {}, {}, "ca has 2 lines, fewer than the requested 4"),
     ("table", {"table": ("ca", 2, 1, "abc")}, {}, {},
-     r"ca gives 2 tokens and 1 buckets for others, and the variable is \[4, 2\] \(axis 0\)"),
-    ("out/kernel", {"out/kernel": ("ca", 2, 0, "cxab")}, {}, {}, r"cxab gives 4 tokens, and the variable in the check"),
+     r"ca has 2 tokens plus 1 buckets, but the variable's shape is \[4, 2\] \(axis 0\)"),
+    ("out/kernel", {"out/kernel": ("ca", 2, 0, "cxab")}, {}, {}, r"cxab has 4 tokens, but the variable's shape in"),
     ("out/kernel", {"out/kernel": ("ca", 2, 0, "ca")}, {}, {"classes": 5},
-     r"it is \[2, 5\] here and \[2, 3\] in the checkpoint"),
+     r"its shape is \[2, 5\] here and \[2, 3\] in the checkpoint"),
     ("table", {"table": ("nowhere", 4, 0, "abc")}, {}, {}, "there is no vocabulary file .*nowhere"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(
@@ -202,7 +202,7 @@ def test_what_does_not_fit_is_refused(
     (WarmStartSettings(""), "ckpt_to_initialize_from is empty"),
     (WarmStartSettings("x", cast(Any, 3)), "vars_to_warm_start=3"),
     (WarmStartSettings("x", ["a", v1.Variable(0.0, use_resource=True)]), "it is a regular expression, a list of them"),
-    (WarmStartSettings("x", "("), r"WarmStartSettings: vars_to_warm_start: '\(' is no regular expression"),
+    (WarmStartSettings("x", "("), r"WarmStartSettings: vars_to_warm_start: '\(' is not a regular expression"),
     (3, "warm_start_from=3: it is a path or a tf.estimator.WarmStartSettings"),
 ])  # fmt: skip
 def test_settings_that_say_nothing_are_refused(source: Any, message: str) -> None:

@@ -195,7 +195,7 @@ def test_methods_of_hydra_are_replaced_only_while_it_composes() -> None:
         assert methods()[0] is not None and methods()[1] is not before[1]
         with composition.paused():
             assert methods() == before
-        with pytest.raises(RuntimeError, match="composed already"), Composition():
+        with pytest.raises(RuntimeError, match="already being composed"), Composition():
             pass
         assert methods()[1] is not before[1]
     assert methods() == before

@@ -245,15 +245,15 @@ BAD = [
     (["run.seed=1" + "0" * 400], "run.seed=a number of 1329 bits is too large: at most 9223372036854775807."),
     (["cluster.start_timeout_secs=99999999999"], "cluster.start_timeout_secs=99999999999 is too large: at most 2147"),
     (["input.eval.batch_size=99999999999"], "input.eval.batch_size=99999999999 is too large: at most 2147483647."),
-    (["train.nan='???'"], "train.nan is not set: a config file leaves it open (???). Give train.nan=..."),
-    (["cluster.num_workers='???'"], "cluster.num_workers is not set: a config file leaves it open (???)."),
-    (["input.eval.shard='???'"], "input.eval.shard is not set: a config file leaves it open (???)."),
+    (["train.nan='???'"], "train.nan is required, but not set: a config file has ??? for it. Set train.nan=..."),
+    (["cluster.num_workers='???'"], "cluster.num_workers is required, but not set: a config file has ???"),
+    (["input.eval.shard='???'"], "input.eval.shard is required, but not set: a config file has ???"),
     (
         ["model_dir=gs://b/x"],
-        "model_dir=gs://b/x is a URL, and a run lives in a folder of the file system. Mount it (gcsfuse, s3fs, a volume"
-        "), and give the path: model_dir=/mnt/b/x",
+        "model_dir=gs://b/x is a URL, but a run needs a folder of the file system. Mount it (gcsfuse, s3fs, a volume"
+        "), and use the path: model_dir=/mnt/b/x",
     ),
-    (["model_dir=s3://me:pw@b/x", "command=evaluate"], "model_dir=s3://***@b/x is a URL, and a run lives in a folder"),
+    (["model_dir=s3://me:pw@b/x", "command=evaluate"], "model_dir=s3://***@b/x is a URL, but a run needs a folder"),
     (["model_dir=file:///tmp/x"], "Write the path: model_dir=/tmp/x"),
     (["export.dir=hdfs://n/x"], "export.dir=hdfs://n/x is a URL"),
     (["-m", "sweep.dir=gs://b", "train.max_steps=1"], "sweep.dir=gs://b is a URL"),
@@ -303,14 +303,14 @@ BAD = [
     ),
     (["strategy.name=null"], "strategy.name=null: name a strategy, or leave it at default."),
     (["strategy=mirrored", "strategy.devices=[a,a]"], "strategy.devices=['a', 'a'] names a device twice."),
-    (["strategy=mirrored", "strategy.devices=[]"], "strategy.devices=[] names no device. null means all."),
+    (["strategy=mirrored", "strategy.devices=[]"], "strategy.devices=[] names no device. Use null for all devices."),
     (
         ["strategy=mirrored", "strategy.num_gpus=2", "strategy.virtual_devices=2"],
-        "strategy.num_gpus=2 and strategy.virtual_devices=2 exclude each other: compute on GPUs, or split the CPU.",
+        "strategy.num_gpus=2 and strategy.virtual_devices=2 exclude each other. Set one of them to null.",
     ),
     (
         ["strategy=mirrored", "strategy.num_packs=2"],
-        "strategy.num_packs=2 has no effect with strategy.cross_device_ops=null. Set that to nccl or hierarchical_copy",
+        "strategy.num_packs=2 has no effect with strategy.cross_device_ops=null. Use cross_device_ops=nccl",
     ),
     (
         ["strategy=mirrored", "strategy.devices=[/gpu:0,/gpu:1,/gpu:2]"],
@@ -327,11 +327,11 @@ BAD = [
             "eval_strategy=mirrored",
             "eval_strategy.virtual_devices=3",
         ],
-        "strategy.virtual_devices=2 and eval_strategy.virtual_devices=3 differ; the CPU of a process is split once.",
+        "strategy.virtual_devices=2 and eval_strategy.virtual_devices=3 differ, but the CPU of a process is split",
     ),
     (
         ["input.eval=null", "eval.at_start=true"],
-        "eval.at_start=true, and input.eval is empty: there is nothing to eval",
+        "eval.at_start=true, but input.eval is empty: there is nothing to eval",
     ),
     (
         ["checkpoint.save_steps=5", "checkpoint.save_secs=30"],
@@ -339,32 +339,32 @@ BAD = [
     ),
     (
         ["input.train.params.batch_size=32"],
-        "input.train.params.batch_size=32 has no effect: input.train.batch_size=64 takes its place. Set input.train.ba",
+        "input.train.params.batch_size=32 has no effect: input.train.batch_size=64 replaces it. Set input.train.ba",
     ),
     (
         ["input.train.params.shuffle_seed=3"],
-        "input.train.params.shuffle_seed=3 has no effect: input.train.shuffle_seed=1 takes its place.",
+        "input.train.params.shuffle_seed=3 has no effect: input.train.shuffle_seed=1 replaces it.",
     ),
     (
         ["input.train.service.address=localhost"],
-        "input.train.service.address=localhost is no address of a dispatcher. Write protocol, host a",
+        "input.train.service.address=localhost is not the address of a dispatcher. Write protocol, host a",
     ),
     (["input.train.service.job_name=x"], "input.train.service.job_name=x has no effect without input.train.service.a"),
     (
         ["input.train.service.address=grpc://h:1", "run.deterministic=true"],
-        "input.train.service.address=grpc://h:1 with run.deterministic=true: the order in which a se",
+        "input.train.service.address=grpc://h:1 with run.deterministic=true: a service returns",
     ),
     (
         ["input.train.service.address=grpc://h:1", "checkpoint.input_state=saved"],
-        "input.train.service.address=grpc://h:1 with checkpoint.input_state=saved: the order",
+        "input.train.service.address=grpc://h:1 with checkpoint.input_state=saved: a service returns",
     ),
     (
         ["input.train.service.address=grpc://h:1", "strategy=parameter_server"],
-        "input.train.service.address=grpc://h:1 does not go with strategy=parameter_server. Leave it",
+        "input.train.service.address=grpc://h:1 does not work with strategy=parameter_server. Unset it",
     ),
     (
         ["input.train.service.address=grpc://h:1", "input.train.shard=files"],
-        "input.train.shard=files has no effect with input.train.service.address: the service gives e",
+        "input.train.shard=files has no effect with input.train.service.address: the service distrib",
     ),
     (
         ["input.train.options.deterministic=false", "run.deterministic=true"],
@@ -379,12 +379,12 @@ BAD = [
     (["input.train.prefetch_to_device=0"], "input.train.prefetch_to_device=0 must be at least 1."),
     (
         ["input.train.prefetch_to_device=2", "strategy=mirrored"],
-        "input.train.prefetch_to_device=2 does not go with strategy=mirrored, whose replicas divide",
+        "input.train.prefetch_to_device=2 does not work with strategy=mirrored, whose replicas divide",
     ),
     (["input.eval.'a b'.fn=x.y"], "cannot read"),
     (
         ["+input.eval={a b: {fn: x.y}}"],
-        "input.eval.a b: a name of an evaluation is made of letters, digits, '_', '-' an",
+        "input.eval.a b: the name of an evaluation may contain letters, digits, '_', '-' an",
     ),
     (["sweep.metric=accuracy"], "sweep.metric=accuracy: prefix the metric with its evaluation: eval/accuracy."),
     (["sweep.metric=eval_x/loss"], "sweep.metric=eval_x/loss: there is no such evaluation. There are: eval/...."),
@@ -398,37 +398,43 @@ BAD = [
     (["tracking.uri=localhost:5000"], "tracking.uri=localhost:5000 has no scheme. Use http://localhost:5000."),
     (
         ["tracking.uri=sqlite://x.db"],
-        "tracking.uri=sqlite://x.db: a database file is sqlite:///relative.db or sqlite:///",
+        "tracking.uri=sqlite://x.db: write a database file as sqlite:///relative.db or sqlite:///",
     ),
     (
         ["tracking.backend=mlfow"],
         "tracking.backend=mlfow is not allowed. Did you mean 'mlflow'? Allowed: mlflow, csv, none, the dotted name",
     ),
     (["tracking.backend=[mlflow,cvs]"], "tracking.backend=cvs is not allowed. Did you mean 'csv'? Allowed: mlflow,"),
-    (["tracking.backend=null"], "tracking.backend=null: null is no tracker. Allowed: mlflow, csv, none, the dotted"),
-    (["tracking.backend=[]"], "tracking.backend=[] names no tracker. Write none to record nothing outside of model_di"),
-    (["tracking.backend=[none,csv]"], "tracking.backend=[none,csv]: none records nothing, and others beside it do."),
+    (["tracking.backend=null"], "tracking.backend=null: null is not a tracker. Allowed: mlflow, csv, none, the dotted"),
+    (["tracking.backend=[]"], "tracking.backend=[] names no tracker. Use none to record only in model_dir"),
+    (["tracking.backend=[none,csv]"], "tracking.backend=[none,csv]: none cannot be combined with other trackers."),
     (["tracking.backend=[csv,csv]"], "tracking.backend=[csv,csv] names one twice."),
-    (["tracking.backend={fn: csv, params: {}}"], "tracking.backend={fn:csv,params:{}}: csv takes no params, and no cl"),
-    (["tracking.backend=[{name: a.b}]"], "tracking.backend=[{name:a.b}]: {name:a.b} is no tracker. Allowed: mlflow, c"),
+    (
+        ["tracking.backend={fn: csv, params: {}}"],
+        "tracking.backend={fn:csv,params:{}}: csv takes no params, and is not",
+    ),
+    (
+        ["tracking.backend=[{name: a.b}]"],
+        "tracking.backend=[{name:a.b}]: {name:a.b} is not a tracker. Allowed: mlflow, c",
+    ),
     (["tracking.backend=nowhere.Mine"], "tracking.backend=nowhere.Mine: no module 'nowhere' in "),
     (["tracking.backend=[csv,{fn: json.Mine}]"], "tracking.backend=json.Mine: "),
     (
         ["export.exporters=[final]", "export.register=m", "tracking.backend=[csv]"],
-        "export.register=m is a name in MLflow's registry, and tracking.backend=[csv] records nothing there. Set track",
+        "export.register=m is a name in MLflow's registry, but tracking.backend=[csv] does not record in MLflow. Set",
     ),
     # commands that read a run, and what they read
-    (["command=evaluate"], "command=evaluate reads what a run left: give model_dir=outputs/<run>."),
-    (["command=predict"], "command=predict reads what a run left: give model_dir=outputs/<run>."),
-    (["command=inspect"], "command=inspect reads what a run left: give model_dir=outputs/<run>."),
+    (["command=evaluate"], "command=evaluate reads an earlier run. Set model_dir=outputs/<run>."),
+    (["command=predict"], "command=predict reads an earlier run. Set model_dir=outputs/<run>."),
+    (["command=inspect"], "command=inspect reads an earlier run. Set model_dir=outputs/<run>."),
     (["command=inspect", "model_dir=nope"], "model_dir=nope: there is no such folder."),
-    (["command=evaluate", "model_dir=."], "model_dir=.: there is no checkpoint in it for command=evaluate."),
-    (["command=predict", "model_dir=.", "input=custom"], "input.predict.fn is not set, and command=predict reads it."),
+    (["command=evaluate", "model_dir=."], "model_dir=.: it has no checkpoint for command=evaluate."),
+    (["command=predict", "model_dir=.", "input=custom"], "input.predict.fn is not set, but command=predict needs it."),
     (
         ["predict.output=x.csv"],
-        "predict.output=x.csv: its suffix says what is written. Use a name in .jsonl (JSON Lines",
+        "predict.output=x.csv: its suffix selects the format. Use one of .jsonl (JSON Lines",
     ),
-    (["predict.keys=[]"], "predict.keys=[] leaves nothing to write. null means all that model_fn predicts."),
+    (["predict.keys=[]"], "predict.keys=[] leaves nothing to write. Use null for all predictions."),
     (["predict.keys=classes"], "predict.keys=classes is neither a list nor null."),
     (
         ["input.predict.shard=file"],
@@ -468,28 +474,28 @@ BAD = [
     ),
     (
         ["eval_strategy.name=tpu"],
-        "eval_strategy=tpu with strategy=default: processes and TPUs are joined for one strategy; evaluate in a run of",
+        "eval_strategy=tpu with strategy=default: processes and TPUs can be joined for one strategy only. Instead",
     ),
     (
         ["train.gradient_accumulation=3"],
         "input.train.batch_size=64 does not divide over 1 x 3 parts (train.gradient_accumulation=3). Use 63 or 66.",
     ),
-    (["run.debug=overfit", "train.max_steps=null"], "train.max_steps=null does not end it. Set train.max_steps."),
+    (["run.debug=overfit", "train.max_steps=null"], "train.max_steps=null would never end it. Set train.max_steps."),
     (
         ["strategy=multi_worker", "run.inline=true"],
-        "run.inline=true with strategy=multi_worker: each task is a process",
+        "run.inline=true with strategy=multi_worker: each task needs its own",
     ),
-    (["run.freeze_secs=60", "run.inline=true"], "run.inline=true with run.freeze_secs=60: no other process sees that"),
+    (["run.freeze_secs=60", "run.inline=true"], "run.inline=true with run.freeze_secs=60: no other process can notice"),
     (["run.freeze_secs=5"], "run.freeze_secs=5"),
-    (["cluster.evaluator=true", "run.inline=true"], "run.inline=true with cluster.evaluator=true, which is a process"),
+    (["cluster.evaluator=true", "run.inline=true"], "run.inline=true with cluster.evaluator=true: the evaluator needs"),
     (["cluster.evaluator=true", "command=train"], "cluster.evaluator=true has no effect with command=train"),
     (
         ["cluster.evaluator=true", "input.eval=null"],
-        "cluster.evaluator=true, and input.eval is empty: there is nothing",
+        "cluster.evaluator=true, but input.eval is empty: there is nothing",
     ),
     # clusters
-    (["cluster.resolver=tpu"], "cluster.resolver=tpu goes with strategy=tpu, and not with strategy=default."),
-    (["strategy=tpu", "cluster.resolver=slurm"], "cluster.resolver=slurm with strategy=tpu: a TPU is found by auto or"),
+    (["cluster.resolver=tpu"], "cluster.resolver=tpu works with strategy=tpu only, not with strategy=default."),
+    (["strategy=tpu", "cluster.resolver=slurm"], "cluster.resolver=slurm with strategy=tpu: use auto or"),
     (
         ["cluster.port=80", "cluster.resolver=local"],
         "cluster.port=80 has no effect with cluster.resolver=local, only with slurm and kubernetes.",
@@ -509,21 +515,21 @@ BAD = [
     (["++foo={password: hunter2}"], "foo=***: there is no key 'foo'."),
     (["input.eval={token: hunter2}"], "input.eval.token=***: there is no key 'input.eval.token'."),
     (["tracking.tags.password=[hunter2"], "cannot read 'tracking.tags.password=***'"),
-    (["tracking.tags.password=hunter2,hunter3"], "tracking.tags.password=*** gives several values."),
+    (["tracking.tags.password=hunter2,hunter3"], "tracking.tags.password=*** has several values."),
     (["tracking.uri=[http://me:hunter2@x"], "cannot read 'tracking.uri=[http://***@x'"),
-    (["tracking.uri=sqlite://me:hunter2@x"], "tracking.uri=sqlite://***@x: a database file is"),
+    (["tracking.uri=sqlite://me:hunter2@x"], "tracking.uri=sqlite://***@x: write a database file as"),
     # what cannot be read
     (["train.max_steps=[1"], "cannot read 'train.max_steps=[1'"),
-    (["train.max_steps=1,2"], "train.max_steps=1,2 gives several values. Add --multirun to try each"),
+    (["train.max_steps=1,2"], "train.max_steps=1,2 has several values. Add --multirun to try each"),
     # functions that are missing
-    (["model=custom"], "model.fn is not set. Give package.module or package.module.function"),
-    (["input=custom"], "input.train.fn is not set, and command=train_and_evaluate trains."),
-    (["model.fn=null"], "model.fn is not set. Give package.module or package.module.function"),
-    (["input.train.fn=null"], "input.train.fn is not set, and command=train_and_evaluate trains."),
-    (["input.eval.fn=null"], "input.eval.fn is not set. Set it, or go without evaluation: input.eval=null."),
+    (["model=custom"], "model.fn is not set. Use package.module or package.module.function"),
+    (["input=custom"], "input.train.fn is not set, but command=train_and_evaluate trains."),
+    (["model.fn=null"], "model.fn is not set. Use package.module or package.module.function"),
+    (["input.train.fn=null"], "input.train.fn is not set, but command=train_and_evaluate trains."),
+    (["input.eval.fn=null"], "input.eval.fn is not set. Set it, or turn evaluation off: input.eval=null."),
     (
         ["command=evaluate", "model_dir=.", "input.eval=null"],
-        "input.eval is empty, and command=evaluate needs at least one",
+        "input.eval is empty, but command=evaluate needs at least one",
     ),
     (["model.fn=nope.model"], "model.fn=nope.model: no module 'nope' in "),
     (["model.fn=model_fns.digts"], "model.fn=model_fns.digts: no 'digts' in model_fns ("),
@@ -531,8 +537,11 @@ BAD = [
     (["input.train.fn=input_fns"], "input.train.fn=input_fns is a package. Name a module in it: breast_cancer, csv,"),
     (["model.fn=model_fns/digits.py"], "model.fn=model_fns/digits.py is not a dotted name. Did you mean 'model_fns.d"),
     (["model.fn=model_fns.digits:model_fn"], "is not a dotted name. Did you mean 'model_fns.digits.model_fn'? Use pac"),
-    (["run.preemption_notice=model_fns.digits.notice"], "digits.py defines no 'notice'. Give model_fns.digits.<func"),
-    (["model.fn=model_fns.digits.modelfn"], "defines no 'modelfn'. Did you mean 'model_fn'?"),
+    (
+        ["run.preemption_notice=model_fns.digits.notice"],
+        "digits.py does not define 'notice'. Use model_fns.digits.<func",
+    ),
+    (["model.fn=model_fns.digits.modelfn"], "does not define 'modelfn'. Did you mean 'model_fn'?"),
     (["input.train.fn=input_fns.digit"], "no 'digit' in input_fns ("),
     (["input.eval.fn=input fns.x"], "input.eval.fn=input fns.x is not a dotted name. Use package.module or"),
     (["model_dir=/proc/nope"], "cannot make the output directory: "),
@@ -542,14 +551,14 @@ BAD = [
 # What Hydra's grammar does not take, and its ways to take away.
 BAD += [
     (["train.max_steps"], "cannot read 'train.max_steps': write key=value, without spaces around the equals sign."),
-    (["model.params.x=a=b"], """goes in quotes, and these in those of the shell: 'model.params.x="a=b"'."""),
-    (["model_dir=\u00fcn\u00ef"], """goes in quotes, and these in those of the shell: 'model_dir="\u00fcn\u00ef"'."""),
+    (["model.params.x=a=b"], """inside the shell's quotes: 'model.params.x="a=b"'."""),
+    (["model_dir=\u00fcn\u00ef"], """inside the shell's quotes: 'model_dir="\u00fcn\u00ef"'."""),
     (["model.params.db_password=hunter2=x"], "cannot read 'model.params.db_password=***'"),
     (["model.params.x=[1,2"], "cannot read 'model.params.x=[1,2': "),
-    (["~train.max_steps"], "train.max_steps is a key of every run, and cannot be taken away. Set it: train.max_ste"),
-    (["model.params.path='???'"], "model.params.path is not set: a config file leaves it open (???). Give model.para"),
-    (["hydra.job.chdir=true"], "hydra.job.chdir=true: a run stays in the directory where it was started."),
-    (["tracking.uri=mlflow.db"], "tracking.uri=mlflow.db is a path. A database file is sqlite:///mlflow.db."),
+    (["~train.max_steps"], "train.max_steps cannot be deleted. Use train.max_steps=null to unset it."),
+    (["model.params.path='???'"], "model.params.path is required, but not set: a config file has ??? for it."),
+    (["hydra.job.chdir=true"], "hydra.job.chdir=true is not supported: a run stays in the directory"),
+    (["tracking.uri=mlflow.db"], "tracking.uri=mlflow.db is a path. Write a database file as sqlite:///mlflow.db."),
 ]  # fmt: skip
 
 # What people bring along from other tools: each message says what to write here.
@@ -558,7 +567,7 @@ BAD += [
     (["early_stopping.metric=val_loss"], "metric=val_loss: there is no key 'early_stopping'. Did you mean 'train.e"),
     (["train.early_stopping.metric=val_loss"], "prefix the metric with its evaluation: eval/loss."),
     (["checkpoint.keep_best.metric=accuracy"], "prefix the metric with its evaluation: eval/accuracy."),
-    (["checkpoint.keep_best.metric=val/acc"], "keep_best.metric=val/acc: 'val' is no evaluation. Write eval/acc."),
+    (["checkpoint.keep_best.metric=val/acc"], "keep_best.metric=val/acc: 'val' is not an evaluation. Write eval/acc."),
     (["train"], "cannot read 'train': a command is written command=train."),
     (["evalute"], "cannot read 'evalute': write key=value. Did you mean command=evaluate?"),
     (["model_dir", "foo"], "write key=value, without spaces around the equals sign: model_dir=foo"),
@@ -568,8 +577,8 @@ BAD += [
     (["--model.params.password=hunter2"], "keys are written without dashes: model.params.password=***."),
     (["--gpus=2"], "--gpus=2: there is no such option. Did you mean strategy.num_gpus? Keys are"),
     (["--cfg", "jobs"], "argument --cfg/-c: invalid choice: 'jobs'"),
-    (["+experiment=wide_deep"], "+experiment=wide_deep: every run has the group 'experiment'. Write experiment=wi"),
-    (["+strategy=mirrored"], "+strategy=mirrored: every run has the group 'strategy'. Write strategy=mirrored."),
+    (["+experiment=wide_deep"], "+experiment=wide_deep: the group 'experiment' exists already. Write experiment=wi"),
+    (["+strategy=mirrored"], "+strategy=mirrored: the group 'strategy' exists already. Write strategy=mirrored."),
 ]  # fmt: skip
 
 # At each depth, with Hydra's way round its own schema.
@@ -716,20 +725,22 @@ def test_an_evaluation_on_another_input_takes_a_name_of_its_own(
     own, other = "+input.eval.params.path=val.npz", "+input.eval.params.path=test.npz"
     assert parsed(*asked, own, "input.eval.batch_size=7").eval.recorded_name("") == ""
     said = (
-        "input.eval.params is not that of the run in run, and its metrics would replace those of the run's own "
-        r"eval/... Give this evaluation a name that the run does not have: eval.name=test$"
+        "input.eval.params differs from that of the run in run, so its metrics would replace the run's own "
+        r"eval/... Choose a name that the run does not have: eval.name=test$"
     )
     with pytest.raises(ConfigError, match=said):
         parsed(*asked, other)
-    with pytest.raises(ConfigError, match="input.eval.fn is not that of the run in run"):
+    with pytest.raises(ConfigError, match="input.eval.fn differs from that of the run in run"):
         parsed(*asked[:2], "input.eval.fn=my.other", own)
     assert parsed(*asked, other, "eval.name=test").eval.recorded_name("") == "test"
     named = ("command=evaluate", "model_dir=run", "input.eval.fn=my.data", "+input.eval.a.params.path=1")
     assert parsed(*named, "eval.name=test").eval.recorded_name("a") == "test_a"
     assert set(parsed(*named).input.evals) == {"a"}, "the run has none of that name"
-    with pytest.raises(ConfigError, match="eval.name=test is for command=evaluate; training names an evaluation by"):
+    with pytest.raises(
+        ConfigError, match="eval.name=test works with command=evaluate only; training names an evaluation by"
+    ):
         parsed("eval.name=test")
-    with pytest.raises(ConfigError, match="eval.name=a/b: a name of an evaluation is made of letters"):
+    with pytest.raises(ConfigError, match="eval.name=a/b: the name of an evaluation may contain letters"):
         parsed(*asked, own, "eval.name=a/b")
 
 
@@ -743,11 +754,11 @@ def test_the_newest_runs_are_named_to_somebody_who_gives_none(tmp_path: Path, mo
     Path("outputs/never_saved").mkdir()
     assert newest_runs(Path("outputs")) == [Path("outputs/newest"), Path("outputs/sweeps/a/b"), Path("outputs/older")]
     named = "The newest: outputs/newest, outputs/sweeps/a/b, outputs/older.$"
-    with pytest.raises(ConfigError, match=f"give model_dir=outputs/<run>. {named}"):
+    with pytest.raises(ConfigError, match=f"Set model_dir=outputs/<run>. {named}"):
         parsed("command=predict")
     with pytest.raises(ConfigError, match=f"^model_dir=outputs/nwest: there is no such folder. {named}"):
         parsed("command=evaluate", "model_dir=outputs/nwest")
-    with pytest.raises(ConfigError, match=f"there is no checkpoint in it for command=inspect. {named}"):
+    with pytest.raises(ConfigError, match=f"it has no checkpoint for command=inspect. {named}"):
         parsed("command=inspect", "model_dir=outputs/never_saved")
     assert parsed("command=inspect", "model_dir=outputs/older", "model.fn=null").model_dir == "outputs/older"
 
@@ -844,7 +855,7 @@ def test_a_damaged_file_of_the_users_is_named_with_its_line(
     ("text", "message"),
     [
         ("model: [a", "config.yaml cannot be read: while parsing a flow sequence"),
-        ("- a", "config.yaml holds no config."),
+        ("- a", "config.yaml does not contain a config."),
         ("model: {fn: line}\nnewer: 1", "there is no key 'newer'."),
         ("\udc80", "config.yaml cannot be read: 'utf-8' codec can't decode"),
     ],
@@ -857,4 +868,4 @@ def test_a_damaged_config_of_a_run_is_named(text: str, message: str, tmp_path: P
     assert result.returncode == 2
     assert message in result.stderr and "Traceback" not in result.stderr
     if "newer" in text:
-        assert result.stderr.endswith("(the config that run left, changed by the command line)\n")
+        assert result.stderr.endswith("(in the config of run, changed by the command line)\n")

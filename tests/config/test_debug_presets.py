@@ -62,7 +62,7 @@ def test_fast_dev_takes_two_steps_and_evaluates_one_batch(tmp_path: Path) -> Non
 
 
 def test_overfit_needs_an_end() -> None:
-    with pytest.raises(ConfigError, match=r"run.debug=overfit .* train.max_steps=null does not end it"):
+    with pytest.raises(ConfigError, match=r"run.debug=overfit .* train.max_steps=null would never end it"):
         config("run.debug=overfit", "train.max_steps=null", "train.max_epochs=3")
     assert config("run.debug=overfit", "train.max_epochs=3").train.max_epochs is None
 

@@ -58,7 +58,7 @@ def test_there_is_a_line_for_each_key(ask: Any) -> None:
 
 def test_what_is_not_known_is_said_with_what_is_near(ask: Any) -> None:
     said = ask("--help", "checkpiont", code=2)
-    assert said.startswith("runner: --help checkpiont: there is no such key or group, and no comment has the word. Did")
+    assert said.startswith("runner: --help checkpiont: no key or group has this name, and no comment contains it. Did")
     assert "Did you mean 'checkpoint'?" in said
 
 

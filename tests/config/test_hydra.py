@@ -63,23 +63,23 @@ def test_the_users_file_wins_over_ours_and_is_checked_like_it(tmp_path: Path) ->
 EXPERIMENTS = [
     (  # neither package nor override
         "train: {max_steps: 9}\n",
-        "conf/experiment/mine.yaml: its first line must be '# @package _global_'. Without it each of its keys "
-        "begins with experiment.\n",
+        "conf/experiment/mine.yaml: its first line must be '# @package _global_'. Without it, its keys would "
+        "begin with experiment.\n",
     ),
     (
         "defaults:\n  - override /input: custom\ntrain: {max_steps: 9}\n",
-        "conf/experiment/mine.yaml: its first line must be '# @package _global_'. Without it each of its keys "
-        "begins with experiment.\n",
+        "conf/experiment/mine.yaml: its first line must be '# @package _global_'. Without it, its keys would "
+        "begin with experiment.\n",
     ),
     (
         "# @package _global_\ndefaults:\n  - input: custom\n",
-        "conf/experiment/mine.yaml: write '- override /input: custom' in its defaults. '- input: custom' would be a "
-        "file of conf/experiment/input.\n",
+        "conf/experiment/mine.yaml: write '- override /input: custom' in its defaults. '- input: custom' means a "
+        "file in conf/experiment/input.\n",
     ),
     (
         "# @package _global_\ndefaults:\n  - /input: custom\n",
-        "conf/experiment/mine.yaml: write '- override /input: custom' in its defaults. Every run has the "
-        "group 'input'.\n",
+        "conf/experiment/mine.yaml: write '- override /input: custom' in its defaults, because the "
+        "group 'input' exists already.\n",
     ),
     (
         "# @package _global_\ndefaults:\n  - override input: custom\n",

@@ -69,9 +69,9 @@ def test_looking_does_not_run_the_code(project: Path) -> None:
         ("up_models.wid", r"no 'wid' in up_models \(.*up_models\). Did you mean 'wide'\? There are: deep, wide."),
         (
             "up_models.wide.modl_fn",
-            r"wide.py defines no 'modl_fn'. Did you mean 'model_fn'\? Give up_models.wide.<func",
+            r"wide.py does not define 'modl_fn'. Did you mean 'model_fn'\? Use up_models.wide.<func",
         ),
-        ("up_models.deep", r"deep.py defines no 'model_fn'."),
+        ("up_models.deep", r"deep.py does not define 'model_fn'."),
         ("up_models", r"up_models is a package. Name a module in it: deep, wide."),
         ("up_models/wide.py", r"is not a dotted name. Did you mean 'up_models.wide'\? Use package.module"),
         ("up_models..wide", r"is not a dotted name."),

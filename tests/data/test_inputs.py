@@ -246,7 +246,7 @@ def test_tensors_are_one_batch_in_eval_and_every_batch_in_train(caplog: pytest.L
     assert feed_of(input_fn).remaining_steps() == 1
     assert not caplog.records
     assert feed_of(input_fn, mode="train").remaining_steps() == math.inf
-    assert "returned tensors, not a tf.data.Dataset: every step trains on these same examples" in caplog.text
+    assert "returned tensors, not a tf.data.Dataset: every step trains on the same examples" in caplog.text
 
 
 # Batches taken in turn.
@@ -501,8 +501,8 @@ def test_a_function_that_should_divide_and_does_not_is_refused() -> None:
     with pytest.raises(ValueError) as error:
         feed_of(batched(16), num_replicas=1, batch_size=8, num_workers=2, shard="input_fn")
     assert str(error.value) == (
-        f"input.eval.shard=input_fn leaves it to {__name__}.batched.<locals>.input_fn to take its part of the data, "
-        "but that reads neither input_context.input_pipeline_id nor num_input_pipelines. Read them, or use "
+        f"input.eval.shard=input_fn: {__name__}.batched.<locals>.input_fn must divide the data, but it reads neither "
+        "input_context.input_pipeline_id nor num_input_pipelines. Read them, or use "
         "shard=examples."
     )
 
@@ -560,18 +560,18 @@ NAME = f"{__name__}.some_input_fn"
         ),
         (
             None,
-            f"{NAME} returned None. Return a tf.data.Dataset, (features, labels), or features. Of a generator make one "
-            "with tf.data.Dataset.from_generator.",
+            f"{NAME} returned None. Return a tf.data.Dataset, (features, labels), or features. Wrap a generator in "
+            "tf.data.Dataset.from_generator.",
         ),
         (
             generator(),
-            f"{NAME} returned a generator. Return a tf.data.Dataset, (features, labels), or features. Of a generator "
-            "make one with tf.data.Dataset.from_generator.",
+            f"{NAME} returned a generator. Return a tf.data.Dataset, (features, labels), or features. Wrap a generator "
+            "in tf.data.Dataset.from_generator.",
         ),
         (
             generator,
-            f"{NAME} returned a function. Return a tf.data.Dataset, (features, labels), or features. Of a generator "
-            "make one with tf.data.Dataset.from_generator.",
+            f"{NAME} returned a function. Return a tf.data.Dataset, (features, labels), or features. Wrap a generator "
+            "in tf.data.Dataset.from_generator.",
         ),
     ],
     ids=["tuple of 3", "list of 1", "None", "generator", "function"],
@@ -586,8 +586,9 @@ def test_a_dataset_of_three_parts_is_refused() -> None:
     with pytest.raises(ValueError) as error:
         feed_of(functools.partial(some_input_fn, tf.data.Dataset.from_tensors((1, 2, 3))))
     assert str(error.value) == (
-        f"the dataset of {NAME} has elements of 3 parts. They must be (features, labels), or features alone: a tensor "
-        "or a dict of tensors. Several features go into one dict."
+        f"the dataset of {NAME} has elements of 3 parts. Elements must be (features, labels), or features alone: a "
+        "tensor "
+        "or a dict of tensors. Put several features into one dict."
     )
 
 
@@ -597,12 +598,12 @@ def test_an_iterator_is_refused() -> None:
 
 
 def test_an_object_that_does_not_become_tensors_is_refused() -> None:
-    with pytest.raises(ValueError, match=rf"^{NAME} returned an object, which does not become tensors: "):
+    with pytest.raises(ValueError, match=rf"^{NAME} returned an object, which cannot be converted to tensors: "):
         feed_of(functools.partial(some_input_fn, object()))
 
 
 def test_an_input_without_tensors_is_refused() -> None:
-    with pytest.raises(ValueError, match=rf"^{NAME} gave no tensors"):
+    with pytest.raises(ValueError, match=rf"^{NAME} returned no tensors"):
         feed_of(functools.partial(some_input_fn, {}))
 
 
@@ -610,8 +611,8 @@ def test_a_dataset_that_is_not_batched_is_refused() -> None:
     with pytest.raises(ValueError) as error:
         feed_of(functools.partial(some_input_fn, examples(4)), batch_size=2)
     assert str(error.value) == (
-        f"input.eval.batch_size=2, but {NAME} gives single examples: features['x'] is a scalar. Add "
-        '.batch(params["batch_size"]), or set batch_size=null if its elements are what one replica takes.'
+        f"input.eval.batch_size=2, but {NAME} returns single examples: features['x'] is a scalar. Add "
+        '.batch(params["batch_size"]), or set batch_size=null if each element is the batch of one replica.'
     )
 
 
@@ -620,8 +621,8 @@ def test_a_function_that_ignores_the_batch_size_is_refused_in_train() -> None:
     with pytest.raises(ValueError) as error:
         feed_of(fn, mode="train", batch_size=8)
     assert str(error.value) == (
-        f'input.train.batch_size=8, but {NAME} gives batches of 4 where it was given params["batch_size"]=8. Use that '
-        "in .batch(), or set batch_size=null to keep its own size."
+        f'input.train.batch_size=8, but {NAME} returns batches of 4, although params["batch_size"]=8. Use that in '
+        ".batch(), or set batch_size=null to keep its own size."
     )
     assert feed_of(fn, mode="eval", batch_size=8).remaining_steps() == 10
 
@@ -652,7 +653,7 @@ def test_an_argument_that_the_runner_does_not_give_is_refused() -> None:
     with pytest.raises(ValueError) as error:
         feed_of(some_input_fn)
     assert str(error.value) == (
-        f"{NAME} needs 'result'. An input function is given, by name: mode, params, config, input_context, num_epochs. "
+        f"{NAME} needs 'result'. The runner passes, by name: mode, params, config, input_context, num_epochs. "
         "Bind the rest with functools.partial, or take it from params."
     )
 
@@ -673,9 +674,9 @@ def test_an_error_says_in_which_function_and_keeps_its_type() -> None:
     "options, message",
     [
         ({"shard": "rows"}, f"shard='rows' of {NAME} is not one of auto, files, examples, input_fn, off."),
-        ({"batch_size": 0}, f"batch_size=0 of {NAME} is not a number of examples (1 or more)."),
-        ({"batch_size": 2.5}, f"batch_size=2.5 of {NAME} is not a number of examples (1 or more)."),
-        ({"batch_size": True}, f"batch_size=True of {NAME} is not a number of examples (1 or more)."),
+        ({"batch_size": 0}, f"batch_size=0 of {NAME} must be a positive int or None."),
+        ({"batch_size": 2.5}, f"batch_size=2.5 of {NAME} must be a positive int or None."),
+        ({"batch_size": True}, f"batch_size=True of {NAME} must be a positive int or None."),
     ],
 )
 def test_an_input_checks_its_settings(options: dict[str, Any], message: str) -> None:

@@ -106,42 +106,42 @@ def test_an_evaluator_may_stand_beside_a_single_process() -> None:
 
 OF_THREE = {"cluster": CHIEF_AND_TWO}
 BAD_TF_CONFIGS = [
-    ('{"cluster": {"worker": ["a:1" "b:1"]}}', "no JSON: Expecting ',' delimiter at character 31, here: "),
-    ("{'cluster': {}}", "no JSON: Expecting property name enclosed in double quotes at character 2, "),
+    ('{"cluster": {"worker": ["a:1" "b:1"]}}', "not JSON: Expecting ',' delimiter at character 31, here: "),
+    ("{'cluster': {}}", "not JSON: Expecting property name enclosed in double quotes at character 2, "),
     ("{'cluster': {}}", "{>>>'cluster': {}} (JSON takes double quotes)"),
-    ("tf_config.json", "no JSON: Expecting value at character 1, here: >>>tf_config.json"),
+    ("tf_config.json", "not JSON: Expecting value at character 1, here: >>>tf_config.json"),
     ("[]", 'TF_CONFIG=[]: it must be an object: {"cluster": {...}, "task": {...}}.'),
     ({"cluster": ["a:1"]}, 'cluster=["a:1"] must be {"chief": ["host:port"], "worker": [...]}.'),
     ({"cluster": {"worker": "a:1"}}, 'cluster.worker="a:1" must be a list: ["host:port", ...].'),
     ({"cluster": {"worker": {"x": "a:1"}}}, "cluster.worker="),
-    ({"cluster": {"worker": {"1": A, "3": B}}}, "cluster.worker names indices 1, 3 and leaves gaps. Every"),
-    ({"cluster": {"wrker": [A]}}, "cluster: there is no task type 'wrker'. Known are: chief, worker, ps, eval"),
+    ({"cluster": {"worker": {"1": A, "3": B}}}, "cluster.worker names indices 1, 3 and leaves gaps. List every"),
+    ({"cluster": {"wrker": [A]}}, "cluster: unknown task type 'wrker'. Use one of: chief, worker, ps, eval"),
     ({"cluster": {"master": [A], "chief": [B]}}, "cluster names a chief and a master; master is the old name"),
-    ({"cluster": {"chief": [A, B]}}, f"cluster.chief=['{A}', '{B}']: there is one chief."),
-    ({"cluster": {"evaluator": [A, B]}}, "there is one evaluator."),
-    ({"cluster": {"worker": ["host"]}}, 'cluster.worker[0]="host" is no address. Write host:port, as node1:'),
-    ({"cluster": {"worker": [A, "h:port"]}}, 'cluster.worker[1]="h:port" is no address. Write host:port'),
-    ({"cluster": {"worker": ["h:0"]}}, "is no address"),
-    ({"cluster": {"worker": ["h:65536"]}}, "is no address"),
-    ({"cluster": {"worker": [":2222"]}}, "is no address"),
-    ({"cluster": {"worker": ["::1:2222"]}}, "is no address"),
-    ({"cluster": {"worker": ["grpc://h:2222"]}}, "is no address"),
-    ({"cluster": {"worker": [" h:2222"]}}, "is no address"),
+    ({"cluster": {"chief": [A, B]}}, f"cluster.chief=['{A}', '{B}']: only one chief is allowed."),
+    ({"cluster": {"evaluator": [A, B]}}, "only one evaluator is allowed."),
+    ({"cluster": {"worker": ["host"]}}, 'cluster.worker[0]="host" is not an address. Write host:port, such as node1:'),
+    ({"cluster": {"worker": [A, "h:port"]}}, 'cluster.worker[1]="h:port" is not an address. Write host:port'),
+    ({"cluster": {"worker": ["h:0"]}}, "is not an address"),
+    ({"cluster": {"worker": ["h:65536"]}}, "is not an address"),
+    ({"cluster": {"worker": [":2222"]}}, "is not an address"),
+    ({"cluster": {"worker": ["::1:2222"]}}, "is not an address"),
+    ({"cluster": {"worker": ["grpc://h:2222"]}}, "is not an address"),
+    ({"cluster": {"worker": [" h:2222"]}}, "is not an address"),
     ({"cluster": {"worker": None}}, "cluster.worker=null must be a list"),
-    ({"cluster": {"worker": [2222]}}, "cluster.worker[0]=2222 is no address"),
+    ({"cluster": {"worker": [2222]}}, "cluster.worker[0]=2222 is not an address"),
     ({"cluster": {"chief": [A], "worker": [B, A]}}, f"chief 0 and worker 1 have the same address '{A}'."),
-    ({**OF_THREE}, "TF_CONFIG names a cluster (1 chief, 2 worker) and not which task of it this "),
-    ({**OF_THREE, "task": {}}, "and not which task of it this process is. Add \"task\": {"),
+    ({**OF_THREE}, "TF_CONFIG names a cluster (1 chief, 2 worker), but not which of its tasks "),
+    ({**OF_THREE, "task": {}}, "but not which of its tasks this process is. Add \"task\": {"),
     ({**OF_THREE, "task": {"index": 1}}, 'task={"index": 1} must be {"type": "worker", "index": 0}'),
     ({**OF_THREE, "task": "worker"}, 'task="worker" must be {"type": "worker", "index": 0}.'),
-    ({**OF_THREE, "task": task("wroker")}, "task.type: there is no task type 'wroker'. Known are"),
+    ({**OF_THREE, "task": task("wroker")}, "task.type: unknown task type 'wroker'. Use one of"),
     ({**OF_THREE, "task": task("worker", 2)}, f"task.index=2: there is no worker 2 in cluster, only 0: {B}, 1"),
-    ({**OF_THREE, "task": task("worker", -1)}, "task.index=-1 must be a whole number from 0 on."),
-    ({**OF_THREE, "task": task("worker", 1.5)}, "task.index=1.5 must be a whole number from 0"),
-    ({**OF_THREE, "task": task("worker", True)}, "task.index=true must be a whole number from 0"),
-    ({**OF_THREE, "task": {"type": "worker"}}, "task.index=null must be a whole number from 0"),
+    ({**OF_THREE, "task": task("worker", -1)}, "task.index=-1 must be an integer from 0."),
+    ({**OF_THREE, "task": task("worker", 1.5)}, "task.index=1.5 must be an integer from 0"),
+    ({**OF_THREE, "task": task("worker", True)}, "task.index=true must be an integer from 0"),
+    ({**OF_THREE, "task": {"type": "worker"}}, "task.index=null must be an integer from 0"),
     ({**OF_THREE, "task": task("ps")}, "task.type=ps: cluster has no ps, only 1 chief, 2 worker."),
-    ({"task": task("worker", 1)}, "task is worker 1, and there is no cluster."),
+    ({"task": task("worker", 1)}, "task is worker 1, but there is no cluster."),
     ({**OF_THREE, "task": task("evaluator", 1)}, "task.type=evaluator: cluster has no evaluator"),
 ]  # fmt: skip
 
@@ -167,17 +167,17 @@ def test_worker_0_coordinates_parameter_servers_where_tf_config_names_no_chief()
 def test_a_strategy_that_cannot_use_the_tasks_of_tf_config_says_why() -> None:
     with_ps = {**CHIEF_AND_TWO, "ps": [D]}
     assert refused(tf_config(with_ps, task("chief"))) == (
-        "TF_CONFIG names 1 chief, 2 worker, 1 ps: strategy=multi_worker has no parameter servers, its variables live "
-        "in the workers. Take ps out, or use strategy=parameter_server."
+        "TF_CONFIG names 1 chief, 2 worker, 1 ps: strategy=multi_worker has no parameter servers. Remove ps, "
+        "or use strategy=parameter_server."
     )
     message = refused(tf_config({"worker": [A], "ps": [C]}, task("worker")), "parameter_server")
     assert "a chief (which coordinates; worker 0 does where none is named), workers and ps. Missing: worker." in message
     assert "Missing: ps." in refused(tf_config(CHIEF_AND_TWO, task("worker")), "parameter_server")
     message = refused(tf_config(CHIEF_AND_TWO, task("worker")), "mirrored")
-    assert "several processes (1 chief, 2 worker), and strategy=mirrored trains in one. Use strategy=multi_w" in message
+    assert "several processes (1 chief, 2 worker), but strategy=mirrored trains in one. Use strategy=multi_w" in message
     assert "Use strategy=parameter_server;" in refused(tf_config(with_ps, task("worker")), "default")
     assert "names no cluster" in refused({"TF_CONFIG": "{}"}, resolver="tf_config")
-    assert refused({}, resolver="tf_config") == "cluster.resolver=tf_config, and TF_CONFIG is not set."
+    assert refused({}, resolver="tf_config") == "cluster.resolver=tf_config, but TF_CONFIG is not set."
 
 
 def slurm(rank: int, count: int, nodes: str = "node[1-2]", **more: str) -> dict[str, str]:
@@ -212,7 +212,7 @@ def test_a_broken_list_of_nodes_is_refused(nodelist: str) -> None:
     [("node[1-99999999]", 99999999), ("n[1-5000],m[1-5001]", 10001), ("r[1-9999]n[1-9999]", 9999 * 9999)],
 )
 def test_a_list_of_more_nodes_than_anybody_has_is_refused_before_it_is_written_out(nodelist: str, count: int) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"={nodelist} names {count} nodes. There may be 10000 at most.")):
+    with pytest.raises(ConfigError, match=re.escape(f"={nodelist} names {count} nodes. At most 10000 are allowed.")):
         expand_nodes(nodelist)
 
 
@@ -245,7 +245,7 @@ def test_slurm_tasks_of_a_node_listen_on_neighbouring_ports_of_their_job() -> No
     many = [found(slurm(0, 40, "node1", SLURM_JOB_ID=str(job))).cluster.tasks["worker"][-1] for job in range(256)]
     assert max(int(address.rpartition(":")[2]) for address in many) == 65535
     assert (
-        refused(env, port=65535) == "cluster.port=65535 and 2 tasks on a node go beyond port 65535. Use 65534 at most."
+        refused(env, port=65535) == "cluster.port=65535 with 2 tasks on a node exceeds port 65535. Use at most 65534."
     )
 
 
@@ -260,7 +260,7 @@ def test_tasks_of_slurm_have_roles_by_their_number() -> None:
     )
     small = slurm(0, 2, "node1")
     assert refused(small, "parameter_server") == (
-        "Slurm, with 2 tasks (srun --ntasks): strategy=parameter_server needs 1 chief, 1 ps, 1 worker at least, and "
+        "Slurm, with 2 tasks (srun --ntasks): strategy=parameter_server needs 1 chief, 1 ps, 1 worker at least, but "
         "there are 2 processes."
     )
 
@@ -292,21 +292,27 @@ def test_old_names_of_slurms_variables_serve_too() -> None:
 @pytest.mark.parametrize(
     ("env", "said"),
     [
-        ({}, "cluster.resolver=slurm, and SLURM_PROCID is not set: start the tasks with srun."),
+        ({}, "cluster.resolver=slurm, but SLURM_PROCID is not set. Start the tasks with srun."),
         ({"SLURM_PROCID": "0"}, "SLURM_STEP_NUM_TASKS is not set: start the tasks with srun, which sets it."),
         ({"SLURM_PROCID": "x", "SLURM_STEP_NUM_TASKS": "2"}, "SLURM_PROCID is 'x', and no number"),
         (slurm(2, 2), "SLURM_PROCID=2: the step has 2 tasks, 0 to 1."),
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, "SLURM_STEP_NODELIST is not set"),
         (slurm(0, 3), "SLURM_STEP_TASKS_PER_NODE is not set"),
-        (slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2(x3)"), "SLURM_STEP_TASKS_PER_NODE=2(x3) is of 3 nodes, not 2."),
-        (slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2(x99999999999)"), "is of 99999999999 nodes, not 2."),
-        (slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2,99999999999"), "is of 100000000001 tasks. There may be 10000"),
+        (slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2(x3)"), "SLURM_STEP_TASKS_PER_NODE=2(x3) describes 3 nodes, not 2."),
+        (slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2(x99999999999)"), "describes 99999999999 nodes, not 2."),
+        (slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2,99999999999"), "describes 100000000001 tasks. At most 10000"),
         (slurm(0, 99999999999), "the step has 99999999999 tasks (srun --ntasks). Use 10000 at most."),
-        (slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="two"), "SLURM_STEP_TASKS_PER_NODE=two: 'two' is no number of tasks."),
-        (slurm(0, 5, SLURM_STEP_TASKS_PER_NODE="2(x2)"), "SLURM_STEP_NODELIST=node[1-2] holds 4 tasks, and not 5."),
+        (
+            slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="two"),
+            "SLURM_STEP_TASKS_PER_NODE=two: 'two' is not a number of tasks.",
+        ),
+        (
+            slurm(0, 5, SLURM_STEP_TASKS_PER_NODE="2(x2)"),
+            "SLURM_STEP_NODELIST=node[1-2] holds 4 tasks, but the step has 5.",
+        ),
         (
             slurm(1, 4, SLURM_STEP_TASKS_PER_NODE="2(x2)", SLURM_NODEID="1", SLURM_LOCALID="0"),
-            "task 1 is number 0 on node 1, and by SLURM_STEP_TASKS_PER_NODE number 1 on node 0 (node1). Start",
+            "task 1 is number 0 on node 1, but by SLURM_STEP_TASKS_PER_NODE it is number 1 on node 0 (node1). Start",
         ),
     ],
 )
@@ -373,13 +379,13 @@ def test_an_indexed_job_of_single_processes_is_no_cluster() -> None:
     [
         (
             job_pod("digits-2"), "multi_worker",
-            "HOSTNAME=digits-2 is pod 2, and strategy=multi_worker has 2, 0 to 1: 1 chief, 1 worker (cluster.num_w",
+            "HOSTNAME=digits-2 is pod 2, but strategy=multi_worker has 2, 0 to 1: 1 chief, 1 worker (cluster.num_w",
         ),
         (
             pod("run-ps-1"), "parameter_server",
-            "HOSTNAME=run-ps-1 is ps 1, and strategy=parameter_server has 1 chief, 2 worker, 1 ps (cluster.num_w",
+            "HOSTNAME=run-ps-1 is ps 1, but strategy=parameter_server has 1 chief, 2 worker, 1 ps (cluster.num_w",
         ),
-        (pod("run-ps-0"), "multi_worker", "HOSTNAME=run-ps-0 is ps 0, and strategy=multi_worker has 1 chief, 1 worker"),
+        (pod("run-ps-0"), "multi_worker", "HOSTNAME=run-ps-0 is ps 0, but strategy=multi_worker has 1 chief, 1 worker"),
         (pod("node17", JOB_COMPLETION_INDEX="0"), "multi_worker", "HOSTNAME=node17 does not end in -0 (JOB_COMPLETION"),
         (pod("digits-1", JOB_COMPLETION_INDEX="0"), "multi_worker", "HOSTNAME=digits-1 does not end in -0"),
         (pod("web-x"), "multi_worker", "HOSTNAME=web-x does not end in -<index>, so the names of the other pods are"),

@@ -86,7 +86,7 @@ def test_a_server_of_tensorflow_gets_the_same(gpus: dict[str, bool], monkeypatch
 )
 def test_threads_that_come_too_late_are_refused(key: str, settings: RunSettings) -> None:
     tf.constant(1)
-    with pytest.raises(ConfigError, match=rf"^run\.{key}=7 comes too late: TensorFlow is in use already"):
+    with pytest.raises(ConfigError, match=rf"^run\.{key}=7 comes too late: this process has already used TensorFlow"):
         configure_devices(settings)
 
 

@@ -79,6 +79,6 @@ def test_a_server_of_a_script_does_not_wait_for_a_coordinator_for_ever(monkeypat
     with listening() as server:
         port = server.getsockname()[1]
     nobody: Any = object()
-    with pytest.raises(TimeoutError, match=f"coordinator of the parameter servers, 127.0.0.1:{port}, has not come"):
+    with pytest.raises(TimeoutError, match=f"coordinator of the parameter servers, 127.0.0.1:{port}, did not join"):
         serve_the_coordinator(nobody, of_coordinator(port), 0.1, lambda: False)
     serve_the_coordinator(nobody, of_coordinator(port), 60, lambda: True)  # it failed before it connected

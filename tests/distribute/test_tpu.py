@@ -107,17 +107,15 @@ def test_an_address_where_nobody_listens_is_refused_at_once(listener: str) -> No
 
 
 def test_a_name_needs_googles_client_and_a_zone(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="'mine' is a name, and looking it up takes Google's API client: pip install"):
+    with pytest.raises(ConfigError, match="'mine' is a name, and looking it up needs Google's API client: pip install"):
         tpu.check_reachable("mine", None, None, {})
     monkeypatch.setattr(util, "find_spec", lambda name: object())
     nobody = {"GCE_METADATA_HOST": "127.0.0.1"}
-    with pytest.raises(ConfigError, match="'mine' is a name, and this is no machine of Google Cloud that knows"):
+    with pytest.raises(ConfigError, match="'mine' is a name, but its zone and project are unknown"):
         tpu.check_reachable("mine", "zone", None, nobody)
     tpu.check_reachable("mine", "zone", "project", nobody)
 
 
 def test_a_machine_without_a_tpu_says_so() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^strategy=tpu: 'local' \(strategy.address\) is no TPU that can be used: TPUs"
-    ):
+    with pytest.raises(ConfigError, match=r"^strategy=tpu: 'local' \(strategy.address\) is not a usable TPU: TPUs"):
         build_strategy("tpu", address="local")

@@ -187,8 +187,8 @@ def test_a_metric_that_is_not_there_is_refused_with_those_that_are(tmp_path: Pat
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"metric": "loss"}, "name it with its evaluation: eval/loss"),
-        ({"mode": "least"}, "allowed are 'min', 'max' and None"),
+        ({"metric": "loss"}, "prefix the metric with its evaluation: eval/loss"),
+        ({"mode": "least"}, "mode must be 'min', 'max' or None"),
         ({"patience_evals": 0}, "patience_evals=0.*at least 1"),
         ({"min_delta": -1.0}, "min_delta=-1.0.*at least 0"),
     ],

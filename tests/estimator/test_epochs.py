@@ -151,9 +151,9 @@ def test_stopped_at_the_end_of_the_last_epoch_there_is_nothing_left(tmp_path: Pa
 
 def test_data_without_end_has_no_epochs(tmp_path: Path) -> None:
     trainer = estimator(Seen(), tmp_path)
-    with pytest.raises(ValueError, match=r"train.max_epochs=3: .*gives data without end, .* Leave out its repeat\(\)"):
+    with pytest.raises(ValueError, match=r"train.max_epochs=3: .*returns an infinite dataset, .* Remove .repeat\(\)"):
         trainer.train(lambda: points({"batch_size": 4}).repeat(), max_epochs=3)
-    with pytest.raises(ValueError, match="max_epochs=0: it must be positive"):
+    with pytest.raises(ValueError, match="max_epochs=0: must be positive"):
         trainer.train(lambda: points({"batch_size": 4}), max_epochs=0)
 
 

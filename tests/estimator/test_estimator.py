@@ -124,12 +124,12 @@ def test_max_steps_counts_from_the_start_of_the_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [0, -1])
 @pytest.mark.parametrize("name", ["steps", "max_steps"])
 def test_steps_that_are_not_positive_are_refused(name: str, value: int, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"{name}={value}: it must be positive; None sets no limit."):
+    with pytest.raises(ValueError, match=f"{name}={value}: must be positive; None means no limit."):
         estimator(tmp_path).train(points(), **{name: value})  # type: ignore[arg-type]
 
 
 def test_steps_and_max_steps_together_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"train\(steps=1, max_steps=2\): give one of them."):
+    with pytest.raises(ValueError, match=r"train\(steps=1, max_steps=2\): give only one of them."):
         estimator(tmp_path).train(points(), steps=1, max_steps=2)
 
 
@@ -306,7 +306,7 @@ def test_steps_limit_the_batches_evaluated(halves: Estimator) -> None:
     )
     assert halves.evaluate(points(8, 2), steps=100)["mae"] == pytest.approx(np.mean(X / 2))
     for steps in (0, -1):
-        with pytest.raises(ValueError, match=f"steps={steps}: it must be positive; None sets no limit."):
+        with pytest.raises(ValueError, match=f"steps={steps}: must be positive; None means no limit."):
             halves.evaluate(points(), steps=steps)
 
 
@@ -318,7 +318,7 @@ def test_an_evaluation_that_would_never_end_is_refused(halves: Estimator) -> Non
 
 
 def test_evaluating_an_empty_input_is_refused(halves: Estimator) -> None:
-    with pytest.raises(ValueError, match=r"evaluate\(test\): the input has no examples."):
+    with pytest.raises(ValueError, match=r"evaluate\(test\): .* returned no examples."):
         halves.evaluate(lambda: points()().take(0), name="test")
 
 
@@ -340,7 +340,7 @@ def test_without_a_checkpoint_it_is_refused(method: str, tmp_path: Path) -> None
     # tf.estimator took freshly initialised variables, and logged that.
     with pytest.raises(
         ValueError,
-        match=rf"{method}: there is no checkpoint in {tmp_path}. Train first, or give the model_dir of a mod",
+        match=rf"{method}: no checkpoint in {tmp_path}. Train first, or set the model_dir of a tr",
     ):
         getattr(estimator(tmp_path), method)(points())
 
@@ -526,7 +526,7 @@ def test_training_under_a_prediction_is_refused_instead_of_mixing_models(tmp_pat
     predictions = trainer.predict(points(8, 2))
     next(predictions)
     trainer.train(points(), steps=1)
-    with pytest.raises(RuntimeError, match="trained or restored while predict was under way: call predict again."):
+    with pytest.raises(RuntimeError, match="trained or restored while predict was running. Call predict again."):
         list(predictions)
 
 
@@ -535,7 +535,7 @@ def test_training_under_a_prediction_is_refused_instead_of_mixing_models(tmp_pat
 
 def test_variables_are_an_error_before_training(tmp_path: Path) -> None:
     for call in (Estimator.get_variable_names, lambda trainer: trainer.get_variable_value("weight")):
-        with pytest.raises(ValueError, match=f"get_variable_.*: there is no checkpoint in {tmp_path}."):
+        with pytest.raises(ValueError, match=f"get_variable_.*: no checkpoint in {tmp_path}."):
             call(estimator(tmp_path))
 
 

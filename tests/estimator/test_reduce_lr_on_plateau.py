@@ -230,7 +230,7 @@ def test_what_has_no_rate_to_reduce_is_refused_before_the_first_save(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"metric": "loss"}, r"ReduceLROnPlateau\(metric='loss'\): name it with its evaluation: eval/loss"),
+        ({"metric": "loss"}, r"ReduceLROnPlateau\(metric='loss'\): prefix the metric with its evaluation: eval/loss"),
         ({"factor": 1.0}, "factor=1.0.*between 0 and 1"),
         ({"patience_evals": 0}, "patience_evals=0.*at least 1"),
         ({"min_lr": -1.0}, "min_lr=-1.0.*at least 0"),

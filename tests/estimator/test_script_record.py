@@ -155,7 +155,7 @@ def test_without_tracking_there_is_no_journal_and_with_none_no_process(
         ("mlfow", r"RunConfig\(tracking=mlfow\) is not allowed. Did you mean 'mlflow'\? Allowed: mlflow, csv, none"),
         ([], r"RunConfig\(tracking=\[\]\) names no tracker."),
         (TrackingConfig(["csv", "csv"]), r"RunConfig\(tracking=\[csv,csv\]\) names one twice."),
-        (True, r"RunConfig\(tracking=true\): true is no tracker."),
+        (True, r"RunConfig\(tracking=true\): true is not a tracker."),
     ],
 )
 def test_what_is_no_tracker_is_refused(tracking: Any, message: str) -> None:

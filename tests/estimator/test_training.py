@@ -52,9 +52,7 @@ def test_train_spec_holds_what_it_is_given() -> None:
 
 @pytest.mark.parametrize("max_steps", [0, -1])
 def test_train_spec_refuses_steps_that_are_not_positive(max_steps: int) -> None:
-    with pytest.raises(
-        ValueError, match=rf"TrainSpec\(max_steps={max_steps}\): it must be positive; None sets no limi"
-    ):
+    with pytest.raises(ValueError, match=rf"TrainSpec\(max_steps={max_steps}\): must be positive; None means no limi"):
         TrainSpec(points(), max_steps)
 
 
@@ -67,10 +65,10 @@ def test_eval_spec_takes_all_examples_unless_told_otherwise() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"steps": 0}, r"EvalSpec\(steps=0\): it must be positive; None sets no limit."),
-        ({"steps": -3}, r"EvalSpec\(steps=-3\): it must be positive; None sets no limit."),
-        ({"start_delay_secs": -1}, r"EvalSpec\(start_delay_secs=-1\): it may not be negative."),
-        ({"throttle_secs": -1}, r"EvalSpec\(throttle_secs=-1\): it may not be negative."),
+        ({"steps": 0}, r"EvalSpec\(steps=0\): must be positive; None means no limit."),
+        ({"steps": -3}, r"EvalSpec\(steps=-3\): must be positive; None means no limit."),
+        ({"start_delay_secs": -1}, r"EvalSpec\(start_delay_secs=-1\): must not be negative."),
+        ({"throttle_secs": -1}, r"EvalSpec\(throttle_secs=-1\): must not be negative."),
     ],
 )
 def test_eval_spec_refuses_what_cannot_be(settings: dict[str, Any], message: str) -> None:
@@ -289,7 +287,7 @@ def test_what_a_stop_saved_off_schedule_is_evaluated_only_where_the_run_ends_the
 )
 def test_evaluations_of_the_same_name_are_refused(names: tuple[str | None, ...], told: str, tmp_path: Path) -> None:
     evals = [EvalSpec(points(), name=name) for name in names]
-    with pytest.raises(ValueError, match=f"train_and_evaluate: evaluations must differ in name, and there are {told}."):
+    with pytest.raises(ValueError, match=f"train_and_evaluate: evaluations need different names, got {told}."):
         train_and_evaluate(estimator(tmp_path), train_spec(1), evals)
     assert estimator(tmp_path).latest_checkpoint() is None, "found out before anything is trained"
 

@@ -357,7 +357,7 @@ def test_names_of_features_may_be_numbers_and_there_may_be_other_inputs(tmp_path
 def test_what_cannot_be_exported_is_said_and_leaves_nothing(words: Estimator, tmp_path: Path) -> None:
     new = Estimator(STYLES["classic"], tmp_path / "new", RunConfig(tensorboard=False))
     base = tmp_path / "base"
-    with pytest.raises(ValueError, match=r"there is no checkpoint in .*new. Train first"):
+    with pytest.raises(ValueError, match=r"no checkpoint in .*new. Train first"):
         new.export_saved_model(base, RAW_X)
     with pytest.raises(ValueError, match=r"serving_input_receiver_fn=None"):
         words.export_saved_model(base, None)  # type: ignore[arg-type]
@@ -365,7 +365,7 @@ def test_what_cannot_be_exported_is_said_and_leaves_nothing(words: Estimator, tm
         words.export_saved_model(base, lambda: {})  # type: ignore[arg-type, return-value]
     with pytest.raises(ValueError, match="for any of the modes 'train', 'eval', 'infer'"):
         words.experimental_export_all_saved_models(base, {"other": PARSING})
-    with pytest.raises(ValueError, match="there is no such file"):
+    with pytest.raises(ValueError, match="no such file"):
         words.export_saved_model(base, PARSING, assets_extra={"a": str(tmp_path / "none")})
 
     def larger(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:

@@ -144,7 +144,7 @@ def test_training_ends_after_so_many_seconds(tmp_path: Path, caplog: pytest.LogC
         run = train(tmp_path, [TimeLimit(3, clock=lambda: next(clock))], 100, steps_per_loop=2)
     assert run.global_step == 6 and run.stop_reason == "train.max_secs=3"
     assert estimator(tmp_path).get_variable_value("global_step") == 6
-    assert "train.max_secs=3: training ends at step 6." in caplog.text
+    assert "train.max_secs=3 reached: training ends at step 6." in caplog.text
 
 
 def test_loops_grow_by_themselves_and_still_end_there(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_hook_needs_no_base_class(tmp_path: Path) -> None:
 
 def test_what_is_no_hook_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        TypeError, match="'x' is no hook: neither a runner Hook nor a tf.compat.v1.train.SessionRunHook."
+        TypeError, match="'x' is not a hook: expected a runner.Hook or a tf.compat.v1.train.SessionRunHook."
     ):
         train(tmp_path, ["x"], 1)
 
@@ -320,8 +320,8 @@ def test_unknown_hook_makes_one_step_per_loop_and_says_so(tmp_path: Path, caplog
     with caplog.at_level(logging.WARNING, logger="runner"):
         train(tmp_path, [Session(), recorder], 5, steps_per_loop=5)
     assert recorder.ends == [1, 2, 3, 4, 5]
-    assert "Session is a hook that may fetch and stop at any step: training runs one step per loop." in caplog.text
-    assert "takes several times as long" in caplog.text
+    assert "The hook Session may fetch and stop at any step, so training runs one step per loop." in caplog.text
+    assert "take several times as long" in caplog.text
 
 
 def test_request_stop_ends_training_at_that_step(tmp_path: Path) -> None:
@@ -432,11 +432,11 @@ def test_session_run_gives_the_values_after_the_step(tmp_path: Path) -> None:
 def test_a_name_that_is_not_there_is_shown_with_those_that_are_near(tmp_path: Path) -> None:
     hooks = [Session(lambda: "my_los:0"), v1.train.LoggingTensorHook(["wieght"], every_n_iter=1)]
     with pytest.raises(
-        ValueError, match=r"a hook asks for 'my_los:0', and model_fn made no tensor or variable of that name. Did "
+        ValueError, match=r"A hook requests 'my_los:0', but model_fn made no tensor or variable of that name. Did "
         r"you mean 'my_loss:0'"
     ):  # fmt: skip
         train(tmp_path, hooks[:1], 1)
-    with pytest.raises(ValueError, match=r"a hook asks for 'wieght', .* Did you mean 'weight'"):
+    with pytest.raises(ValueError, match=r"A hook requests 'wieght', .* Did you mean 'weight'"):
         train(tmp_path, hooks[1:], 1)
 
 
@@ -474,7 +474,7 @@ def test_tracing_a_step_is_refused(tmp_path: Path) -> None:
         def before_run(self, run_context: Any) -> Any:
             return v1.train.SessionRunArgs(None, options=v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE))
 
-    with pytest.raises(ValueError, match="Traces: it asks for a trace of the step, which there is only in a session."):
+    with pytest.raises(ValueError, match="Traces: it requests a trace of the step, which only a session can make."):
         train(tmp_path, [Traces()], 2)
 
 

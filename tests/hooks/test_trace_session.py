@@ -132,7 +132,7 @@ def test_training_ends_where_a_hook_finds_no_further_batch(method: str, known: b
 def test_where_no_batch_can_be_taken_the_message_says_so(tmp_path: Path) -> None:
     hook = Calls("after_create_session", features)
     with pytest.raises(
-        ValueError, match=r"depends on a batch, which it would take between steps: .* Put the operations"
+        ValueError, match=r"depends on a batch, which cannot be taken between steps: .* Add the operations"
     ):
         native = {"hooks": [lambda _: hook]}
         Estimator(native_model, tmp_path / "parts", RunConfig(gradient_accumulation=2), native).train(
@@ -140,7 +140,7 @@ def test_where_no_batch_can_be_taken_the_message_says_so(tmp_path: Path) -> None
         )
     estimator = trained(tmp_path, max_steps=1)
     estimator = Estimator(model, tmp_path, RunConfig(), {"hooks": [lambda _: hook]})
-    with pytest.raises(ValueError, match=r"depends on a batch. Only hooks of training can take one between steps"):
+    with pytest.raises(ValueError, match=r"depends on a batch. Only training hooks can take a batch between steps"):
         estimator.evaluate(points())
 
 
@@ -201,7 +201,7 @@ def test_what_a_hook_does_not_feed_or_runs_again_is_named(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match="You must feed a value for placeholder tensor 'Placeholder"):
         lacking_data = lambda: (lacking.data(), lacking.feed.popitem())[0]  # noqa: E731
         trained(tmp_path / "lacking", lambda _: lacking, data=lacking_data, max_steps=2)
-    with pytest.raises(ValueError, match="makes placeholders, and nobody can feed them"):
+    with pytest.raises(ValueError, match="makes placeholders that cannot be fed"):
         trained(tmp_path / "nobody", data=lambda: v1.placeholder(tf.float32, [2]), max_steps=2)
 
 
@@ -238,4 +238,4 @@ def test_a_variable_begins_with_what_a_scaffold_feeds(replicas: int, tmp_path: P
     assert again.evaluate(points())["table"] == 2.5
     with pytest.raises(ValueError, match=r"placeholder tensor 'given' .*") as caught:
         Estimator(fed_model, tmp_path / "new", config, {"feed": None}).train(points(repeat=True), max_steps=1)
-    assert "variable 'table' begins with it" in caught.value.__notes__[0]
+    assert "variable 'table' starts from it" in caught.value.__notes__[0]

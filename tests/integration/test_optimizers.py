@@ -148,7 +148,7 @@ def test_what_tf_keras_cannot_do_is_refused_with_its_reason(tmp_path: Path) -> N
 
 
 def test_something_that_is_no_optimizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="it is a Keras 3, tf_keras or tf.compat.v1.train optimizer"):
+    with pytest.raises(ValueError, match="expected an optimizer object of Keras 3, tf_keras or tf.compat.v1.train"):
         trained(native(lambda: "adam"), "default", tmp_path)
 
 

@@ -303,7 +303,7 @@ def test_sigterm_ends_an_evaluator_that_waits(tmp_path: Path) -> None:
     guard = threading.Timer(TIMEOUT_SECS, process.kill)
     guard.start()
     for line in process.stderr:
-        if "waiting for the first" in line:
+        if "Waiting for the first" in line:
             process.terminate()
     guard.cancel()
     assert process.wait(TIMEOUT_SECS) == INTERRUPTED
@@ -312,8 +312,8 @@ def test_sigterm_ends_an_evaluator_that_waits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ("cluster.evaluator=false", "cluster.evaluator=false lets the others evaluate. Start all of them with"),
-        ("command=evaluate", "this process is the evaluator of its cluster, and command=evaluate needs none."),
+        ("cluster.evaluator=false", "with cluster.evaluator=false the others evaluate. Start all processes with"),
+        ("command=evaluate", "This process is the evaluator of its cluster, but command=evaluate needs none."),
     ],
 )
 def test_an_evaluator_of_which_the_others_do_not_know_is_refused(changes: str, message: str, tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_waits_for_the_first_checkpoint_and_says_so_once(tmp_path: Path, caplog:
     script = Script(lambda: None, lambda: None, lambda: train(tmp_path, 2), end(tmp_path))
     result = follow(evaluator(tmp_path), *specs(), wait=script)
     assert (result.global_step, evaluated(tmp_path)) == (2, [2])
-    assert caplog.text.count(f"There is no checkpoint in {tmp_path} yet: waiting for the first.") == 1
+    assert caplog.text.count(f"Waiting for the first checkpoint in {tmp_path}.") == 1
 
 
 def test_without_any_checkpoint_it_ends_all_the_same(tmp_path: Path) -> None:
@@ -405,7 +405,7 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path: Path,
     (data,) = tmp_path.glob("model.ckpt-4.data-*")
     os.truncate(data, data.stat().st_size // 2)
     result = follow(evaluator(tmp_path), *specs(), wait=Script(end(tmp_path)))
-    assert result.global_step == 2 and "model.ckpt-2 is used instead" in caplog.text
+    assert result.global_step == 2 and "model.ckpt-2 instead" in caplog.text
 
 
 def test_it_waits_while_all_checkpoints_are_damaged_and_fails_when_training_is_over(tmp_path: Path) -> None:
@@ -458,7 +458,7 @@ def test_a_checkpoint_that_is_removed_under_it_is_passed_over(tmp_path: Path, ca
         == "finished"
     )
     assert removing.seen == ["model.ckpt-4", "model.ckpt-2"]
-    assert "model.ckpt-4 was removed while it was read, and is not evaluated." in caplog.text
+    assert "model.ckpt-4 was removed while it was read, so it is not evaluated." in caplog.text
 
 
 def test_an_error_of_its_own_is_raised(tmp_path: Path) -> None:
@@ -473,7 +473,7 @@ def test_an_error_of_its_own_is_raised(tmp_path: Path) -> None:
 
 def test_there_is_one_evaluator(tmp_path: Path) -> None:
     second = Estimator(around_six, tmp_path, RunConfig(cluster=Cluster("evaluator", 1)))
-    with pytest.raises(ValueError, match="evaluator 1: there is one evaluator in a run, of index 0."):
+    with pytest.raises(ValueError, match="evaluator 1: a run has one evaluator, with index 0."):
         train_and_evaluate(second, *specs())
 
 

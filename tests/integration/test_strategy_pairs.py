@@ -132,12 +132,12 @@ def test_evaluation_under_another_strategy_of_several_processes_is_refused(train
         parsed(f"strategy={train}", f"eval_strategy.name={evaluation}")
     message = str(caught.value)
     assert message.startswith(
-        f"eval_strategy={evaluation} with strategy={train}: processes and TPUs are joined for one "
+        f"eval_strategy={evaluation} with strategy={train}: processes and TPUs can be joined for one "
     )
     if train == evaluation:
-        assert message.endswith("; leave eval_strategy at same, which is that of training.")
+        assert message.endswith("Instead, set eval_strategy=same, the strategy of training.")
     else:
-        assert f"evaluate in a run of its own, command=evaluate strategy={evaluation} model_dir=..., or " in message
+        assert f"evaluate in a separate run, command=evaluate strategy={evaluation} model_dir=..., or " in message
 
 
 @functools.cache
@@ -157,7 +157,7 @@ def test_an_estimator_refuses_a_second_strategy_of_several_processes(tmp_path: P
     with mock.patch("runner.distribute.collectives.WorkerCollectives") as together:
         together.return_value.num_workers = 2
         with pytest.raises(
-            ValueError, match="eval_distribute=CollectiveAllReduceStrategy.*: processes are joined for one"
+            ValueError, match="eval_distribute=CollectiveAllReduceStrategy.*: processes can be joined for one"
         ):
             Estimator(STYLES["classic"], tmp_path, RunConfig(eval_distribute=others))
         Estimator(STYLES["classic"], tmp_path, RunConfig(train_distribute=others, eval_distribute=others))

@@ -95,7 +95,7 @@ def test_what_is_wrong_is_raised(tmp_path: Path) -> None:
     assert raised.value.code == 2
     with pytest.raises(ValueError, match="--multirun: runner.run takes overrides alone"):
         runner.run("--multirun", "run.seed=1,2")
-    with pytest.raises(FileNotFoundError, match="no run lives there"):
+    with pytest.raises(FileNotFoundError, match="there is no run in this folder"):
         runner.load(tmp_path)
 
 

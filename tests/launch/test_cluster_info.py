@@ -58,7 +58,7 @@ def test_a_very_large_cluster_is_told_of_at_once_and_one_beyond_all_bounds_refus
     nodes = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "node[1-99999999]"}
     refused = cluster_info(tmp_path, "strategy=multi_worker", **nodes)
     assert refused.returncode == 2
-    assert "SLURM_STEP_NODELIST=node[1-99999999] names 99999999 nodes. There may be 10000 at most." in refused.stderr
+    assert "SLURM_STEP_NODELIST=node[1-99999999] names 99999999 nodes. At most 10000 are allowed." in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_wrong_environment_is_one_message_and_exit_code_2(tmp_path: Path) -> N
     result = cluster_info(tmp_path, "strategy=multi_worker", TF_CONFIG='{"cluster": {"worker": ["a"]}}')
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == (
-        'runner: TF_CONFIG: cluster.worker[0]="a" is no address. Write host:port, as node1:2222.\n'
+        'runner: TF_CONFIG: cluster.worker[0]="a" is not an address. Write host:port, such as node1:2222.\n'
     )
 
 
@@ -98,5 +98,5 @@ def test_a_run_in_an_environment_that_its_strategy_cannot_use_is_refused_too(tmp
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CONFIG": TF_CONFIG}
     result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=150)
     assert result.returncode == 2
-    assert "TF_CONFIG names several processes (2 worker), and strategy=mirrored trains in one." in result.stderr
+    assert "TF_CONFIG names several processes (2 worker), but strategy=mirrored trains in one." in result.stderr
     assert not (tmp_path / "run").exists()

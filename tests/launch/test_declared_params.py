@@ -74,7 +74,7 @@ def test_what_is_open_stays_open_and_what_nobody_reads_is_named_once(project: Pa
     opened = ["+model.params.lrr=0.5", "model.params.lrr=0.6", "model.params.tables.b.rows=2", "train.max_steps=2"]
     result = run(*RUN, *opened, "input.train.params.times=9", "input.eval.params.tmies=1")
     assert result.returncode == 0, result.stderr
-    assert result.stderr.count("Not read by model_fn or input_fn") == 1
+    assert result.stderr.count("neither model_fn nor input_fn reads it") == 1
     unread = ["model.params.layers", "model.params.tables", "model.params.lrr", "input.eval.params.tmies"]
     assert f"so without effect: {', '.join(unread)}. Check the name" in result.stderr
     assert json.loads((project / "run" / "summary.json").read_text())["unread_params"] == unread

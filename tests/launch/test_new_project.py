@@ -58,16 +58,13 @@ def test_a_folder_that_holds_something_is_refused_and_left(tmp_path: Path, comma
     (tmp_path / "mine" / "train.py").write_text("mine")
     result = command_line("command=new", "new.path=mine", cwd=tmp_path)
     assert result.returncode == 2
-    assert result.stderr == (
-        "runner: new.path=mine is not empty (train.py), and nothing in it is overwritten. "
-        "Give a folder that does not exist yet, or an empty one.\n"
-    )
+    assert result.stderr == ("runner: new.path=mine is not empty (train.py). Choose a new or empty folder.\n")
     assert files_in(tmp_path) == {"mine/train.py"}
 
 
 def test_a_file_and_a_place_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"new\.path=.*/file is a file\. Give a folder"):
+    with pytest.raises(ConfigError, match=r"new\.path=.*/file is a file\. Choose a new"):
         write_project(tmp_path / "file")
     with pytest.raises(ConfigError, match=r"new\.path=.*/file/in cannot be written: .*Not a directory"):
         write_project(tmp_path / "file" / "in")
@@ -76,9 +73,9 @@ def test_a_file_and_a_place_that_cannot_be_written_are_refused(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["command=new"], "new.path is not set. Give new.path=my_project"),
+        (["command=new"], "command=new needs the folder of the new project. Set new.path=my_project"),
         (["command=new", "new.path=s3://bucket/x"], "new.path=s3://bucket/x is a URL"),
-        (["new.path=mine"], "new.path=mine is for command=new, and has no effect with command=train_and_evaluate."),
+        (["new.path=mine"], "new.path=mine has no effect with command=train_and_evaluate, only with command=new."),
         (["-m", "command=new", "new.path=a,b"], "command=new with --multirun: it writes one project."),
     ],
 )

@@ -178,7 +178,7 @@ def test_ctrl_c_says_what_is_left(tmp_path: Path) -> None:
         command(tmp_path, code, *arguments), cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=60
     )
     assert ended.returncode == 3
-    assert "4 of 5 jobs are left. The same command goes on with this sweep." in ended.stdout
+    assert "4 of 5 jobs are left. Run the same command again to resume this sweep." in ended.stdout
 
 
 def test_mistakes_are_said_before_anything_runs(tmp_path: Path, command_line: CommandLine) -> None:
@@ -190,18 +190,18 @@ def test_mistakes_are_said_before_anything_runs(tmp_path: Path, command_line: Co
         return result.stderr.strip()
 
     ours = ("hydra/sweeper=optuna", RATE)
-    tried = "there is none. Did you mean 'tpe'? Available: tpe, random"
+    tried = "unknown. Did you mean 'tpe'? Available: tpe, random"
     assert tried in refused(*ours, "hydra.sweeper.sampler=tpee")
     assert "hydra.sweeper.pruner=my_pkg.Mine: No module named 'my_pkg'" in refused(
         *ours, "hydra.sweeper.pruner=my_pkg.Mine"
     )
     assert "unexpected keyword argument 'x'" in refused(*ours, "+hydra.sweeper.sampler_params.x=1")
-    assert "the study cannot be opened" in refused(*ours, "hydra.sweeper.storage=sqlit:///x")
+    assert "cannot open the study" in refused(*ours, "hydra.sweeper.storage=sqlit:///x")
     assert "nothing varies" in refused(ours[0])
     unknown = "hydra.sweeper.n_trial=3: there is no key 'hydra.sweeper.n_trial'."
     assert unknown in refused(*ours, "hydra.sweeper.n_trial=3")
     old = "hydra.sweeper._target_=hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper"
-    assert "is of hydra-optuna-sweeper, which needs optuna<3" in refused(*ours, old)
+    assert "belongs to hydra-optuna-sweeper, which needs optuna<3" in refused(*ours, old)
     assert "Add hydra/sweeper=optuna, or list them." in refused("model.params.learning_rate=interval(0,1)")
 
 

@@ -170,7 +170,7 @@ def test_who_does_not_come_is_named(tmp_path: Path) -> None:
     terminals.start({"worker:0": JOIN})
     ended, said = terminals.end()
     assert ended == {"worker:0": 1}
-    assert "the chief's supervisor (127.0.0.1:1) did not come within 1 s." in said["worker:0"]
+    assert "The chief's supervisor (127.0.0.1:1) did not join within 1 s." in said["worker:0"]
 
 
 def test_sigterm_to_one_supervisor_stops_all(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_a_task_that_does_not_give_up_the_folder_is_one_message(
         try:
             assert holder.stdout is not None and holder.stdout.readline() == "held\n"
             message = (
-                f"model_dir={folder} is in use: task chief-0 of an earlier start has not given it up within 0 s. "
+                f"model_dir={folder} is in use: task chief-0 of an earlier start did not release it within 0 s. "
                 f"It is process {holder.pid}. End that process, or choose another model_dir."
             )
             with pytest.raises(ConfigError, match=re.escape(message)):
@@ -483,7 +483,7 @@ def test_a_folder_that_is_deleted_under_its_run_is_one_message_and_a_failed_run(
     gone = "import shutil; shutil.rmtree(model_dir)\n" + RESULT
     assert run(gone, tracking=TrackingConfig(backend="mlflow")) == 1
     said = capsys.readouterr()
-    assert f"runner: the folder {tmp_path / 'run'} was deleted while the run went on." in said.err
+    assert f"runner: the folder {tmp_path / 'run'} was deleted during the run." in said.err
     assert said.err.count("runner: ") == 1 and "Traceback" not in said.err
     assert "status: failed" in said.out
     (recorded,) = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}").search_runs(["1"])
@@ -495,7 +495,7 @@ def test_a_folder_that_was_deleted_and_made_anew_is_not_the_folder_of_the_run(
 ) -> None:
     assert run("import shutil; shutil.rmtree(model_dir); (model_dir / 'eval').mkdir(parents=True)\n" + RESULT) == 1
     said = capsys.readouterr()
-    assert f"runner: the folder {tmp_path / 'run'} was deleted while the run went on, and is another folder" in said.err
+    assert f"runner: the folder {tmp_path / 'run'} was deleted during the run and replaced" in said.err
     assert said.err.count("runner: ") == 1
     assert "status: failed" in said.out and "error: the folder" in said.out
     assert not (tmp_path / "run" / "summary.json").exists()

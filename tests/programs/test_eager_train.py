@@ -177,8 +177,8 @@ def logging_late(features: Any, labels: Any, mode: str, params: Any) -> Estimato
 
 def test_what_only_a_later_step_logs_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     values_after(tmp_path, logging_late, [4], eager=True)
-    assert "run.eager=true: late is not reported, as the first call of model_fn did not report it" in caplog.text
-    assert "has no effect here" not in caplog.text
+    assert "run.eager=true: late is not reported, because the first step did not report it" in caplog.text
+    assert "has no effect outside" not in caplog.text
 
 
 def test_data_that_ends_ends_training(tmp_path: Path) -> None:

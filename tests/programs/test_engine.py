@@ -612,7 +612,7 @@ def test_a_learning_rate_that_the_checkpoint_overrides_is_said(tmp_path: Path, c
 
     Estimator(model_fn, tmp_path, params={"rate": 0.1}).train(train_input(8), steps=1)
     Estimator(model_fn, tmp_path, params={"rate": 0.5}).train(train_input(8), steps=1)
-    assert "sgd/learning_rate is 0.1" in caplog.text and "model_fn sets 0.5" in caplog.text
+    assert "sgd/learning_rate: the value 0.1 of" in caplog.text and "model_fn's 0.5 is ignored" in caplog.text
 
 
 def test_what_cannot_be_in_a_branch_on_replicas_is_explained(tmp_path: Path) -> None:

@@ -243,11 +243,11 @@ def logged_and_returned(x: Any) -> Any:
 @pytest.mark.parametrize(
     ("logged", "said"),
     [
-        (lambda x: runner.log({"x": tf.as_string(x)}), "a string is no number"),
+        (lambda x: runner.log({"x": tf.as_string(x)}), "a string is not a number"),
         (lambda x: [logged_and_returned(x) for _ in range(2)], "logs this name twice in one step"),
         (lambda x: runner.log({"mae": x}), "eval_metric_ops has a metric of this name"),
         (lambda x: tf.cond(x[0] > 0, lambda: logged_and_returned(x), lambda: x), "a branch, a loop"),
-        (lambda x: runner.log({"": x}), "a name is text"),
+        (lambda x: runner.log({"": x}), "the name must be a string"),
     ],
 )
 def test_what_cannot_be_logged_is_refused(logged: Any, said: str, tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_what_cannot_be_logged_is_refused(logged: Any, said: str, tmp_path: Path
 
 def test_outside_of_model_fn_it_says_that_it_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
     runner.log({"x": 1.0})
-    assert "runner.log('x') has no effect here: it is for model_fn." in caplog.text
+    assert "runner.log('x') has no effect outside model_fn." in caplog.text
 
 
 def test_two_optimizers_have_two_rates(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_two_rows_of_a_sparse_gradient_for_one_row_of_the_variable_have_one_norm
         ({"gradient_accumulation": 2}, "train.gradient_accumulation=2: model_fn returned train_op="),
         ({"precision": "mixed_float16"}, "train.precision=mixed_float16: model_fn returned train_op="),
         ({"learning_rate_scaling": "linear"}, "train.learning_rate_scaling=linear: .* has its learning rate in it"),
-        ({"warmup_steps": 3}, "train.warmup_steps=3: .*or leave train.warmup_steps out"),
+        ({"warmup_steps": 3}, "train.warmup_steps=3: .*or unset train.warmup_steps"),
     ],
 )
 def test_what_needs_the_gradients_is_refused_for_a_train_op_before_the_first_step(

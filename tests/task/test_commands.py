@@ -106,8 +106,8 @@ def test_fewer_steps_than_were_taken_are_said_with_what_to_set(
     assert run(tmp_path, "command=train", "train.max_steps=2") == 0
     (said,) = [text for text in capsys.readouterr().err.splitlines() if "Nothing to train" in text]
     assert said == (
-        f"warning: Nothing to train: train.max_steps=2, and {tmp_path}/run/model.ckpt-4 is at step 4. Steps count from "
-        "the model's first: set train.max_steps to more than 4, or use a new model_dir."
+        f"warning: Nothing to train: train.max_steps=2, and {tmp_path}/run/model.ckpt-4 is at step 4. max_steps "
+        "counts from the model's first step: set it to more than 4, or use a new model_dir."
     )
 
 
@@ -229,7 +229,7 @@ def test_a_failed_prediction_keeps_the_older_file(trained: Path, capsys: pytest.
 def test_no_examples_are_an_empty_file_and_a_warning(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(trained, "command=predict", "+input.predict.params.num_examples=0") == 0
     assert results(trained)[-1]["examples"] == 0 and read(trained) == []
-    assert "warning: input.predict gave no examples: " in capsys.readouterr().err
+    assert "warning: input.predict returned no examples: " in capsys.readouterr().err
 
 
 # --- which checkpoint -----------------------------------------------------------------------------------------------
@@ -265,15 +265,15 @@ def test_a_checkpoint_is_chosen_as_the_best_by_its_step_or_path(worsened: Path, 
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (("command=evaluate", "eval.checkpoint=5"), r"eval.checkpoint=5: there is no such checkpoint. In .*run are: "
+        (("command=evaluate", "eval.checkpoint=5"), r"eval.checkpoint=5: there is no such checkpoint. .*run has: "
          "model.ckpt-2, model.ckpt-4, model.ckpt-6. Allowed: null .the newest., best, a step, a path."),
-        (("command=predict", "predict.checkpoint=x/y"), "predict.checkpoint=x/y: there is no such checkpoint. In "),
-        (("command=evaluate", "eval.checkpoint=best"), "eval.checkpoint=best: checkpoint.keep_best.metric=null says of "
-         r"no metric that it tells the best. Set it, or give a step. In .* are: model.ckpt-2 \(eval/loss, eval/mae\)"),
+        (("command=predict", "predict.checkpoint=x/y"), "predict.checkpoint=x/y: there is no such checkpoint. "),
+        (("command=evaluate", "eval.checkpoint=best"), "eval.checkpoint=best needs checkpoint.keep_best.metric, which "
+         r"is null. Set it, or use a step. In .* are: model.ckpt-2 \(eval/loss, eval/mae\)"),
         (("command=export", "export.checkpoint=best", "checkpoint.keep_best.metric=eval/auc"), "export.checkpoint=best"
          r": no checkpoint has the metric of checkpoint.keep_best.metric=eval/auc. In .* are: model.ckpt-2 \(eval/lo"),
-        (("eval.checkpoint=2",), "eval.checkpoint=2 is for command=evaluate; training goes on from the newest"),
-        (("command=evaluate", "predict.checkpoint=2"), "is for command=predict, and has no effect with evaluate"),
+        (("eval.checkpoint=2",), "eval.checkpoint=2 works with command=evaluate only; training resumes from"),
+        (("command=evaluate", "predict.checkpoint=2"), "works with command=predict only, not with evaluate"),
     ],
 )  # fmt: skip
 def test_a_checkpoint_that_cannot_be_chosen_is_refused(worsened: Path, overrides: tuple[str, ...], said: str) -> None:

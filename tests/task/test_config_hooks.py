@@ -65,7 +65,7 @@ def test_training_ends_at_the_limit_and_the_same_command_goes_on(tmp_path: Path)
 @pytest.mark.parametrize(
     ("hook", "message"),
     [
-        (f"{{fn: {HERE}.no_hook}}", "TypeError: 'hook' is no hook"),
+        (f"{{fn: {HERE}.no_hook}}", "TypeError: 'hook' is not a hook"),
         (f"{{fn: {HERE}.Watch, params: {{evry: 2}}}}", "unexpected keyword argument 'evry'"),
     ],
 )
@@ -80,8 +80,8 @@ def test_what_is_no_hook_is_named_with_its_key(
 @pytest.mark.parametrize(
     ("hooks", "message"),
     [
-        ("[mine.Hook]", r"train.hooks\[0\]='mine.Hook' is no hook. Give train.hooks=\[{fn: package.module.Class"),
-        ("[{params: {a: 1}}]", r"train.hooks\[0\]=.* is no hook."),
+        ("[mine.Hook]", r"train.hooks\[0\]='mine.Hook' is not a hook. Write train.hooks=\[{fn: package.module.Class"),
+        ("[{params: {a: 1}}]", r"train.hooks\[0\]=.* is not a hook."),
         ("[{fn: a.B, parms: {}}]", r"train.hooks\[0\].parms"),
     ],
 )

@@ -171,7 +171,7 @@ def test_an_input_that_was_read_to_its_end_has_no_steps_left(
         ("wide", "has no variable 'block0_dense0/kernel'"),
         (
             "different",
-            "variable 'only_in_eval' is asked for in EVAL and not in TRAIN, so no checkpoint of training has",
+            "variable 'only_in_eval' is requested in EVAL but not in TRAIN, so training's checkpoints do not",
         ),
     ],
 )

@@ -136,13 +136,15 @@ def test_a_loss_that_is_not_finite_is_one_message(tmp_path: Path, capsys: pytest
             "in parse: return x.nothing, y",
         ]),
         (f"input.train.fn={HERE}.bad_row", [
-            "RuntimeError: row 3 is bad", f"in the data of {HERE}.bad_row", "in rows: raise RuntimeError(",
+            "RuntimeError: row 3 is bad", f"while reading the data of {HERE}.bad_row", "in rows: raise RuntimeError(",
         ]),
         (f"input.train.fn={HERE}.bad_index", [
-            "InvalidArgumentError: in Dataset.Map: indices[0] = 3 is not in [0, 3)", f"in the data of {HERE}.bad_index",
+            "InvalidArgumentError: in Dataset.Map: indices[0] = 3 is not in [0, 3)",
+            f"while reading the data of {HERE}.bad_index",
         ]),
         (f"input.eval.fn={HERE}.bad_index", [
-            "InvalidArgumentError: in Dataset.Map: indices[2] = 3 is not in [0, 3)", f"in the data of {HERE}.bad_index",
+            "InvalidArgumentError: in Dataset.Map: indices[2] = 3 is not in [0, 3)",
+            f"while reading the data of {HERE}.bad_index",
         ]),
     ],
 )  # fmt: skip

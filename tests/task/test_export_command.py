@@ -94,12 +94,12 @@ def test_training_that_nobody_evaluates_exports_its_end(tmp_path: Path) -> None:
     ("overrides", "said"),
     [
         (["export.exporters=[final,final]"], r"export.exporters=\[final,final\] names one twice"),
-        (["export.exporters=[]"], r"export.exporters=\[\] exports nothing. null says so"),
+        (["export.exporters=[]"], r"export.exporters=\[\] exports nothing. Use null"),
         (["export.best.metric=eval/loss"], "export.best.metric=eval/loss has no effect without best"),
         (["export.exporters=[best]", "export.best.metric=loss"], "export.best.metric=loss: prefix the metric with"),
         (["export.exporters=[best]", "export.best.metric=eval_x/loss"], "there is no such evaluation"),
-        (["export.exporters=[best]", "command=train"], "has best, and command=train evaluates nothing"),
-        (["export.checkpoint=a"], "export.checkpoint=a is for command=export"),
+        (["export.exporters=[best]", "command=train"], "has best, but command=train does not evaluate"),
+        (["export.checkpoint=a"], "export.checkpoint=a works with command=export only"),
         (["export.exporters=[last]"], "export.exporters=last is not allowed. Did you mean 'latest'"),
         (["export.keep=0"], "export.keep=0 must be at least 1"),
     ],
@@ -111,6 +111,6 @@ def test_settings_that_cannot_be_are_refused(overrides: list[str], said: str) ->
 
 def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(trained: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"no such checkpoint. In .*run are: model.ckpt-0, model.ckpt-2, model.ckpt-4. Allowed: null"
+        ConfigError, match=r"no such checkpoint. .*run has: model.ckpt-0, model.ckpt-2, model.ckpt-4. Allowed: null"
     ):
         run(trained, "command=export", "export.checkpoint=model.ckpt-3")

@@ -71,12 +71,12 @@ def test_damage_is_named_and_the_newest_whole_one_marked(trained: Path, capsys: 
 def test_a_folder_without_a_whole_checkpoint_is_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for index in trained.glob("*.index"):
         index.write_bytes(b"")
-    with pytest.raises(ConfigError, match=f"command=inspect: there is no whole checkpoint in {trained}."):
+    with pytest.raises(ConfigError, match=f"command=inspect: no whole checkpoint in {trained}."):
         inspect_run.inspect(trained)
     assert capsys.readouterr().out.count("damaged: ") == 3
     for file in trained.glob("model.ckpt-*"):
         file.unlink()
-    with pytest.raises(ConfigError, match=f"command=inspect: there is no checkpoint in {trained}."):
+    with pytest.raises(ConfigError, match=f"command=inspect: no checkpoint in {trained}."):
         inspect_run.inspect(trained)
 
 
@@ -99,4 +99,4 @@ def test_the_last_evaluation_of_a_step_counts(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_summary_says_so(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no summary.json: nothing is known of the run" in inspected(trained, capsys)
+    assert "no summary.json in this folder" in inspected(trained, capsys)

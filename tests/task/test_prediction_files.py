@@ -300,14 +300,14 @@ def test_an_error_leaves_the_older_file_and_nothing_else(suffix: str, tmp_path: 
 @pytest.mark.parametrize("name", ["p", "p.csv", "p.json", "p.jsonl.gz"])
 def test_an_unknown_suffix_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=rf"predict.output=.*{name}: its suffix says the format. Use one of .jsonl \(JSON"
+        ConfigError, match=rf"predict.output=.*{name}: its suffix selects the format. Use one of .jsonl \(JSON"
     ):
         write(tmp_path / name)
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").mkdir()
-    with pytest.raises(ConfigError, match="predict.output=.* is a folder. Name a file in it."):
+    with pytest.raises(ConfigError, match="predict.output=.* is a folder. Set a file in it."):
         write(tmp_path / "p.jsonl")
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="predict.output=.* cannot be written: .*file"):

@@ -114,7 +114,7 @@ def test_a_metadata_server_that_does_not_answer_is_said_once(
     monkeypatch.setenv(preemption.GCE_HOST, "127.0.0.1:9")
     assert run(tmp_path, BY_GCE, "train.max_steps=2000", "train.steps_per_loop=2") == 0
     said = capsys.readouterr().err
-    assert said.count("run.preemption_notice=gce cannot be asked, and training goes on:") == 1
+    assert said.count("run.preemption_notice=gce failed; training continues:") == 1
     assert "Connection refused" in said
 
 
@@ -124,7 +124,7 @@ def test_a_metadata_server_that_does_not_answer_is_said_once(
         ([None, 0], "This machine is about to be taken away, in 0 s"),
         ([False, True], "This machine is about to be taken away (run.preemption_notice="),
         ([OSError("busy"), 12.5], "This machine is about to be taken away, in 12.5 s"),
-        (["soon"], "it returned 'soon': return True or the seconds that are left, or None"),
+        (["soon"], "it returned 'soon'; expected True, the seconds that are left, or None"),
     ],
 )
 def test_a_function_of_the_user_says_how_many_seconds_are_left(

@@ -244,5 +244,5 @@ def test_a_train_op_is_refused(tmp_path: Path) -> None:
 def test_strategies_on_which_it_was_not_tried_are_refused() -> None:
     tried = parsed("strategy=mirrored", "strategy.virtual_devices=2", "train.jit=true")
     assert tried.train.jit
-    with pytest.raises(ConfigError, match="train.jit=true does not go with strategy=multi_worker: it compiles steps"):
+    with pytest.raises(ConfigError, match="train.jit=true does not work with strategy=multi_worker: it compiles steps"):
         validation.check(dataclasses.replace(tried, strategy=StrategyConfig(name="multi_worker")))

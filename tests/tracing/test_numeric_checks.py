@@ -83,7 +83,7 @@ def test_works_on_several_replicas(tmp_path: Path) -> None:
     [
         ("train.jit=true", "Set train.jit=false"),
         ("train.precision=mixed_float16", "Set train.precision=float32"),
-        ("strategy=parameter_server", "does not go with strategy=parameter_server"),
+        ("strategy=parameter_server", "does not work with strategy=parameter_server"),
     ],
 )
 def test_what_it_cannot_check_is_refused(override: str, message: str) -> None:

@@ -579,6 +579,6 @@ def test_a_tracker_that_freezes_holds_the_end_of_a_run_for_a_limited_time(
     assert time.monotonic() - before < 20
     woken.set()
     assert warnings == [
-        f"tracking: no answer for 0.5 s, and the run ends without it; the journals in {tmp_path} keep everything. "
+        f"tracking: no answer for 0.5 s; the run ends without it, and the journals in {tmp_path} keep everything. "
         f"Ship later with: {later}"
     ]

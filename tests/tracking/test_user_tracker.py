@@ -216,7 +216,7 @@ def test_a_class_that_hangs_is_ended_with_the_run_and_delays_no_other(
     shipped.drain()
     shipped.close("FINISHED", {}, [])
     assert time.monotonic() - began < 100, "the class sleeps for 600 s"
-    assert len(warnings) == 1 and warnings[0].startswith("tracking: hangs.Hangs: no answer for 2 s, and the run ends ")
+    assert len(warnings) == 1 and warnings[0].startswith("tracking: hangs.Hangs: no answer for 2 s; the run ends ")
     assert calls(folder, "end") == [["FINISHED"]] and not psutil.pid_exists(pid)
 
 

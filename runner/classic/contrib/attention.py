@@ -60,10 +60,11 @@ class AttentionMechanism(abc.ABC):
         return tf.shape(self.keys)[0]
 
     def initial_alignments(self, batch_size: Any, dtype: Any) -> tf.Tensor:
-        """Return the attention before the first step: none."""
+        """Return zeros `[batch_size, memory time]` of `dtype`: no alignment before the first step."""
         return tf.zeros([batch_size, self.alignments_size], dtype)
 
     def initial_state(self, batch_size: Any, dtype: Any) -> tf.Tensor:
+        """Return the state before the first step, by default `initial_alignments`: `[batch_size, memory time]`."""
         return self.initial_alignments(batch_size, dtype)
 
     def __call__(self, query: tf.Tensor, state: Any) -> tuple[tf.Tensor, Any]:

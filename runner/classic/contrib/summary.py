@@ -45,19 +45,19 @@ def record_summaries_every_n_global_steps(n: int, global_step: Any = None) -> An
 
 
 def scalar(name: str, tensor: Any, family: str | None = None, step: Any = None) -> Any:
-    """Write a number. Args: step: None: the global step."""
+    """Write a scalar summary; `tensor` is a numeric scalar."""
     return tf.summary.scalar(_named(name, family), tensor, _step(step))
 
 
 def histogram(name: str, tensor: Any, family: str | None = None, step: Any = None) -> Any:
-    """Write a distribution. Args: step: None: the global step."""
+    """Write a histogram of `tensor`, numeric of any shape."""
     return tf.summary.histogram(_named(name, family), tensor, _step(step))
 
 
 def image(
     name: str, tensor: Any, bad_color: Any = None, max_images: int = 3, family: str | None = None, step: Any = None
 ) -> Any:
-    """Write images. Args: bad_color: taken and not used. step: None: the global step."""
+    """Write images; `tensor` is `[batch, height, width, channels]`, uint8 or float."""
     del bad_color
     return tf.summary.image(_named(name, family), tensor, _step(step), max_outputs=max_images)
 

@@ -1,4 +1,4 @@
-"""Head, which makes an EstimatorSpec of logits and labels, and what its subclasses share."""
+"""Head, which makes an EstimatorSpec from logits and labels, and the code common to its subclasses."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ DEFAULT_SIGNATURE = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 
 
 class Head(abc.ABC):
-    """Loss, predictions and metrics of a model's logits, and the EstimatorSpec that they make.
+    """Loss, predictions and metrics from a model's logits, and the EstimatorSpec made from them.
 
-    Subclasses bring the abstract members; `export_outputs` may be overridden.
+    Subclasses implement the abstract members and may override `export_outputs`.
     """
 
     @property
     @abc.abstractmethod
     def name(self) -> str | None:
-        """Put behind the name of each metric, `accuracy/<name>`; None: nothing is."""
+        """The suffix of each metric's name, `accuracy/<name>`; None: no suffix."""
 
     @property
     @abc.abstractmethod
     def logits_dimension(self) -> int:
-        """Size of the last dimension of the logits."""
+        """The size of the last dimension of the logits."""
 
     @property
     @abc.abstractmethod
     def loss_reduction(self) -> str:
-        """How the losses of a batch become one: of tf.keras.losses.Reduction or tf.compat.v1.losses.Reduction."""
+        """How the losses of a batch become one: a tf.keras.losses.Reduction or tf.compat.v1.losses.Reduction."""
 
     @abc.abstractmethod
     def loss(
@@ -54,11 +54,21 @@ class Head(abc.ABC):
         mode: str | None = None,
         regularization_losses: Losses = None,
     ) -> tf.Tensor:
-        """Return the scalar to minimise, `regularization_losses` included."""
+        """Return the float scalar to minimize, with `regularization_losses` added.
+
+        Args:
+          labels: `[batch, ...]`, as the head takes them.
+          logits: float `[batch, ..., logits_dimension]`.
+          features: name -> tensor, for the weight column.
+          mode: one of ModeKeys.
+          regularization_losses: float scalars.
+        """
 
     @abc.abstractmethod
     def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[Any, tf.Tensor]:
-        """Return name -> prediction, `[batch, ...]`; only those in `keys`, where given."""
+        """Return name -> prediction, a tensor `[batch, ...]`, from float logits `[batch, ..., logits_dimension]`;
+        only those in `keys` if given.
+        """
 
     @abc.abstractmethod
     def metrics(self, regularization_losses: Losses = None) -> dict[str, Any]:
@@ -74,14 +84,14 @@ class Head(abc.ABC):
         mode: str | None = None,
         regularization_losses: Losses = None,
     ) -> dict[str, Any]:
-        """Add a batch to the metrics that `metrics` made, and return them."""
+        """Add a batch to the metrics that `metrics` made, and return them. Shapes are as in `loss`."""
 
     def loss_weight(self, labels: Any, logits: Any, features: Any) -> Any:
-        """Return the weight of a batch's loss in the mean of an evaluation; None: its number of examples."""
+        """Return the weight of a batch's loss in the mean of an evaluation, a scalar; None: its number of examples."""
         return None
 
     def export_outputs(self, predictions: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
-        """Return name of a signature of the exported model -> its outputs."""
+        """Return signature name -> outputs of the exported model, from predictions `[batch, ...]`."""
         output = PredictOutput(predictions)
         return {DEFAULT_SIGNATURE: output, "predict": output}
 
@@ -97,17 +107,22 @@ class Head(abc.ABC):
         update_ops: Sequence[Any] | None = None,
         regularization_losses: Losses = None,
     ) -> EstimatorSpec:
-        """Return the EstimatorSpec that model_fn returns.
+        """Return the EstimatorSpec for model_fn to return.
 
         Args:
-          labels: not needed in PREDICT.
-          optimizer: TRAIN: a Keras or `tf.compat.v1.train` optimizer, which also advances the global step.
-          trainable_variables: what it trains; None: all trainable variables of the model.
-          train_op_fn: TRAIN: instead of `optimizer`; called with the loss, returns the train_op.
-          update_ops: run with each update, such as those of moving averages.
-          regularization_losses: scalars that are added to the loss.
+          features: name -> tensor `[batch, ...]`.
+          mode: one of ModeKeys.
+          logits: float `[batch, ..., logits_dimension]`.
+          labels: `[batch, ...]`; not needed in PREDICT.
+          optimizer: for TRAIN: a Keras or `tf.compat.v1.train` optimizer; it also advances the global step.
+          trainable_variables: the variables to train; None: all trainable variables of the model.
+          train_op_fn: for TRAIN: used instead of `optimizer`; called with the loss, returns the train_op.
+          update_ops: operations to run with each update, such as those of moving averages.
+          regularization_losses: float scalars that are added to the loss.
 
-        Raises: ValueError: TRAIN, and not one of optimizer and train_op_fn is given; logits or labels do not fit.
+        Raises:
+          ValueError: the mode is TRAIN and not exactly one of optimizer and train_op_fn is given; or logits or labels
+            have wrong shapes.
         """
         predictions = self.predictions(logits)
         if mode == ModeKeys.PREDICT:
@@ -123,21 +138,21 @@ class Head(abc.ABC):
         if (optimizer is None) == (train_op_fn is None):
             given = "both" if optimizer is not None else "neither"
             raise ValueError(f"create_estimator_spec: TRAIN takes one of optimizer and train_op_fn, and got {given}.")
-        with v1.name_scope(None), v1.name_scope("training"):  # variables of optimizers have it in their names
+        with v1.name_scope(None), v1.name_scope("training"):  # because names of optimizer variables contain it
             if train_op_fn is not None:
                 train_op = train_op_fn(loss)
             else:
                 train_op = minimize(optimizer_of(optimizer), loss, trainable_variables)
             train_op = tf.group(train_op, *(update_ops or ()))
         self._summarise(labels, logits, features)
-        if self._summary_key("loss") != "loss":  # which the runner writes
+        if self._summary_key("loss") != "loss":  # which the runner writes itself
             summaries.scalar(self._summary_key("loss"), loss)
         if regularization_losses is not None:
             summaries.scalar(self._summary_key("regularization_loss"), tf.add_n(list(regularization_losses)))
         return EstimatorSpec(mode, predictions, loss, train_op=train_op)
 
     def _summarise(self, labels: Any, logits: Any, features: Any) -> None:  # noqa: B027
-        """Write summaries of a batch of training."""
+        """Write summaries of a training batch."""
 
     def _summary_key(self, metric: str) -> str:
         return self._key(metric)
@@ -147,9 +162,10 @@ class Head(abc.ABC):
 
 
 class HeadOfOne(Head):
-    """A single head. Its subclasses say what a label is, and what a wrong prediction costs.
+    """A single head. Its subclasses define labels and losses.
 
-    Args: see BinaryClassHead.
+    Args:
+      As in BinaryClassHead.
     """
 
     name: str | None = None
@@ -169,11 +185,11 @@ class HeadOfOne(Head):
 
     @abc.abstractmethod
     def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
-        """Return the labels, checked, as numbers of the rank of the logits."""
+        """Return the checked labels as numbers, with the rank of the logits."""
 
     @abc.abstractmethod
     def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-        """Return the loss of each example, `[batch, ..., 1]`, or of each logit."""
+        """Return the loss of each example, `[batch, ..., 1]`, or of each logit `[batch, ..., logits_dimension]`."""
 
     def _weights(self, features: Any, logits: tf.Tensor) -> tf.Tensor | None:
         each = self._weights_may_differ_in_one_example
@@ -188,11 +204,11 @@ class HeadOfOne(Head):
 
     @property
     def _is_v1(self) -> bool:
-        """True for a head of tf.compat.v1.estimator, which was given one of tf.compat.v1.losses.Reduction."""
+        """Whether it is a head of tf.compat.v1.estimator, with one of tf.compat.v1.losses.Reduction."""
         return self.loss_reduction.startswith("weighted_")
 
     def _summarise(self, labels: Any, logits: Any, features: Any) -> None:
-        if self.loss_reduction == "weighted_sum":  # which says little: the average, too
+        if self.loss_reduction == "weighted_sum":  # a sum says little, so report the average, too
             summaries.scalar(self._key("average_loss"), self.average_loss(labels, logits, features))
 
     def loss(
@@ -207,11 +223,13 @@ class HeadOfOne(Head):
         return with_regularization(loss, regularization_losses)
 
     def average_loss(self, labels: Any, logits: Any, features: Any) -> tf.Tensor:
-        """Return the weighted mean of the losses of a batch, whichever the reduction."""
+        """Return the weighted mean of a batch's losses, a float scalar, for any reduction."""
         return checks.reduced(*self._weighted(labels, logits, features), "weighted_mean")
 
     def loss_weight(self, labels: Any, logits: Any, features: Any) -> Any:
-        """Return the weight in the mean over batches: one each for sums, as in tf.estimator; that of weighted means."""
+        """Return the weight in the mean over batches, a scalar: 1 for sums, as in tf.estimator; the sum of weights
+        for weighted means.
+        """
         if checks.is_sum(self.loss_reduction):
             return batch_part().share(tf.float64)
         if checks.is_weighted_mean(self.loss_reduction):
@@ -263,10 +281,10 @@ class HeadOfOne(Head):
 
     @abc.abstractmethod
     def _metrics(self) -> Metrics:
-        """Return the metrics without `average_loss` and `regularization_loss`."""
+        """Return the metrics except `average_loss` and `regularization_loss`."""
 
     def _v1_metrics(self, labels: tf.Tensor, logits: tf.Tensor, weights: tf.Tensor | None) -> dict[str, Any]:
-        """Return name -> (value, update) of metrics that TensorFlow 1 computes otherwise than Keras does."""
+        """Return name -> (value, update) of metrics that TensorFlow 1 computes differently from Keras."""
         return {}
 
 
@@ -277,13 +295,13 @@ def with_regularization(loss: tf.Tensor, regularization_losses: Losses) -> tf.Te
 
 
 def exported(predictions: Mapping[Any, tf.Tensor], **output: Any) -> dict[str, Any]:
-    """Return name of a signature -> its outputs: the one `output`, which is the default, too, and the predictions."""
+    """Return signature name -> outputs: a single output `output`, which is also the default, and the predictions."""
     ((name, default),) = output.items()
     return {DEFAULT_SIGNATURE: default, name: default, "predict": PredictOutput(predictions)}
 
 
 def of_each_example(values: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """Repeat `values`, `[classes]`, for each example: `[batch, classes]`."""
+    """Repeat `values`, `[classes]`, for each example of `logits`: `[batch, classes]`."""
     return tf.tile(tf.expand_dims(values, 0), [tf.shape(logits)[0], 1])
 
 
@@ -294,7 +312,9 @@ def names_of_classes(num_classes: int, label_vocabulary: Sequence[Any] | None) -
 
 
 def ids_of_labels(labels: tf.Tensor, label_vocabulary: Sequence[Any], head: str) -> tf.Tensor:
-    """Return the ids of `labels` in the vocabulary; each batch is checked to have no others."""
+    """Return the int64 ids of `labels` in the vocabulary, with the labels' shape; each batch is checked for unknown
+    labels.
+    """
     keys = tf.convert_to_tensor(list(label_vocabulary))
     if labels.dtype != keys.dtype:
         raise ValueError(

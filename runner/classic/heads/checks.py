@@ -29,18 +29,22 @@ _LOSS_FN_ARGUMENTS = ("labels", "logits", "features", "loss_reduction")
 
 
 def check_reduction(loss_reduction: str) -> None:
-    """Raises: ValueError: it is none of tf.keras.losses.Reduction, tf.compat.v1.losses.Reduction; or it is NONE."""
+    """Check that it is one of tf.keras.losses.Reduction or tf.compat.v1.losses.Reduction, other than NONE.
+
+    Raises:
+      ValueError: it is not.
+    """
     if loss_reduction not in _REDUCTIONS:
         raise ValueError(f"loss_reduction={loss_reduction!r} is not one of: {', '.join(_REDUCTIONS)}.")
 
 
 def is_sum(loss_reduction: str) -> bool:
-    """Report whether losses are added up, and divided by nothing."""
+    """Report whether losses are summed and not divided."""
     return _REDUCTIONS.get(loss_reduction) == "sum"
 
 
 def is_weighted_mean(loss_reduction: str) -> bool:
-    """Report whether their sum is divided by something that depends on the weights."""
+    """Report whether the sum of losses is divided by a number that depends on the weights."""
     return _REDUCTIONS[loss_reduction] in ("weights", "nonzero")
 
 
@@ -50,7 +54,11 @@ def arguments(function: Callable[..., Any]) -> list[str]:
 
 
 def check_loss_fn(loss_fn: Callable[..., Any] | None) -> None:
-    """Raises: ValueError: it takes no labels or logits, or something that heads do not give."""
+    """Check the arguments of a user's loss_fn.
+
+    Raises:
+      ValueError: it takes no labels or logits, or an argument that heads do not pass.
+    """
     if loss_fn is None:
         return
     takes = arguments(loss_fn)
@@ -64,7 +72,11 @@ def check_loss_fn(loss_fn: Callable[..., Any] | None) -> None:
 
 
 def check_thresholds(thresholds: Sequence[float] | None) -> tuple[float, ...]:
-    """Raises: ValueError: one is not between 0 and 1."""
+    """Return the thresholds as a tuple.
+
+    Raises:
+      ValueError: one is not between 0 and 1.
+    """
     wrong = [one for one in thresholds or () if not 0 < one < 1]
     if wrong:
         raise ValueError(f"thresholds={list(thresholds or ())}: each is between 0 and 1, not {wrong}.")
@@ -72,7 +84,11 @@ def check_thresholds(thresholds: Sequence[float] | None) -> tuple[float, ...]:
 
 
 def check_vocabulary(label_vocabulary: Sequence[Any] | None, num_classes: int) -> None:
-    """Raises: ValueError: it is no list, or has not one entry for each class."""
+    """Check that a vocabulary has one entry for each class.
+
+    Raises:
+      ValueError: it is not a list, or has another length.
+    """
     if label_vocabulary is None:
         return
     if not isinstance(label_vocabulary, (list, tuple)):
@@ -84,7 +100,11 @@ def check_vocabulary(label_vocabulary: Sequence[Any] | None, num_classes: int) -
 
 
 def checked_logits(logits: Any, dimension: int) -> tf.Tensor:
-    """Return `logits` as a floating tensor `[..., dimension]`. Raises: ValueError: it has another shape."""
+    """Return `logits` as a float tensor `[batch, ..., dimension]`.
+
+    Raises:
+      ValueError: they have another shape.
+    """
     logits = tf.convert_to_tensor(logits)
     if logits.dtype != tf.float64:
         logits = tf.cast(logits, tf.float32)
@@ -101,11 +121,11 @@ def checked_logits(logits: Any, dimension: int) -> tf.Tensor:
 
 
 def checked_labels(labels: Any, logits: tf.Tensor, dimension: int) -> tf.Tensor:
-    """Return `labels` as a dense tensor of the shape of `logits`, with `dimension` in its last place.
+    """Return `labels` as a dense tensor with the shape of `logits`, except `dimension` as its last size; `[batch]`
+    becomes `[batch, 1]`.
 
-    `[batch]` becomes `[batch, 1]`.
-
-    Raises: ValueError: there are none, or they are sparse, or of another shape.
+    Raises:
+      ValueError: there are none, or they are sparse, or have another shape.
     """
     if labels is None:
         raise ValueError(
@@ -132,7 +152,9 @@ def checked_labels(labels: Any, logits: tf.Tensor, dimension: int) -> tf.Tensor:
 
 
 def checked_range(labels: tf.Tensor, num_classes: int, what: str = "labels") -> tf.Tensor:
-    """Return `labels`, checked in each batch to be in 0..num_classes-1; the message shows those that are not."""
+    """Return `labels` (integers of any shape), checked in each batch to be in 0..num_classes-1; the error shows the
+    others.
+    """
     right = tf.logical_and(labels >= 0, labels <= num_classes - 1)
     message = f"{what} must be in 0..{num_classes - 1}; these are not:"
     wrong = tf.boolean_mask(labels, tf.logical_not(right))
@@ -140,7 +162,11 @@ def checked_range(labels: tf.Tensor, num_classes: int, what: str = "labels") -> 
 
 
 def checked_losses(losses: Any, logits: tf.Tensor, dimension: int) -> tf.Tensor:
-    """Return what a loss_fn returned, checked. Raises: ValueError: it is not `[batch, ..., dimension]`."""
+    """Return the checked result of a loss_fn, float `[batch, ..., dimension]`.
+
+    Raises:
+      ValueError: it has another shape.
+    """
     losses = tf.convert_to_tensor(losses)
     expected = logits.shape[:-1].concatenate(dimension)
     if not losses.shape.is_compatible_with(expected):
@@ -154,13 +180,16 @@ def checked_losses(losses: Any, logits: tf.Tensor, dimension: int) -> tf.Tensor:
 def example_weights(
     features: Any, weight_column: Any, logits: tf.Tensor, *, one_each_logit: bool = False
 ) -> tf.Tensor | None:
-    """Return the weights of the examples, `[batch, ..., 1]`; None where there is no weight column.
+    """Return the weights of the examples, float `[batch, ..., 1]`; None if there is no weight column.
 
     Args:
+      features: name -> tensor `[batch, ...]`.
       weight_column: a key of `features`, or a `tf.feature_column.numeric_column`.
-      one_each_logit: they may also have the shape of the logits.
+      logits: float `[batch, ..., logits_dimension]`.
+      one_each_logit: weights may also have the shape of the logits.
 
-    Raises: ValueError, TypeError: there is no such feature, or it has another shape or type.
+    Raises:
+      ValueError, TypeError: there is no such feature, or it has another shape or type.
     """
     if weight_column is None:
         return None
@@ -183,10 +212,14 @@ def example_weights(
 
 
 def reduced(losses: tf.Tensor, weights: tf.Tensor | None, loss_reduction: str, part: WholeBatch = _WHOLE) -> tf.Tensor:
-    """Reduce the losses to a scalar. SUM_OVER_BATCH_SIZE divides by their number, not by the weights, as it did.
+    """Reduce the losses to a float scalar. SUM_OVER_BATCH_SIZE divides by their number, not by the weights, as in
+    tf.estimator.
 
     Args:
-      part: what they are of the losses of a batch, whose sum or weighted mean is then meant.
+      losses: float `[batch, ...]`.
+      weights: float, a shape that broadcasts to `losses`; None: 1.
+      loss_reduction: the reduction.
+      part: the replica's part of the batch, whose sum or weighted mean is computed.
     """
     total = tf.reduce_sum(losses * _of_each(losses, weights))
     if is_sum(loss_reduction):
@@ -197,7 +230,7 @@ def reduced(losses: tf.Tensor, weights: tf.Tensor | None, loss_reduction: str, p
 
 
 def divisor(losses: tf.Tensor, weights: tf.Tensor | None, loss_reduction: str) -> tf.Tensor:
-    """Return the number by which a weighted mean divides the sum."""
+    """Return the float scalar by which a weighted mean divides the sum."""
     of_each = _of_each(losses, weights)
     if _REDUCTIONS[loss_reduction] == "nonzero":
         of_each = tf.cast(tf.not_equal(of_each, 0), of_each.dtype)
@@ -209,6 +242,6 @@ def _of_each(losses: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
 
 
 def after(check: Any, value: tf.Tensor) -> tf.Tensor:
-    """Return `value`, which is computed only after `check` has passed."""
+    """Return `value` (of any shape), computed only after `check` has passed."""
     with tf.control_dependencies([check]):
         return tf.identity(value)

@@ -18,15 +18,19 @@ _MEAN = "sum_over_batch_size"
 class BinaryClassHead(base.HeadOfOne):
     """Two classes, one logit: sigmoid cross entropy.
 
-    Labels are `[batch]` or `[batch, 1]`: 0 and 1 (or a probability between them), or entries of `label_vocabulary`.
+    Labels are `[batch]` or `[batch, 1]`: 0 and 1 (or a probability), or entries of `label_vocabulary`. Logits are float
+    `[batch, ..., 1]`.
 
     Args:
-      weight_column: key of a feature, or numeric_column: the weight of each example in loss and metrics.
-      thresholds: accuracy, precision and recall at each of these probabilities, besides those at 0.5.
-      label_vocabulary: the labels, in the order of their ids; None: they are ids.
-      loss_reduction: SUM_OVER_BATCH_SIZE divides by the number of examples; also SUM.
-      loss_fn: called with labels and logits, and features if it takes them; gives `[batch, 1]`.
-      name: put behind the names of the metrics.
+      weight_column: key of a feature, or a numeric_column, with the weight of each example in loss and metrics.
+      thresholds: also report accuracy, precision and recall at each of these probabilities.
+      label_vocabulary: the labels in the order of their ids; None: labels are ids.
+      loss_reduction: SUM_OVER_BATCH_SIZE divides by the number of examples; or SUM.
+      loss_fn: called with labels and logits, and features if it takes them; returns float `[batch, 1]`.
+      name: suffix of the metrics' names.
+
+    Raises:
+      ValueError: an argument is not allowed.
     """
 
     _prediction_keys = (
@@ -81,7 +85,7 @@ class BinaryClassHead(base.HeadOfOne):
     def _v1_metrics(self, labels: tf.Tensor, logits: tf.Tensor, weights: tf.Tensor | None) -> dict[str, Any]:
         if not self._is_v1:
             return {}
-        # It joins the points of the curve by straight lines, and Keras interpolates.
+        # It connects the points of the curve by straight lines, whereas Keras interpolates.
         return {"auc_precision_recall": v1.metrics.auc(labels, tf.sigmoid(logits), weights, curve="PR")}
 
     def export_outputs(self, predictions: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
@@ -93,11 +97,15 @@ class BinaryClassHead(base.HeadOfOne):
 class MultiClassHead(base.HeadOfOne):
     """Several classes of which one is right: softmax cross entropy.
 
-    Labels are integers `[batch]` or `[batch, 1]`, 0..n_classes-1, or entries of `label_vocabulary`.
+    Labels are integers `[batch]` or `[batch, 1]`, 0..n_classes-1, or entries of `label_vocabulary`. Logits are float
+    `[batch, ..., n_classes]`.
 
     Args:
-      n_classes: at least 3; two are BinaryClassHead's.
-      Others: see BinaryClassHead.
+      n_classes: at least 3; use BinaryClassHead for two.
+      Others: as in BinaryClassHead.
+
+    Raises:
+      ValueError: an argument is not allowed.
     """
 
     _prediction_keys = ("logits", "probabilities", "class_ids", "classes", "all_class_ids", "all_classes")
@@ -149,19 +157,19 @@ class MultiClassHead(base.HeadOfOne):
 def binary_or_multi_class_head(
     n_classes: int, weight_column: Any, label_vocabulary: Sequence[Any] | None, loss_reduction: str = _MEAN
 ) -> base.Head:
-    """The head of a classifier."""
+    """Return the head of a classifier with `n_classes`."""
     if n_classes == 2:
         return BinaryClassHead(weight_column, label_vocabulary=label_vocabulary, loss_reduction=loss_reduction)
     return MultiClassHead(n_classes, weight_column, label_vocabulary, loss_reduction)
 
 
 def _chosen(labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the labels, and the class that BinaryClassHead chooses, as a number of their type."""
-    return labels, tf.cast(logits > 0, labels.dtype)  # as argmax decides a tie
+    """Return (labels, the class that BinaryClassHead predicts as a number of the labels' dtype)."""
+    return labels, tf.cast(logits > 0, labels.dtype)  # decides a tie like argmax
 
 
 def _of_classes(key: str, logits: tf.Tensor, label_vocabulary: Sequence[Any] | None) -> tf.Tensor:
-    """Args: logits: `[batch, ..., classes]`."""
+    """Return the value `key` of each class, from logits `[batch, ..., classes]`."""
     num_classes = logits.shape[-1]
     if key == "probabilities":
         return tf.nn.softmax(logits)

@@ -1,4 +1,4 @@
-"""The metrics of heads: those of Keras, in float64, so that no order and no strategy shows."""
+"""The metrics of heads: Keras metrics in float64, so that results do not depend on order or strategy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras  # before any trace: the runner watches what metrics of Keras write
+import keras  # import before any trace, because the runner watches the writes of Keras metrics
 import tensorflow as tf
 
 Metrics = dict[str, tuple[Callable[[str], Any], Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]]]
@@ -22,7 +22,7 @@ class _Baseline(keras.metrics.Mean):
 
 
 def _maker(kind: Callable[..., Any], **settings: Any) -> Callable[[str], Any]:
-    """Return what makes a metric of this kind of a name."""
+    """Return a function that makes a metric of this kind from a name."""
 
     def make(name: str) -> Any:
         return kind(name=name.replace("/", "_"), dtype="float64", **settings)
@@ -32,12 +32,12 @@ def _maker(kind: Callable[..., Any], **settings: Any) -> Callable[[str], Any]:
 
 mean, baseline = _maker(keras.metrics.Mean), _maker(_Baseline)
 precision, recall = _maker(keras.metrics.Precision, thresholds=0.5), _maker(keras.metrics.Recall, thresholds=0.5)
-# Keras adds up areas in float32: two replicas differ from one by 1e-7. All other metrics are float64.
+# Keras sums areas in float32, so two replicas differ from one by 1e-7. All other metrics are float64.
 area, area_of_precision = _maker(keras.metrics.AUC, curve="ROC"), _maker(keras.metrics.AUC, curve="PR")
 
 
 def with_probabilities(labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the labels, and the probabilities of logits that are independent of each other."""
+    """Return the labels, and the probabilities of independent logits; both keep their shapes."""
     return labels, tf.sigmoid(logits)
 
 
@@ -57,7 +57,7 @@ def _right_at(threshold: float, labels: tf.Tensor, logits: tf.Tensor) -> tuple[t
 
 
 def add(metric: Any, *values: tf.Tensor, weights: tf.Tensor | None) -> None:
-    """Add each element of a batch to a metric."""
+    """Add each element of a batch, with `weights` of the same shape, to a metric."""
     flat = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in values]
     if weights is not None:
         weights = tf.reshape(tf.cast(weights, tf.float64) * tf.ones_like(values[0], tf.float64), [-1])

@@ -14,14 +14,17 @@ from runner.model_fn import ModeKeys
 
 
 class MultiHead(base.Head):
-    """Several tasks: each head has a part of the logits and labels of its own; their losses are added.
+    """Several tasks: each head has its own logits and labels; their losses are added.
 
-    Logits are a dict of heads' names, or one tensor `[batch, sum of the heads' dimensions]`, divided in the heads'
-    order. Labels are a dict of heads' names. Predictions have keys `(head, key)`, metrics `key/head`.
+    Logits are a dict by head name, or one float tensor `[batch, sum of the heads' dimensions]`, divided in the heads'
+    order. Labels are a dict by head name. Predictions have keys `(head, key)`, metrics `key/head`.
 
     Args:
-      heads: each with a name.
-      head_weights: one for each head, which its loss is multiplied by; None: 1.
+      heads: heads with different names.
+      head_weights: factor for each head's loss; None: 1.
+
+    Raises:
+      ValueError: there are no heads, or names, weights or reductions do not fit.
     """
 
     def __init__(self, heads: Sequence[base.Head], head_weights: Sequence[float] | None = None) -> None:
@@ -69,7 +72,7 @@ class MultiHead(base.Head):
         }
 
     def loss_weight(self, labels: Any, logits: Any, features: Any) -> Any:
-        """That of the heads, where they all sum."""
+        """Return the heads' weight, a scalar, if all of them sum."""
         labels, logits = self._of_heads("labels", labels), self._logits(logits)
         if not all(checks.is_sum(head.loss_reduction) for head in self._heads.values()):
             return None
@@ -154,5 +157,5 @@ class MultiHead(base.Head):
 
 
 def add_scalar(metric: Any, value: tf.Tensor, weight: tf.Tensor) -> None:
-    """Adds what a batch came to to a metric; it counts for `weight`, whoever has the batch."""
+    """Add a batch's result (a scalar) to a metric, with the scalar `weight`."""
     metric.update_state(tf.cast(value, tf.float64), sample_weight=tf.cast(weight, tf.float64))

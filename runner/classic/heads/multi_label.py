@@ -1,4 +1,4 @@
-"""The head of classifiers of which several classes may be right at once."""
+"""The head of classifiers for which several classes may be right at once."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from runner.export.outputs import ClassificationOutput
 class MultiLabelHead(base.HeadOfOne):
     """Several classes, each right or not: the mean over classes of sigmoid cross entropy.
 
-    Labels are 0 and 1, `[batch, n_classes]`, or a SparseTensor of classes: their ids, or entries of `label_vocabulary`.
+    Labels are 0 and 1, `[batch, n_classes]`, or a SparseTensor of classes: ids, or entries of `label_vocabulary`.
+    Logits are float `[batch, ..., n_classes]`.
 
     Args:
       n_classes: at least 2.
-      classes_for_class_based_metrics: ids or names of classes that get AUC and mean probability of their own.
-      Others: see BinaryClassHead. A threshold adds accuracy, precision and recall over all classes.
+      classes_for_class_based_metrics: ids or names of classes for which AUC and mean probability are also reported.
+      Others: as in BinaryClassHead. A threshold adds accuracy, precision and recall over all classes.
+
+    Raises:
+      ValueError: an argument is not allowed.
     """
 
     _prediction_keys = ("logits", "probabilities", "classes")
@@ -85,7 +89,7 @@ class MultiLabelHead(base.HeadOfOne):
         return found
 
     def _suffixes(self) -> dict[int, str]:
-        """Id of a class with metrics of its own -> what their names end with."""
+        """Return id of a class with its own metrics -> suffix of their names."""
         names = self._label_vocabulary
         return {one: f"class{one}" if names is None else str(names[one]) for one in self._measured_classes}
 

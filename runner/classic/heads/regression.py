@@ -12,16 +12,16 @@ from runner.export.outputs import RegressionOutput
 
 
 class RegressionHead(base.HeadOfOne):
-    """Numbers: the squared error.
+    """Predicts numbers: squared error.
 
-    Labels are `[batch, label_dimension]`, or `[batch]` where that is 1.
+    Labels are `[batch, label_dimension]`, or `[batch]` if that is 1. Logits are float `[batch, ..., label_dimension]`.
 
     Args:
-      label_dimension: numbers to predict for an example.
-      weight_column: as in BinaryClassHead; a weight may also be given for each number, `[batch, label_dimension]`.
-      loss_fn: as in BinaryClassHead; gives `[batch, label_dimension]`.
-      inverse_link_fn: makes predictions of logits; None: they are the logits.
-      Others: see BinaryClassHead.
+      label_dimension: how many numbers to predict for an example.
+      weight_column: as in BinaryClassHead; weights may also be `[batch, label_dimension]`, one per number.
+      loss_fn: as in BinaryClassHead; returns float `[batch, label_dimension]`.
+      inverse_link_fn: converts logits to predictions; None: they are equal.
+      Others: as in BinaryClassHead.
     """
 
     _weights_may_differ_in_one_example = True
@@ -63,11 +63,11 @@ class RegressionHead(base.HeadOfOne):
 
 
 class PoissonRegressionHead(RegressionHead):
-    """Counts: the loss of a Poisson distribution whose logarithm of the rate are the logits.
+    """Predicts counts: the loss of a Poisson distribution; the logits are the logarithm of its rate.
 
     Args:
-      compute_full_loss: with the term that depends on the labels alone, by Stirling's approximation.
-      Others: see RegressionHead.
+      compute_full_loss: include the term that depends only on the labels, by Stirling's approximation.
+      Others: as in RegressionHead.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""The premade estimators: `estimators` has those of tf.estimator, `v1` those of tf.compat.v1.estimator.
+"""The premade estimators: those of tf.estimator in `estimators`, those of tf.compat.v1.estimator in `v1`.
 
-`signatures` is the table of their arguments. `model_fns` has their model functions, which add the logits of `logits`
-and hand them to a head; `layers` makes the variables under the names that tf.estimator gave them. `column_specs` makes
-feature columns of a config.
+`signatures` is the table of their arguments. `model_fns` has their model functions, which sum the logits of `logits`
+and pass them to a head. `layers` makes variables with tf.estimator's names. `column_specs` makes feature columns from a
+config.
 """

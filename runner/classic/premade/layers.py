@@ -1,4 +1,4 @@
-"""The layers of premade estimators, as variables of tf.compat.v1 under the names that tf.estimator gave them."""
+"""The layers of premade estimators, as tf.compat.v1 variables with tf.estimator's names."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ v1 = tf.compat.v1
 
 
 def sorted_columns(columns: Any, what: str = "feature_columns") -> list[Any]:
-    """Feature columns in the order of their names, in which their values are joined.
+    """Return feature columns in the order of their names, in which their values are concatenated.
 
-    Raises: ValueError: there are none, or two of one name, or something that is no column.
+    Raises:
+      ValueError: there are none, two have the same name, or one is not a feature column.
     """
     columns = list(columns.values()) if isinstance(columns, Mapping) else _as_list(columns)
     strange = [one for one in columns if not hasattr(one, "parse_example_spec")]
@@ -32,13 +33,15 @@ def sorted_columns(columns: Any, what: str = "feature_columns") -> list[Any]:
 
 
 def dense_features(features: Any, columns: Any, *, scope: str) -> tf.Tensor:
-    """The values of all columns, joined: `[batch, sum of their sizes]`, float32.
+    """Return the values of all columns, concatenated: float32 `[batch, sum of their sizes]`.
 
     Args:
-      columns: dense ones: numeric, bucketized, indicators, embeddings, shared embeddings.
-      scope: variables are `<scope>/<column>/embedding_weights`.
+      features: name -> tensor `[batch, ...]`, dense or sparse.
+      columns: dense columns: numeric, bucketized, indicators, embeddings, shared embeddings.
+      scope: variables are named `<scope>/<column>/embedding_weights`.
 
-    Raises: ValueError: a column is not dense; features are no dict.
+    Raises:
+      ValueError: a column is not dense, or features are not a dict.
     """
     features, columns = checked_features(features), sorted_columns(columns)
     state, cache = _state(scope), feature_columns.cache_of(features)
@@ -58,12 +61,15 @@ def dense_features(features: Any, columns: Any, *, scope: str) -> tf.Tensor:
 def linear_sum(
     features: Any, columns: Any, *, units: int, scope: str, sparse_combiner: str
 ) -> tuple[tf.Tensor, list[tf.Variable]]:
-    """(logits `[batch, units]`, its variables, the bias last): the sum of a weight for each value of each column.
+    """Return (float32 logits `[batch, units]`, its variables with the bias last): the sum of a weight for each value of
+    each column.
 
     Args:
-      columns: dense and categorical ones.
-      scope: variables are `<scope>/<column>/weights` and `<scope>/bias_weights`, and begin with 0.
-      sparse_combiner: how the weights of several values of a categorical column are joined: sum, mean, sqrtn.
+      features: name -> tensor `[batch, ...]`, dense or sparse.
+      columns: dense and categorical columns.
+      units: number of logits.
+      scope: variables are named `<scope>/<column>/weights` and `<scope>/bias_weights`, and start from 0.
+      sparse_combiner: how to combine the weights of several values of a categorical column: sum, mean, sqrtn.
     """
     features, columns = checked_features(features), sorted_columns(columns)
     state, cache = _state(scope), feature_columns.cache_of(features)
@@ -86,7 +92,9 @@ def linear_sum(
 
 
 def dense(x: tf.Tensor, units: int, *, scope: str, activation: Callable[[tf.Tensor], tf.Tensor] | None = None) -> Any:
-    """`[batch, units]`: a layer with `<scope>/kernel` and `<scope>/bias`."""
+    """Return float `[batch, units]`: a dense layer of `x`, `[batch, inputs]`, with `<scope>/kernel` and
+    `<scope>/bias`.
+    """
     kernel = variable(f"{scope}/kernel", [x.shape[-1], units], v1.glorot_uniform_initializer())
     bias = variable(f"{scope}/bias", [units], v1.zeros_initializer())
     y = tf.nn.bias_add(tf.matmul(x, kernel), bias)
@@ -94,7 +102,9 @@ def dense(x: tf.Tensor, units: int, *, scope: str, activation: Callable[[tf.Tens
 
 
 def batch_norm(x: tf.Tensor, *, scope: str, training: bool, momentum: float = 0.999) -> tuple[tf.Tensor, list[Any]]:
-    """(`x` normalised over the batch, the updates of the moving averages; none where it is not training)."""
+    """Return (`x`, float `[batch, units]`, normalized over the batch; updates of the moving averages, empty if not
+    training).
+    """
     size = [x.shape[-1]]
     gamma = variable(f"{scope}/gamma", size, v1.ones_initializer())
     beta = variable(f"{scope}/beta", size, v1.zeros_initializer())
@@ -112,20 +122,24 @@ def batch_norm(x: tf.Tensor, *, scope: str, training: bool, momentum: float = 0.
 def variable(
     name: str, shape: Sequence[Any], initializer: Any, *, trainable: bool = True, dtype: Any = tf.float32
 ) -> Any:
-    """The variable of that name in the current variable scope."""
+    """Return the variable of that name in the current variable scope."""
     scope, _, last = name.rpartition("/")
     with v1.variable_scope(scope, auxiliary_name_scope=False):
         return v1.get_variable(last, shape, dtype, initializer, trainable=trainable, use_resource=True)
 
 
 def forget_shared_embeddings(*columns: Any) -> None:
-    """To be called once in each call of a model_fn, before its columns are used."""
+    """Reset shared embeddings; call it once in each call of a model_fn, before its columns are used."""
     for some in columns:
         feature_columns.forget_shared_embeddings(_as_list(some))
 
 
 def checked_features(features: Any) -> Mapping[str, Any]:
-    """Raises: ValueError: features are no dict, which columns find theirs in."""
+    """Return `features`, name -> tensor, for feature columns.
+
+    Raises:
+      ValueError: they are not a dict.
+    """
     if not isinstance(features, Mapping):
         raise ValueError(
             f"features are a {type(features).__name__}; feature columns take theirs from a dict of tensors. "
@@ -135,7 +149,11 @@ def checked_features(features: Any) -> Mapping[str, Any]:
 
 
 def activation_of(activation: Any) -> Callable[[tf.Tensor], tf.Tensor]:
-    """The function that a name or a function is. Raises: ValueError: nothing is called so."""
+    """Return the activation function (tensor -> tensor of the same shape) for a name or function.
+
+    Raises:
+      ValueError: there is no activation of that name.
+    """
     if callable(activation):
         return activation
     found = getattr(tf.nn, str(activation), None)

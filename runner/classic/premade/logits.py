@@ -30,7 +30,12 @@ class Deep:
     name: ClassVar = "dnn"
 
     def logits(self, features: Any, mode: str, units: int, scope: str = "") -> tf.Tensor:
-        """Return its logits. Args: scope: put before the names of the variables, `dnn/` for example."""
+        """Return the network's float logits `[batch, units]`.
+
+        Args:
+          features: name -> tensor `[batch, ...]`.
+          scope: prefix of the variables' names, such as `dnn/`.
+        """
         training = mode == ModeKeys.TRAIN
         activation = layers.activation_of(self.activation_fn)
         inputs = f"{scope}input_from_feature_columns/input_layer"
@@ -59,7 +64,7 @@ class Wide:
     name: ClassVar = "linear"
 
     def logits(self, features: Any, mode: str, units: int, scope: str = "") -> tf.Tensor:
-        """Return its logits. Args: scope: as of `Deep.logits`."""
+        """Return the linear part's float logits `[batch, units]`; arguments as in `Deep.logits`."""
         logits, variables = layers.linear_sum(
             features, self.feature_columns, units=units, scope=f"{scope}linear_model",
             sparse_combiner=self.sparse_combiner,
@@ -88,9 +93,12 @@ class Baseline:
 
 
 def call_logit_fn(logit_fn: Callable[..., Any], features: Any, mode: str, params: Any, config: Any) -> Any:
-    """Return the logits of a function, called with those of features, mode, params and config that it takes.
+    """Return the logits of a function, a tensor `[batch, units]` or a dict of them.
 
-    Raises: ValueError: it returned something else than a tensor or a dict of tensors.
+    It is called with those of features, mode, params and config that it declares.
+
+    Raises:
+      ValueError: it returned something else.
     """
     available = {"features": features, "mode": mode, "params": params, "config": config}
     takes = inspect.signature(logit_fn).parameters
@@ -148,7 +156,7 @@ def linear_logit_fn_builder(units: int, feature_columns: Any, sparse_combiner: s
 
 
 def summarise(values: tf.Tensor, name: str) -> None:
-    """Write the summaries that tf.estimator wrote of each layer."""
+    """Write the summaries that tf.estimator wrote of a layer's values, of any shape."""
     summaries.scalar(f"{name}/fraction_of_zero_values", tf.math.zero_fraction(values))
     summaries.histogram(f"{name}/activation", values)
 

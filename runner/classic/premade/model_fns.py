@@ -1,4 +1,4 @@
-"""The model functions of the premade estimators: a linear model, a network, both together, and neither."""
+"""The model functions of the premade estimators: linear, network, both, and baseline."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ ModelFn = Callable[..., EstimatorSpec]
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """The differences of tf.estimator and tf.compat.v1.estimator: defaults, and names in checkpoints and events.
+    """The differences between tf.estimator and tf.compat.v1.estimator: defaults, and names in checkpoints and events.
 
     Attributes:
-      signatures: of the constructors, by the names of the classes.
-      optimizer_of: makes an optimizer of what was given, and of a learning rate for one given by name.
-      dnn_rate: that learning rate for a network alone; None: Keras's own.
-      slot_folders: scope of a model -> where its optimizer's state is, below each variable.
-      has_name_scopes: whether names of summaries, of losses, and of what an optimizer keeps besides slots, begin with
-        the scope.
+      signatures: class name -> signature of its constructor.
+      optimizer_of: makes an optimizer from the user's argument, and a learning rate for one given by name.
+      dnn_rate: that learning rate for a network alone; None: Keras's default.
+      slot_folders: scope of a model -> the place of its optimizer's state below each variable.
+      has_name_scopes: names of summaries, losses, and optimizer state other than slots begin with the scope.
     """
 
     signatures: Signatures
@@ -48,7 +47,9 @@ class Family:
     def update(
         self, optimizer: Any, rate: float | None, loss: tf.Tensor, variables: Sequence[Any], *, scope: str, counts: bool
     ) -> Any:
-        """Build the operation of one update. Args: scope: of the model, "" where it has several parts."""
+        """Build the operation of one update from the scalar `loss`; `scope` is the model's, "" if it has several
+        parts.
+        """
         made = self.optimizer_of(optimizer, rate)
         if not self.has_name_scopes:
             return minimize(made, loss, variables, counts=counts)
@@ -60,7 +61,7 @@ class Family:
     def name_losses(
         self, head: Head, loss: tf.Tensor, labels: Any, logits: tf.Tensor, features: Any, scope: str
     ) -> None:
-        """Give the losses of a step of training the names by which hooks ask tf.compat.v1.estimator for them."""
+        """Give the losses of a training step (scalars) the names that hooks of tf.compat.v1.estimator use."""
         if self.has_name_scopes and isinstance(head, HeadOfOne):
             average = head.average_loss(labels, logits, features)
             with _in_head(scope):
@@ -69,10 +70,10 @@ class Family:
 
 
 def _in_head(scope: str) -> contextlib.AbstractContextManager[Any]:
-    return v1.name_scope(f"{scope}/head/" if scope else "head/")  # absolute, as it ends with a slash
+    return v1.name_scope(f"{scope}/head/" if scope else "head/")  # absolute, because it ends with a slash
 
 
-# The documentation of tf.estimator said 0.05 for networks. Version 2 took what Keras has for the name: 0.001.
+# tf.estimator's documentation said 0.05 for networks, but version 2 used Keras' default for the name: 0.001.
 V2 = Family(V2_SIGNATURES, optimizer_of, dnn_rate=None, slot_folders={}, has_name_scopes=False)
 # The folders are what was left of `part_0` where 2.15 cut off the name of the variable, and forgot its scope.
 _SLOT_FOLDERS = {"dnn": "t_0", "linear": "part_0"}
@@ -81,11 +82,11 @@ V1 = Family(V1_SIGNATURES, v1_optimizer_of, dnn_rate=0.05, slot_folders=_SLOT_FO
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """What makes logits, and how that is trained.
+    """A part of a model that makes logits, and how it is trained.
 
     Attributes:
-      rate: learning rate of an optimizer that is given by name; None: Keras's own.
-      is_by_columns: that is at most 1 / sqrt(number of columns).
+      rate: learning rate of an optimizer given by name; None: Keras's default.
+      is_by_columns: the rate is at most 1 / sqrt(number of columns).
     """
 
     made_by: Wide | Deep | Baseline
@@ -164,7 +165,7 @@ def _model_fn(head: Head, parts: Sequence[_Part], family: Family, scope: str = "
 
 @contextlib.contextmanager
 def _trained() -> Any:
-    """Yield a list; at the end of the block it holds the trainable variables that the block asked for."""
+    """Yield a list that contains, at the end of the block, the trainable variables requested in it."""
     before = {id(one) for one in v1.trainable_variables()}
     found: list[Any] = []
     yield found

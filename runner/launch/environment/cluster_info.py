@@ -1,4 +1,4 @@
-"""command=cluster_info: which cluster this process would be part of, and why. Nothing is started."""
+"""command=cluster_info: show which cluster this process would be part of, and why. Starts nothing."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _STARTERS = {
 
 
 def show(config: Config, env: Mapping[str, str], stream: IO[str] | None = None) -> None:
-    """Prints what `runner.distribute.cluster_resolver.detect` finds for `config` in `env`.
+    """Print what `runner.distribute.cluster_resolver.detect` finds for `config` in `env`.
 
-    The last line is the TF_CONFIG that this process's task would get, where it would get one.
+    The last line is the TF_CONFIG of this process's task, if it has one.
 
     Raises:
-      ConfigError: the environment names a cluster that cannot be, or one that the strategy cannot use.
+      ConfigError: the environment describes an impossible cluster, or one that the strategy cannot use.
     """
     stream = stream or sys.stdout
     found = detect(env, config.cluster, config.strategy)
@@ -61,7 +61,7 @@ def _starts(found: Detected, places: Sequence[Cluster]) -> str:
 
 
 def _rows(found: Detected, places: Sequence[Cluster]) -> Iterator[list[str]]:
-    """A row for each task. Those that this run starts listen on ports that are free at the start."""
+    """Yield a row for each task. Tasks that this run starts listen on ports that are free at the start."""
     this = found.cluster
     for role, addresses in this.tasks.items():
         for index, address in enumerate(addresses):

@@ -1,7 +1,7 @@
-"""command=doctor: whether a run can start here, what it would find, and for each problem what to do.
+"""command=doctor: whether a run can start here, what it would find, and how to solve each problem.
 
-Each check returns a `Section`: rows to read and the problems among them. The machine, the environment and the probe of
-TensorFlow are arguments, so that a test can say what there is.
+Each check returns a `Section`: rows to print and the problems among them. Machine, environment and TensorFlow probe are
+arguments, so that tests can choose them.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ VARIABLES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is wrong here.
+    """A problem of this machine or environment.
 
     Attributes:
-      is_fatal: no run can start; else it starts, and is slower or does without something.
+      is_fatal: no run can start; False: runs start, but are slower or lack something.
     """
 
     what: str
@@ -86,7 +86,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Section:
-    """What is known of one subject."""
+    """The findings about one subject."""
 
     title: str
     rows: Sequence[tuple[str, str]]
@@ -95,12 +95,12 @@ class Section:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a process that imported TensorFlow told.
+    """The report of a process that imported TensorFlow.
 
     Attributes:
-      facts: as `runner.task.tensorflow_probe` prints them; None: it came to no end.
-      failure: how it ended then.
-      said: what it wrote to stderr.
+      facts: as `runner.task.tensorflow_probe` prints them; None: it did not finish.
+      failure: how it ended in that case.
+      said: its stderr.
     """
 
     facts: Mapping[str, Any] | None
@@ -111,7 +111,7 @@ class Probe:
 def show(
     config: Config, env: Mapping[str, str], sources: Sequence[tuple[str, str]], stream: IO[str] | None = None
 ) -> bool:
-    """Print what is found, and the problems last. Report whether a run can start here.
+    """Print the findings, then the problems, and report whether a run can start here.
 
     Args:
       sources: (who names it, path) of each place in which Hydra looks for config files.
@@ -126,7 +126,7 @@ def show(
         lambda: check_variables(config, env),
     )
     problems: list[Problem] = []
-    for check in checks:  # one after the other: whoever looks on sees that something happens
+    for check in checks:  # printed one by one, so that the user sees progress
         section = check()
         print_table(section.title, ["", ""], [list(row) for row in section.rows], stream)
         print(file=stream, flush=True)
@@ -147,15 +147,15 @@ def show(
 
 
 def check_python(requirements: Sequence[str] | None = None) -> Section:
-    """Check that Python and what the runner depends on have versions that it was tested with.
+    """Check that Python and the dependencies have supported versions.
 
     Args:
-      requirements: what it depends on; None: as the installed distribution says.
+      requirements: the dependencies; None: those of the installed distribution.
     """
     try:
         about = metadata.metadata("tf-runner")
         supported, listed = about["Requires-Python"] or "", metadata.requires("tf-runner") or []
-    except metadata.PackageNotFoundError:  # a checkout that is on the path and not installed
+    except metadata.PackageNotFoundError:  # a checkout on the path that is not installed
         supported, listed = "", []
     rows = [
         ("runner", f"{runner.__version__} in {Path(runner.__file__).parent}"),
@@ -181,7 +181,7 @@ def check_python(requirements: Sequence[str] | None = None) -> Section:
             problems.append(Problem(f"{needed.name} is not installed", f"pip install '{needed}'", is_fatal=True))
             continue
         if not needed.specifier.contains(found, prereleases=True):
-            # It may work; the tests cannot vouch for it.
+            # It may work, but is not tested.
             problems.append(
                 Problem(f"{needed.name} {found} is installed, not {needed.specifier}", f"pip install '{needed}'")
             )
@@ -192,8 +192,8 @@ def check_python(requirements: Sequence[str] | None = None) -> Section:
 
 
 def run_probe(env: Mapping[str, str], timeout_secs: float = PROBE_SECS) -> Probe:
-    """Ask a process of its own about TensorFlow."""
-    # Level 0: why no GPU was found is information to TensorFlow.
+    """Run the TensorFlow probe in a separate process."""
+    # Level 0, because TensorFlow logs the reason for a missing GPU as INFO.
     given = {**env, "TF_CPP_MIN_LOG_LEVEL": "0"}
     command = [sys.executable, "-m", "runner.task.tensorflow_probe"]
     try:
@@ -206,7 +206,7 @@ def run_probe(env: Mapping[str, str], timeout_secs: float = PROBE_SECS) -> Probe
 
 
 def _run_probe_shown(env: Mapping[str, str]) -> Probe:
-    """Run the probe, with a live line on a terminal meanwhile: it takes seconds."""
+    """Run the probe, which takes seconds, with a live line on a terminal."""
     if shows_live("auto", sys.stderr):
         START_STATUS.show("importing TensorFlow")
     try:
@@ -216,10 +216,10 @@ def _run_probe_shown(env: Mapping[str, str]) -> Probe:
 
 
 def check_tensorflow(probe: Probe, env: Mapping[str, str], dev: Path = Path("/dev")) -> Section:
-    """Check that TensorFlow can be imported and computes on each device; say why there is no GPU.
+    """Check that TensorFlow can be imported and computes on each device; report why there is no GPU.
 
     Args:
-      dev: the folder in which the system has a file for each NVIDIA GPU.
+      dev: the folder with the system's file for each NVIDIA GPU.
     """
     title = "tensorflow"
     if probe.facts is None:
@@ -255,7 +255,7 @@ def check_tensorflow(probe: Probe, env: Mapping[str, str], dev: Path = Path("/de
 
 
 def _mend_import(probe: Probe, env: Mapping[str, str]) -> str:
-    """Return what to do about a TensorFlow that cannot be used."""
+    """Return the remedy for a TensorFlow that cannot be used."""
     if "XLA_FLAGS" in probe.said and "XLA_FLAGS" in env:
         return "unset XLA_FLAGS, or correct it"
     if env.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
@@ -268,7 +268,7 @@ def _mend_import(probe: Probe, env: Mapping[str, str]) -> str:
 
 
 def _why_no_gpu(probe: Probe, env: Mapping[str, str], dev: Path) -> tuple[str, Problem | None]:
-    """Return why TensorFlow sees no GPU, and the problem that this is where the machine has one."""
+    """Return why TensorFlow sees no GPU, and the problem if the machine has one."""
     assert probe.facts is not None
     found = sorted(path.name for path in dev.glob("nvidia[0-9]*"))
     if not found and not (dev / "nvidiactl").exists():
@@ -297,10 +297,10 @@ def check_machine(
     cores: tuple[int, float | None] | None = None,
     free: Mapping[Path, int] | None = None,
 ) -> Section:
-    """Check that there is memory and disk for a run that is started in `folder`.
+    """Check that memory and disk suffice for a run started in `folder`.
 
     Args:
-      memory, cores, free: those of this machine where they are None; `free` has the bytes by folder.
+      memory, cores, free: those of this machine if None; `free` has bytes by folder.
     """
     memory, (count, granted) = memory or resources.find_memory(), cores or resources.find_cores()
     if free is None:
@@ -333,7 +333,7 @@ def check_machine(
 
 
 def check_tracking(config: Config, env: Mapping[str, str], folder: Path) -> Section:
-    """Check that runs which start in `folder` can be recorded where the config says."""
+    """Check that runs started in `folder` can be recorded as the config says."""
     names = ", ".join(backend.name for backend in config.tracking.backends) or "none"
     rows = [("tracking.backend", names)]
     if not config.tracking.has_mlflow:
@@ -383,11 +383,11 @@ def _reach(uri: str, shown: str) -> tuple[str, Problem | None]:
 
 
 def _health(uri: str) -> urllib.request.Request:
-    """Return the request that asks a server of MLflow whether it is well."""
+    """Return the health request to an MLflow server."""
     parts = urllib.parse.urlsplit(uri)
     user, _, host = parts.netloc.rpartition("@")
     url = urllib.parse.urlunsplit((parts.scheme, host, f"{parts.path.rstrip('/')}/health", parts.query, ""))
-    # urllib takes a user in the URL for a part of the host.
+    # urllib treats user:password@ in a URL as part of the host.
     word = base64.b64encode(urllib.parse.unquote(user).encode()).decode()
     return urllib.request.Request(url, headers={"Authorization": f"Basic {word}"} if user else {})
 
@@ -419,7 +419,7 @@ def _reach_sqlite(path: Path) -> tuple[str, Problem | None]:
 
 
 def check_config(sources: Sequence[tuple[str, str]]) -> Section:
-    """Tell where config files are looked for, and which of the user's add to ours or take their place."""
+    """Show where config files are looked for, and which of the user's files add to or replace the runner's."""
     ours = Path(runner.__file__).parent / "conf" if conf_path().startswith("pkg://") else Path(conf_path())
     rows = []
     for provider, path in sources:
@@ -440,7 +440,7 @@ def check_config(sources: Sequence[tuple[str, str]]) -> Section:
 
 
 def check_variables(config: Config, env: Mapping[str, str]) -> Section:
-    """Tell which variables are set that change how a run behaves, and refuse those with which none can start."""
+    """Show environment variables that change how a run behaves, and report those with which none can start."""
     rows = [
         (name, f"{masked_value(name, _short(env[name]))}  ({meaning})")
         for name, meaning in VARIABLES.items()

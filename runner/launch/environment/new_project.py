@@ -1,4 +1,4 @@
-"""command=new: a first project in a folder of its own, which trains and passes its test as it stands."""
+"""command=new: write a first project, which trains and passes its test as it is."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PURPOSES = {
 
 
 def template_folder() -> Path:
-    """Return where the template is: inside the package in an installed wheel, beside it in a checkout."""
+    """Return the folder of the template: inside the package in a wheel, beside it in a checkout."""
     package = Path(runner.__file__).parent
     installed = package / "project_template"
     return installed if installed.is_dir() else package.parent / "project_template"
@@ -45,36 +45,33 @@ def project_files() -> Iterator[tuple[str, str]]:
 
 
 def write_project(folder: Path) -> list[str]:
-    """Write a new project into `folder`, which is made. Return the paths of its files in it.
+    """Write a new project into the new folder `folder`, and return the paths of its files relative to it.
 
     Raises:
-      ConfigError: it is a file, holds something, or cannot be written.
+      ConfigError: the folder is a file, is not empty, or cannot be written.
     """
     shown = f"new.path={folder}"
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{shown} is a file. Give a folder that does not exist yet, or an empty one.")
+        raise ConfigError(f"{shown} is a file. Choose a new or empty folder.")
     try:
         if folder.is_dir() and (held := sorted(path.name for path in folder.iterdir())):
             names = ", ".join(held[:3]) + (", ..." if len(held) > 3 else "")
-            raise ConfigError(
-                f"{shown} is not empty ({names}), and nothing in it is overwritten. "
-                "Give a folder that does not exist yet, or an empty one."
-            )
+            raise ConfigError(f"{shown} is not empty ({names}). Choose a new or empty folder.")
         written = []
         for name, text in project_files():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / name, text.replace("{name}", folder.resolve().name))
             written.append(name)
     except OSError as error:
-        raise ConfigError(f"{shown} cannot be written: {error}. Give another folder.") from error
+        raise ConfigError(f"{shown} cannot be written: {error}. Choose another folder.") from error
     return written
 
 
 def show(path: Path, stream: IO[str] | None = None) -> None:
-    """Write a new project and print its files, and what to type next.
+    """Write a new project, and print its files and the next commands.
 
     Raises:
-      ConfigError: as `write_project`.
+      ConfigError: as in `write_project`.
     """
     stream = stream or sys.stdout
     written = write_project(path)

@@ -1,4 +1,4 @@
-"""What `tracking.backend` names, made."""
+"""Build the trackers of `tracking.backend`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from runner.tracking.tracker import Tracker
 def build_trackers(
     settings: TrackingConfig, model_dir: Path, name: str, env: Mapping[str, str], cwd: Path
 ) -> dict[str, Tracker]:
-    """Return a tracker for each of `settings.backends`, by its name. Starts and creates nothing yet.
+    """Return name -> tracker for each of `settings.backends`. Starts and creates nothing yet.
 
     Args:
-      name: of the run.
-      env: of the process of a user's class; MLflow's variables are read from it.
+      name: name of the run.
+      env: environment of the process of a user's class; MLflow's variables are read from it.
     """
     found: dict[str, Tracker] = {}
     for backend in settings.backends:

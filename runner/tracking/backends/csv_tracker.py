@@ -1,10 +1,10 @@
-"""The record of a run as CSV files in `model_dir/tracking`: one line of pandas reads each of them.
+"""The record of a run as CSV files in `model_dir/tracking`, each read by one line of pandas.
 
     pd.read_csv("outputs/mine/tracking/metrics.csv", index_col="step")
 
-A row is a global step and a column a metric; what was not measured at a step is empty. New steps are appended. A value
-for a step that is there already (an evaluation after training took the step) goes into its row: the file is replaced,
-never half written.
+A row is a global step, a column a metric; values not measured at a step are empty. New steps are appended. A value for
+an existing step (an evaluation after training took the step) is added to its row: the file is replaced, never half
+written.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LAST_BYTES = 1 << 20
 class CsvTracker(Tracker):
     """Records in `model_dir/tracking`. Files and models of the run are in model_dir anyway.
 
-    Where the files of an earlier start are gone, they are made anew, with all that the journals hold.
+    If the files of an earlier start are missing, they are written again from the journals.
     """
 
     def __init__(self, model_dir: Path) -> None:
@@ -127,7 +127,7 @@ def _text(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _mend(path: Path) -> int:
-    """Cut a last line that a crash has left half written. Return the step of the last row; -1: there is none."""
+    """Cut off a last line that a crash left half written. Return the step of the last row; -1: there is none."""
     with open(path, "r+b") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _LAST_BYTES))

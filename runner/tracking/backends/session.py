@@ -1,7 +1,7 @@
-"""What an Estimator does in a script, recorded as on the command line: `RunConfig(tracking=...)`.
+"""`RunConfig(tracking=...)`: record what an Estimator does in a script, as on the command line.
 
-The script's process writes the journal, as a task does. A process beside it ships it (`session_process`): one for all
-Estimators of the script, which nobody waits for before the script ends.
+The script's process writes the journal, like a task. A second process ships it (`session_process`), one for all
+Estimators of the script; only the end of the script waits for it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LAST_SECS = 60.0
 
 
 class ShippingProcess:
-    """The process that ships what Estimators of this one note."""
+    """The process that ships the notes of this process's Estimators."""
 
     def __init__(self) -> None:
         # Its modules are found where ours are: a script has the folder that it lies in on its path.
@@ -44,7 +44,7 @@ class ShippingProcess:
         atexit.register(self.close)
 
     def send(self, **message: Any) -> None:
-        """Tell it something, and never wait for what it does: it reads at any time."""
+        """Send it a message without waiting for its work: it reads at any time."""
         assert self._child.stdin is not None
         try:
             self._child.stdin.write(json.dumps(message, default=str).encode() + b"\n")
@@ -79,7 +79,7 @@ def _shipping_process(pid: int) -> ShippingProcess:
 
 
 def wait_until_recorded() -> None:
-    """Return when all that was noted is recorded, as a script does when it ends."""
+    """Return when everything is recorded, as at the end of a script."""
     if _shipping_process.cache_info().currsize:
         _shipping_process(os.getpid()).close()
 
@@ -96,11 +96,11 @@ class ScriptRecord(NullRecord):
     """The record of one Estimator.
 
     Attributes:
-      params: dotted name -> value, as MLflow is to have them; secrets are masked here.
-      tags: beside those that say where the run came from.
-      model_name: of what is exported.
-      role: of this process: the chief's journals are shipped; an evaluator has its own shipped when it has ended, as
-        only one process at a time ships those of a folder; others only write theirs.
+      params: dotted name -> value, for MLflow; secrets are masked here.
+      tags: tags beside those about where the run came from.
+      model_name: name of exported models.
+      role: role of this process. The chief's journals are shipped. An evaluator's are shipped when it has ended,
+        because only one process at a time may ship those of a folder; others only write theirs.
     """
 
     settings: TrackingConfig
@@ -114,11 +114,12 @@ class ScriptRecord(NullRecord):
 
     @contextlib.contextmanager
     def recording(self, command: str, *, trains: bool, **settings: Any) -> Iterator[None]:
-        """Record what is done while it is entered as one run of `command`. One within another is a part of that.
+        """Record what happens inside this context as one run of `command`. A context inside another belongs to the
+        outer run.
 
         Args:
           trains: False: it reads the run, whose params and tags stay.
-          settings: more params, by dotted names; those of None are not given.
+          settings: further params, by dotted names; None values are left out.
         """
         self._depth += 1
         if self._depth > 1:

@@ -1,8 +1,8 @@
-"""The process that ships what a script's Estimators note: begins and ends runs as it is told on its standard input.
+"""The process that ships the notes of a script's Estimators; it begins and ends runs as its standard input says.
 
     python -m runner.tracking.backends.session_process
 
-It ends with its input, or with an empty message. A run that nobody has ended by then is one whose script was killed.
+It ends with its input, or with an empty message. A run that was not ended by then belongs to a killed script.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Session:
     """One run of an Estimator.
 
     Args:
-      told: what began it, as `session.ScriptRecord` says it.
+      told: the message that began it, from `session.ScriptRecord`.
 
     Raises:
       ConfigError: another process runs in the folder.
@@ -71,10 +71,10 @@ class Session:
         self._shippers.start()
 
     def end(self, status: str, until: float) -> dict[str, str]:
-        """Ship what is left and close the run. Return where a person looks at it, by the names of the trackers.
+        """Ship the rest and close the run. Return tracker name -> the address at which the user finds it.
 
         Args:
-          until: when it ended, in seconds since the epoch: the script may be at its next run by now.
+          until: when it ended, in seconds since the epoch: the script may already be at its next run.
         """
 
         def noted(event: str) -> list[dict[str, Any]]:
@@ -108,7 +108,7 @@ def _alone_in(model_dir: Path) -> Any:
 
 
 def main() -> None:
-    """Do what comes in on standard input, one after the other, until it ends."""
+    """Handle the messages on standard input one by one, until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_saying()
     told: queue.SimpleQueue[str | None] = queue.SimpleQueue()

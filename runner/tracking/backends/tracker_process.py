@@ -1,4 +1,4 @@
-"""The process of a user's class that records a run: does what `user_tracker` asks for, until that lets it go.
+"""The process of a user's tracker class: calls its methods as `user_tracker` asks.
 
 python -m runner.tracking.backends.tracker_process
 """
@@ -35,7 +35,7 @@ _NEEDED = ("start", "log_points", "end")
 
 
 def main() -> None:
-    """Make the object, then call its methods, one a line."""
+    """Make the object, then call its methods, one per input line."""
     user_code.add_to_path(Path.cwd())
     connection = socket.socket(fileno=int(os.environ.pop(SOCKET)))
     connection.set_inheritable(False)
@@ -65,12 +65,12 @@ def _build(name: str, params: Mapping[str, Any]) -> Any:
     tracker = user_code.load("tracking.backend", name, "Tracker")(**params)
     missing = [one for one in _NEEDED if not callable(getattr(tracker, one, None))]
     if missing:
-        raise TypeError(f"a {type(tracker).__name__} has no {', '.join(missing)}, which a tracker needs")
+        raise TypeError(f"a {type(tracker).__name__} lacks {', '.join(missing)}, which a tracker needs")
     return tracker
 
 
 def _told(method: str, error: BaseException) -> str:
-    """Return what a class raised in one line, with the user's own lines of code, the innermost first."""
+    """Return an error of the class in one line, with the user's own lines of code, innermost first."""
     if os.environ.get(FULL_ERROR) == "1":
         traceback.print_exception(error)
     frames = [Frame(one.filename, one.lineno or 0, one.name) for one in traceback.extract_tb(error.__traceback__)]

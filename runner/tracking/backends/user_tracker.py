@@ -1,7 +1,7 @@
-"""A run's record in a class of the user's, which lives in a process of its own.
+"""Record a run in a user's class, which runs in a separate process.
 
-The class may crash, hang, print or call sys.exit: it is never imported here. Calls and answers are JSON lines on a
-socket; `tracker_process` is the other end.
+The class may crash, hang, print or call sys.exit, because it is never imported here. Calls and answers are JSON lines
+on a socket; `tracker_process` is the other end.
 """
 
 from __future__ import annotations
@@ -34,30 +34,32 @@ GRACE_SECS = 5.0
 
 @runtime_checkable
 class RunTracker(Protocol):
-    """A class of yours that records runs: `tracking.backend=my_pkg.trackers.Mine`.
+    """The interface of a user's class that records runs: `tracking.backend=my_pkg.trackers.Mine`.
 
-    It is made in a process of its own, called with its `params` by name, and its methods are called there, one at a
-    time. What a method raises is said with your line and tried again, training goes on. Beside these it may have
-    `set_tags(tags)`, `log_file(path, folder)`, `log_image(name, path, step, time)`, `log_input(dataset)`,
-    `log_model(model)` and `address()`, as `runner.tracking.tracker.Tracker` has them.
+    It is made in a separate process with its `params` as keyword arguments, and its methods are called there, one at a
+    time. If a method raises an error, it is reported with your line and the call is repeated later; training continues.
+    The class may also have `set_tags(tags)`, `log_file(path, folder)`, `log_image(name, path, step, time)`,
+    `log_input(dataset)`, `log_model(model)` and `address()`, as in `runner.tracking.tracker.Tracker`.
     """
 
     def start(self, run_id: str | None, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str | None:
-        """Begin a run, or go on with one.
+        """Begin a run, or continue one.
 
         Args:
           run_id: what `start` returned when the run was new; None: it is new.
-          params, tags: of a command that only reads the run (evaluate, predict, export) there are none.
+          name: name of the run.
+          params, tags: empty for a command that only reads the run (evaluate, predict, export).
 
-        Returns: what identifies the run at its next start; None: any text does.
+        Returns:
+          An id that identifies the run at its next start; None: any text.
         """
         ...
 
     def log_points(self, points: Sequence[Point]) -> None:
         """Record metrics, each a `Point(name, value, step, time)`, in order.
 
-        Each point comes once. Only when this process or the one that calls it is killed between a call and its note in
-        run.json do the points of that call come again, equal to those before.
+        Each point comes once. Only if this process or its caller is killed between a call and its note in run.json do
+        the points of that call come again, with equal values.
         """
         ...
 
@@ -67,12 +69,12 @@ class RunTracker(Protocol):
 
 
 class UserTracker(Tracker):
-    """The supervisor's end of a class of the user's.
+    """The supervisor's end of a user's class.
 
     Args:
-      backend: the class, and the params that it is called with.
-      name: of the run, for a command that only reads it.
-      env: of the process.
+      backend: the class and its params.
+      name: name of the run, for a command that only reads it.
+      env: environment of the process.
     """
 
     def __init__(self, backend: TrackingBackend, name: str, env: Mapping[str, str]) -> None:
@@ -141,7 +143,11 @@ class UserTracker(Tracker):
             self._close_socket()
 
     def _call(self, method: str, *args: Any) -> Any:
-        """Call a method of the class, where it has it. Raises: TrackerError: it failed, or its process did."""
+        """Call a method of the class if it has it.
+
+        Raises:
+          TrackerError: the method or its process failed.
+        """
         if self._process is None:
             self._begin()
             if self._started is not None:
@@ -149,11 +155,11 @@ class UserTracker(Tracker):
         return self._ask(method, *args) if method in self._methods else None
 
     def _begin(self) -> None:
-        """Start the process and have it make the object, where that has not been done."""
+        """Start the process and make the object there, unless that was done."""
         if self._process is not None:
             return
         if self._deaths >= MAX_DEATHS or self._is_closed:
-            raise TrackerError(f"its process has ended {self._deaths} times, and is not started again")
+            raise TrackerError(f"its process has ended {self._deaths} times and is not restarted")
         ours, theirs = socket.socketpair()
 
         def spawn(argv: Sequence[str], env: Mapping[str, str], descriptors: Descriptors) -> subprocess.Popen[bytes]:
@@ -198,7 +204,7 @@ class UserTracker(Tracker):
         return value
 
     def _let_go(self) -> int:
-        """End the process. Return its exit code."""
+        """End the process and return its exit code."""
         self._deaths += 1
         process, self._process = self._process, None
         self._close_socket()
