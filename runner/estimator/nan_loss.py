@@ -60,6 +60,11 @@ class NanPolicy:
         """Report whether a loop has one step: to skip the bad batch alone, its loop must not have gone on itself."""
         return self._policy == "rollback" and self._setup.program.has_local_losses
 
+    @property
+    def needs_place(self) -> bool:
+        """Report whether the input must stand behind the bad batch then: training goes on, or a checkpoint is saved."""
+        return self._policy == "rollback" or self._setup.overrides.stop_at_nan is False
+
     def accepts(self, losses: np.ndarray) -> bool:
         """Report whether training goes on after these losses."""
         return self._policy == "ignore" or bool(np.isfinite(losses).all())
