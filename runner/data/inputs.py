@@ -158,6 +158,15 @@ class InputPipeline:
         return isinstance(self.dataset, tf.data.Dataset) and self.prefetch is None
 
     @property
+    def may_read_ahead(self) -> bool:
+        """Report whether several batches may be read before the step on the first of them, with the same numbers.
+
+        Not where a batch may depend on that step, as of a Python function, or somebody else would get it.
+        """
+        is_alone = self.service is None and not self.division.ends_together and self.division.elements_per_step == 1
+        return is_alone and self.is_timeable and not datasets.may_change_meanwhile(self.dataset)
+
+    @property
     def element_spec(self) -> Any:
         """The spec of an element of `given`. If each worker reads its own data, it is the same at any number of
         workers.

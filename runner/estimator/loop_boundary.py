@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable
 
 from runner.distribute.collectives import Collectives
 
 # Long enough that Python's overhead per loop is small, short enough to answer signals and clocks soon.
 _LOOP_SECS = 1.0
 _GROWTH = 10
+
+_GROUPED_STEP_SECS = 0.0005
+_GROUPED_LOOP_STEPS = 500
+_GROUPED_STEPS = 10_000
 
 
 class LoopLength:
@@ -17,10 +23,14 @@ class LoopLength:
     Args:
       fixed: the number of steps; None: automatic.
       secs: target duration of a loop in seconds.
+
+    Attributes:
+      secs_per_step: duration of a step of the last loop; infinite before the first loop.
     """
 
     def __init__(self, fixed: int | None, secs: float = _LOOP_SECS) -> None:
         self._fixed, self._secs = fixed, secs
+        self.secs_per_step = math.inf
         self._steps = fixed or 1
 
     def next(self, limit: float) -> int:
@@ -28,9 +38,39 @@ class LoopLength:
         return int(min(self._steps, limit))
 
     def took(self, num_steps: int, secs: float) -> None:
+        if num_steps:
+            self.secs_per_step = secs / num_steps
         if self._fixed is None and num_steps:
             fitting = max(1, int(self._secs * num_steps / max(secs, 1e-9)))
             self._steps = min(fitting, self._steps * _GROWTH)
+
+
+class Grouping:
+    """Decides which loops fetch their batches in groups (`GroupedLoop`): long ones of short steps.
+
+    That saves a step some 15 us. A first loop of them takes 0.1 to 0.3 s to build, so it waits for a run in which that
+    many steps are to come.
+
+    Args:
+      is_possible: whether model and input allow it; asked once, when the first loop is due.
+    """
+
+    def __init__(self, is_possible: Callable[[], bool]) -> None:
+        self._ask = is_possible
+        self._is_possible: bool | None = None
+
+    def is_due(self, num_steps: int, secs_per_step: float, remaining: float) -> bool:
+        """Report whether a loop of `num_steps` is one over groups.
+
+        Args:
+          secs_per_step: as far as is known.
+          remaining: steps to the end of the run, if nobody ends it before.
+        """
+        if num_steps < _GROUPED_LOOP_STEPS or secs_per_step > _GROUPED_STEP_SECS:
+            return False
+        if self._is_possible is None and remaining >= _GROUPED_STEPS:
+            self._is_possible = self._ask()
+        return bool(self._is_possible)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,6 +63,11 @@ class NanPolicy:
         """
         return self._policy == "rollback" and self._setup.program.has_local_losses
 
+    @property
+    def needs_place(self) -> bool:
+        """Report whether the input must stand behind the bad batch then: training goes on, or a checkpoint is saved."""
+        return self._policy == "rollback" or self._setup.overrides.stop_at_nan is False
+
     def accepts(self, losses: np.ndarray) -> bool:
         """Report whether training continues after these losses, floats `[steps]`."""
         return self._policy == "ignore" or bool(np.isfinite(losses).all())

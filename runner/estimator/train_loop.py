@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from runner.data.batch_groups import are_small
 from runner.data.wait_timer import SAMPLE_SECS, WaitTimer
 from runner.estimator.checkpointing import RunCheckpoints
 from runner.estimator.context import EstimatorContext
-from runner.estimator.loop_boundary import Boundary, LoopLength
+from runner.estimator.loop_boundary import Boundary, Grouping, LoopLength
 from runner.estimator.nan_loss import NanPolicy
 from runner.estimator.train_log import TrainLog
 from runner.estimator.train_setup import TrainSetup
@@ -72,6 +73,8 @@ class TrainingRun:
         is_timed = context.is_chief and setup.input.pipeline.is_timeable and setup.program.loops_in_graph
         self._wait = WaitTimer() if is_timed else None
         self._iterator: Any = setup.input.iterator
+        self._grouping = Grouping(self._can_group)
+        self._is_grouped = False  # the loop that is taken now
 
     @property
     def global_step(self) -> int:
@@ -241,6 +244,9 @@ class TrainingRun:
         self._iterator = self._setup.input.iterator
         if self._wait is not None and is_sampled:
             self._iterator = self._wait.timed(self._iterator)
+        self._is_grouped = not (is_sampled or self._records_in_loops) and self._grouping.is_due(
+            num_steps, self._length.secs_per_step, min(self._target - self._step, self._setup.input.remaining)
+        )
         first, started = self._step + 1, time.perf_counter()
         before = self._step
         self._setup.model.values_of = None
@@ -299,9 +305,22 @@ class TrainingRun:
             self._step = self._setup.model.store.global_step
         return result
 
+    def _can_group(self) -> bool:
+        """Report whether loops may read batches in groups; build such a loop, which is no time of the first one."""
+        program, pipeline = self._setup.program, self._setup.input.pipeline
+        rows = self.examples * self._advance / max(1, self._step - self._first_step)
+        is_possible = program.can_group and are_small(pipeline.element_spec, rows) and pipeline.may_read_ahead
+        if is_possible and not self._nan.needs_place:
+            program.grouped_loop.prepare(self._setup.input.iterator)
+            return True
+        return False
+
     def _loop(self, request: StepRequest, num_steps: int, *, summaries: bool) -> LoopResult:
         program, train_input = self._setup.program, self._setup.input
-        loop, may_end = program.loop(request, summaries=summaries), train_input.may_end_within(num_steps)
+        may_end = train_input.may_end_within(num_steps)
+        if self._is_grouped and not (request or summaries):
+            return self._taken(program.grouped_loop(self._iterator, num_steps, may_end=may_end))
+        loop = program.loop(request, summaries=summaries)
         return self._taken(loop(self._iterator, num_steps, may_end=may_end, values=request.values))
 
     def _take_batch(self, request: StepRequest) -> Sequence[Any]:

@@ -50,6 +50,11 @@ class TrainInput:
     def num_steps_read(self) -> int:
         return self.position.elements // self.pipeline.division.elements_per_step
 
+    @property
+    def remaining(self) -> float:
+        """The steps to the end of the data; infinite where nobody knows it."""
+        return math.inf if self.remaining_steps is None else self.remaining_steps
+
     def may_end_within(self, num_steps: int) -> bool:
         return self.remaining_steps is None or self.remaining_steps < num_steps
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner.data.inputs import InputPipeline
+from runner.data.inputs import InputPipeline, step_device
 from runner.data.replica_batches import ReplicaBatch
 from runner.distribute.collectives import collectives_of
 from runner.distribute.reductions import spans_processes
@@ -26,7 +26,7 @@ from runner.programs.learning_rate import RatesOfUpdates
 from runner.programs.mixed_precision import LossScale
 from runner.programs.optimizer_step import Update, advance, apply_update, gradients_of, objective, sum_over_replicas
 from runner.programs.program import ModelToTrace, Program, TracedReplica, replica_inputs, split_fetches, step_inputs
-from runner.programs.train_loop import Loop, RecordingLoop, Step
+from runner.programs.train_loop import GroupedLoop, Loop, RecordingLoop, Step
 from runner.programs.train_scalars import Fetched, ReplicaScalars, StepScalars, replica_scalars
 from runner.tf_private.summaries import Collector, SummaryImage, SummaryScalar, collecting, summaries_noted
 from runner.tracing import xla
@@ -216,6 +216,23 @@ class TrainProgram(Program):
             specs = [tf.TensorSpec([], tf.float32), *(tf.TensorSpec(one.shape, one.dtype) for one in tensors)]
             self._loops[key] = Loop(Step(take, specs), self._pipeline, stop_at_nan=False, meets_others=False)
         return self._loops[key]
+
+    @property
+    def can_group(self) -> bool:
+        """Report whether loops may fetch their batches in groups, by `grouped_loop`: one replica, on a CPU.
+
+        Not where a kernel draws random numbers: each loop has kernels of its own, which draw from the beginning. Nor
+        with XLA, whose compilation of one more loop takes longer than it saves.
+        """
+        is_one = self.loops_in_graph and self._store.num_replicas == 1
+        is_on_cpu = "CPU" in step_device(self._config.train_distribute)
+        return is_one and is_on_cpu and not self._config.jit and not self.trace.kernel_random_ops()
+
+    @functools.cached_property
+    def grouped_loop(self) -> GroupedLoop:
+        """The loop over steps with no summaries whose batches are fetched in groups, where `can_group`."""
+        step = self._step(_NOTHING, summaries=False)
+        return GroupedLoop(step, self._pipeline, stop_at_nan=self._stop_at_nan)
 
     @functools.cached_property
     def recording_loop(self) -> RecordingLoop:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from runner.data.batch_groups import BatchGroups
 from runner.data.inputs import InputPipeline
 from runner.data.replica_batches import ReplicaBatch
 from runner.tf_private import graphs
@@ -100,15 +101,10 @@ class Loop:
         self._bounded.get_concrete_function(iterator, tf.TensorSpec([], tf.int32), ())
 
     def _run(self, iterator: Any, num_steps: tf.Tensor, values: Sequence[tf.Tensor], *, ends: bool) -> dict[str, Any]:
-        arrays = _arrays(self._step.specs, num_steps)
-
-        def write(arrays: Sequence[Any], taken: tf.Tensor, outputs: Sequence[tf.Tensor]) -> list[Any]:
-            return [array.write(taken, value) for array, value in zip(arrays, outputs, strict=True)]
-
         taken, examples, ended, _, *arrays = tf.while_loop(
             functools.partial(_running, num_steps),
-            self._body(self._step, iterator, values, write, ends=ends),
-            (*_start(), *arrays),
+            self._body(self._step, iterator, values, _written, ends=ends),
+            (*_start(), *_arrays(self._step.specs, num_steps)),
             parallel_iterations=self._parallel_iterations,
         )
         stacked = [_stacked(array, spec, taken) for array, spec in zip(arrays, self._step.specs, strict=True)]
@@ -188,18 +184,15 @@ class RecordingLoop(Loop):
         arrays = _arrays(self._step.specs, num_steps) + _arrays(self._recorded.specs[num_shared:], count)
         is_running = functools.partial(_running, num_steps)
 
-        def write(arrays: Sequence[Any], taken: tf.Tensor, outputs: Sequence[tf.Tensor]) -> list[Any]:
-            return [array.write(taken, value) for array, value in zip(arrays, outputs, strict=True)]
-
         def body(due: tf.Tensor, number: tf.Tensor, *state: Any) -> Any:
             def write_recorded(arrays: Sequence[Any], taken: tf.Tensor, outputs: Sequence[tf.Tensor]) -> list[Any]:
-                others = write(arrays[num_shared:], number, outputs[num_shared:])
-                return [*write(arrays[:num_shared], taken, outputs[:num_shared]), *others]
+                others = _written(arrays[num_shared:], number, outputs[num_shared:])
+                return [*_written(arrays[:num_shared], taken, outputs[:num_shared]), *others]
 
             plain, others = state[: 4 + num_shared], state[4 + num_shared :]
             plain = tf.while_loop(
                 lambda taken, *rest: is_running(taken, *rest) & (taken < due),
-                self._body(self._step, iterator, (), write, ends=ends),
+                self._body(self._step, iterator, (), _written, ends=ends),
                 plain,
                 parallel_iterations=self._parallel_iterations,
             )
@@ -216,8 +209,66 @@ class RecordingLoop(Loop):
         return {"taken": taken, "examples": examples, "ended": ended, "stacked": [array.stack() for array in arrays]}
 
 
+class GroupedLoop(Loop):
+    """A loop whose batches come in groups, for steps that take less than the wait for a batch: see `BatchGroups`.
+
+    Its steps are those of Loop, and so is its end: it reads no batch that it takes no step on. There are two
+    exceptions, in both of which the run fails: batches after the first loss that is not finite may have been read; and
+    of a group in which a batch cannot be read, no step is taken.
+
+    It is for one replica of one process, whose data does not depend on what is done between two steps.
+    """
+
+    def __init__(self, step: Step, pipeline: InputPipeline, *, stop_at_nan: bool) -> None:
+        super().__init__(step, pipeline, stop_at_nan=stop_at_nan, meets_others=False)
+
+    def __call__(self, iterator: Any, num_steps: int, *, may_end: bool, values: Sequence[tf.Tensor] = ()) -> LoopResult:
+        """Take up to `num_steps` steps, as Loop does."""
+        result = super().__call__(iterator, num_steps, may_end=True, values=values)  # the same graph either way
+        if result.data_ended and not may_end:
+            raise tf.errors.OutOfRangeError(None, None, "End of sequence")
+        return result
+
+    def prepare(self, iterator: Any) -> None:
+        """Trace the loop and have TensorFlow optimise it. No step is taken, and nothing read."""
+        self(iterator, 0, may_end=True)
+
+    def _run(self, iterator: Any, num_steps: tf.Tensor, values: Sequence[tf.Tensor], *, ends: bool) -> dict[str, Any]:
+        groups = BatchGroups(iterator, num_steps)
+
+        def body(first: tf.Tensor, examples: tf.Tensor, ended: tf.Tensor, fine: tf.Tensor, *arrays: Any) -> Any:
+            group = groups.get_next()
+            last = first + group.count
+
+            def step(taken: tf.Tensor, examples: tf.Tensor, fine: tf.Tensor, *arrays: Any) -> Any:
+                take = self._body(self._step, iter([group.element(taken - first)]), values, _written, ends=False)
+                taken, examples, _, fine, *arrays = take(taken, examples, ended, fine, *arrays)
+                return (taken, examples, fine, *arrays)
+
+            taken, examples, fine, *arrays = tf.while_loop(
+                lambda taken, examples, fine, *_: (taken < last) & fine,
+                step,
+                (first, examples, fine, *arrays),
+                parallel_iterations=self._parallel_iterations,
+            )
+            return (taken, examples, group.is_last & fine, fine, *arrays)
+
+        taken, examples, ended, _, *arrays = tf.while_loop(
+            functools.partial(_running, num_steps),
+            body,
+            (*_start(), *_arrays(self._step.specs, num_steps)),
+            parallel_iterations=1,
+        )
+        stacked = [_stacked(array, spec, taken) for array, spec in zip(arrays, self._step.specs, strict=True)]
+        return {"taken": taken, "examples": examples, "ended": ended, "stacked": stacked}
+
+
 def _arrays(specs: Sequence[tf.TensorSpec], size: tf.Tensor) -> tuple[tf.TensorArray, ...]:
     return tuple(tf.TensorArray(spec.dtype, size, element_shape=spec.shape) for spec in specs)
+
+
+def _written(arrays: Sequence[Any], taken: tf.Tensor, outputs: Sequence[tf.Tensor]) -> list[Any]:
+    return [array.write(taken, value) for array, value in zip(arrays, outputs, strict=True)]
 
 
 def _stacked(array: tf.TensorArray, spec: tf.TensorSpec, taken: tf.Tensor) -> tf.Tensor:

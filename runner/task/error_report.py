@@ -29,6 +29,10 @@ NO_DEBUGGER = (
 )
 
 
+# The function by which a group of batches is read (runner/data/batch_groups.py): none of the user's.
+_OF_GROUPS = r"Error in user-defined function passed to \S+ transformation with iterator: \S+::Concatenate\[\d\]::Map: "
+
+
 class Explained(NamedTuple):
     """An error in words for the user.
 
@@ -125,6 +129,7 @@ def _of_operation(said: str, kind: str, calling: Sequence[Frame]) -> Explained:
     text = re.sub(r"\{\{function_node [^}]*\}\} ?|<stack traces unavailable>\n", "", text).partition("\n\t [[")[0]
     text, _, of_python = text.partition("Traceback (most recent call last):")  # if a Python function failed
     text = re.sub(r" ?\[Op:\w+\].*\Z", "", FRAME.sub("", text), flags=re.DOTALL)
+    text = re.sub(_OF_GROUPS, "", text, count=1)
     text = re.sub(r"Error in user-defined function passed to (\w+?)(Dataset)?:\d+ transformation with iterator: \S+ ",
                   r"in Dataset.\1: ", text)  # fmt: skip
     text = " ".join(text.split())

@@ -165,18 +165,37 @@ def timed(iterator: tf.data.Iterator, secs: tf.Variable) -> tf.data.Dataset:
         with tf.control_dependencies([secs.assign_add(took, read_value=False)]):
             return [tf.identity(tensor) for tensor in element]
 
-    function = pull.get_concrete_function()
-    variant = tf.raw_ops.MapDataset(
-        input_dataset=tf.data.experimental.to_variant(tf.data.Dataset.range(tf.int64.max)),
-        other_arguments=function.captured_inputs,
-        f=function,
-        output_types=structure.get_flat_tensor_types(spec),
-        output_shapes=structure.get_flat_tensor_shapes(spec),
+    types, shapes = structure.get_flat_tensor_types(spec), structure.get_flat_tensor_shapes(spec)
+    variant = map_in_caller(tf.data.Dataset.range(tf.int64.max), pull, types, shapes)
+    return tf.data.experimental.from_variant(variant, spec).with_options(as_it_is())
+
+
+def map_in_caller(dataset: tf.data.Dataset, function: Any, types: Any, shapes: Any) -> tf.Tensor:
+    """Return the variant of a dataset like `dataset.map(function)`, whose function runs in the thread that asks.
+
+    There one operation follows the other, and a `get_next` of another iterator is a plain call: with `Dataset.map` each
+    of them goes through TensorFlow's pool of threads (220 us in place of 40), and the end of that iterator is an error.
+
+    Args:
+      function: a tf.function with an input signature: an element of `dataset` -> flat tensors, as `types` and `shapes`
+        say.
+    """
+    concrete = function.get_concrete_function()
+    return tf.raw_ops.MapDataset(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        other_arguments=concrete.captured_inputs,
+        f=concrete,
+        output_types=types,
+        output_shapes=shapes,
         use_inter_op_parallelism=False,  # in the thread that asks
         preserve_cardinality=False,  # the data may end
     )
+
+
+def as_it_is() -> tf.data.Options:
+    """Return options by which TensorFlow neither tunes a dataset nor adds a stage to it."""
     options = tf.data.Options()
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False
     options.experimental_optimization.inject_prefetch = False
-    return tf.data.experimental.from_variant(variant, spec).with_options(options)
+    return options

@@ -1,0 +1,238 @@
+"""Loops whose batches are fetched in groups: the numbers, the steps and the place in the input are those of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from runner import Estimator, EstimatorSpec, Every, Hook, RunConfig
+from runner.checkpoint import reader
+from runner.data.batch_groups import GROUP_SIZE
+from runner.estimator import loop_boundary
+from runner.programs.train_loop import GroupedLoop
+from runner.task.error_report import explain
+from tests.integration.test_exactness import LossRecorder
+from tests.support.line import line
+from tests.support.models import classic, data, native
+
+STEPS_PER_LOOP = 53
+
+
+@pytest.fixture
+def grouped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps of each loop over groups; these begin with the second loop, however long a step takes."""
+    monkeypatch.setattr(loop_boundary, "_GROUPED_STEP_SECS", 1e9)
+    monkeypatch.setattr(loop_boundary, "_GROUPED_LOOP_STEPS", 5)
+    monkeypatch.setattr(loop_boundary, "_GROUPED_STEPS", 20)
+    taken: list[int] = []
+    call = GroupedLoop.__call__
+
+    def noted(self: GroupedLoop, iterator: Any, num_steps: int, **others: Any) -> Any:
+        result = call(self, iterator, num_steps, **others)
+        if num_steps:  # not `prepare`
+            taken.append(result.num_steps)
+        return result
+
+    monkeypatch.setattr(GroupedLoop, "__call__", noted)
+    return taken
+
+
+def shuffled(epochs: int | None = None) -> tf.data.Dataset:
+    """Fifty examples in batches of seven across epochs, in another order in each; the last batch may be smaller."""
+    return tf.data.Dataset.from_tensor_slices(data()).shuffle(30, seed=3).repeat(epochs).batch(7)
+
+
+def train(
+    model_dir: Path, input_fn: Any, max_steps: int | None, model: Any = native, hooks: Any = (), **config: Any
+) -> list[float]:
+    settings: dict[str, Any] = {"steps_per_loop": STEPS_PER_LOOP, "tensorboard": False, **config}
+    estimator = Estimator(model, model_dir, RunConfig(tf_random_seed=7, **settings))
+    estimator.train(input_fn, hooks=[recorder := LossRecorder(), *hooks], max_steps=max_steps)
+    return np.concatenate(recorder.losses).tolist()
+
+
+def contents(model_dir: Path) -> tuple[dict[str, Any], Any]:
+    """Return (the variables of the latest checkpoint, the place in its input)."""
+    latest = tf.train.latest_checkpoint(str(model_dir))
+    found = reader.Reader(latest)
+    values = {name: np.asarray(found.get(name)).tolist() for name in found.names()}
+    return values, found.extra()["input"]
+
+
+class Killer(Hook):
+    """Ends the run after a step, without a checkpoint."""
+
+    def __init__(self, step: int) -> None:
+        self.every = Every(steps=step)
+
+    def after_step(self, run: Any, result: Any) -> None:
+        if self.every.steps == result.last_step:
+            raise RuntimeError("killed")
+
+
+@pytest.mark.parametrize("model", [native, classic])
+def test_numbers_are_those_of_single_batches_also_of_a_run_that_is_resumed_within_an_epoch(
+    tmp_path: Path, grouped: list[int], monkeypatch: pytest.MonkeyPatch, model: Any
+) -> None:
+    first = train(tmp_path / "grouped", shuffled, 150, model)
+    second = train(tmp_path / "grouped", shuffled, 300, model)
+    assert sum(grouped) > 190  # all but the first loop, or two, of each call
+    assert all(steps % GROUP_SIZE for steps in grouped)
+    saved = train(tmp_path / "saving", shuffled, 300, model, save_checkpoints_steps=90)  # 90 = 5 groups and 10 steps
+    monkeypatch.setattr(loop_boundary, "_GROUPED_STEPS", 1e9)
+    single = train(tmp_path / "single", shuffled, 300, model)
+    assert first + second == saved == single
+
+    with pytest.raises(RuntimeError, match="killed"):  # which saves nothing: the latest checkpoint is of step 90
+        train(tmp_path / "killed", shuffled, 300, model, hooks=[Killer(150)], save_checkpoints_steps=90)
+    assert contents(tmp_path / "killed")[1]["elements"] == 90
+    monkeypatch.setattr(loop_boundary, "_GROUPED_STEPS", 20)
+    assert train(tmp_path / "killed", shuffled, 300, model) == single[90:]
+    monkeypatch.setattr(loop_boundary, "_GROUPED_STEPS", 1e9)
+
+    expected = contents(tmp_path / "single")
+    assert all(contents(tmp_path / name) == expected for name in ("grouped", "saving", "killed"))
+    # Whoever resumes either of them without groups has the same examples before it.
+    assert train(tmp_path / "grouped", shuffled, 330, model) == train(tmp_path / "single", shuffled, 330, model)
+
+
+@pytest.mark.parametrize("epochs", [21, 23])  # 150 batches: a loop ends with the data; 164.3: within a group
+def test_ends_with_the_data_after_its_last_batch(tmp_path: Path, grouped: list[int], epochs: int) -> None:
+    def unknown_size() -> tf.data.Dataset:
+        return shuffled(epochs).filter(lambda x, y: tf.size(y) > 0)
+
+    batches = -(-50 * epochs // 7)
+    for name, input_fn in (("known", lambda: shuffled(epochs)), ("unknown", unknown_size)):
+        losses = train(tmp_path / name, input_fn, None)
+        assert len(losses) == batches
+        assert sum(grouped) > 90
+        grouped.clear()
+        values, place = contents(tmp_path / name)
+        assert values["global_step"] == batches
+        assert (place["ended"], place["elements"]) == (True, batches)
+
+
+def numbers(bad: int, value: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[], tf.data.Dataset]:
+    """A hundred thousand batches of (1, 2), of which the one numbered `bad` (from 1) is what `value` makes of it."""
+
+    def input_fn() -> tf.data.Dataset:
+        def batch(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            x = tf.ones([1])
+            x = tf.cond(number == bad, lambda: value(x), lambda: x)
+            return x, 2 * tf.ones([1])
+
+        return tf.data.Dataset.range(1, 100_000).map(batch)
+
+    return input_fn
+
+
+def test_stops_after_the_step_that_became_nan(tmp_path: Path, grouped: list[int]) -> None:
+    with pytest.raises(tf.compat.v1.train.NanLossDuringTrainingError, match="the loss became nan at step 80"):
+        train(tmp_path, numbers(80, lambda x: x * np.nan), 1000, line)
+    assert grouped == [80 - STEPS_PER_LOOP]
+
+
+@pytest.mark.parametrize(
+    "stays_single", [{"nan": "rollback"}, {"hooks": [tf.compat.v1.train.NanTensorHook(None, fail_on_nan_loss=False)]}]
+)
+def test_where_training_goes_on_after_a_nan_batches_are_fetched_one_by_one(
+    tmp_path: Path, grouped: list[int], stays_single: dict[str, Any]
+) -> None:
+    train(tmp_path, numbers(80, lambda x: x * np.nan), 160, line, save_checkpoints_steps=60, **stays_single)
+    assert grouped == []
+
+
+def test_goes_through_a_nan_that_is_ignored(tmp_path: Path, grouped: list[int]) -> None:
+    losses = train(tmp_path, numbers(80, lambda x: x * np.nan), 160, line, nan="ignore")
+    assert np.isnan(losses).tolist() == [step >= 80 for step in range(1, 161)]
+    assert grouped == [53, 53]
+
+
+def test_an_error_of_the_data_says_the_same(
+    tmp_path: Path, grouped: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = numbers(80, lambda x: tf.ensure_shape(tf.io.parse_tensor("damaged record", tf.float32), [1]))
+    errors = []
+    for name in ("grouped", "single"):
+        with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+            train(tmp_path / name, failing, 1000, line, save_checkpoints_steps=60)
+        errors.append(raised.value)
+        assert contents(tmp_path / name)[0]["global_step"] == 60
+        monkeypatch.setattr(loop_boundary, "_GROUPED_STEPS", 1e9)
+    assert grouped == [7]  # 53 + 7 = 60
+    ours, single = (explain(error) for error in errors)
+    assert ours.said == single.said
+    assert "Could not parse" in ours.said
+    assert errors[0].__notes__ == errors[1].__notes__
+    assert "in the data of" in errors[0].__notes__[0]
+
+
+def test_hooks_are_called_at_their_steps(tmp_path: Path, grouped: list[int]) -> None:
+    class Steps(Hook):
+        every = Every(steps=25)
+
+        def __init__(self) -> None:
+            self.steps: list[int] = []
+
+        def after_step(self, run: Any, result: Any) -> None:
+            self.steps.append(result.last_step)
+
+    class Session(tf.compat.v1.train.SessionRunHook):
+        def __init__(self) -> None:
+            self.steps: list[int] = []
+
+        def before_run(self, run_context: Any) -> Any:
+            step = tf.compat.v1.train.get_global_step(run_context.session.graph)
+            return tf.compat.v1.train.SessionRunArgs(step)
+
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            self.steps.append(int(run_values.results))
+
+    native_hook, session_hook = Steps(), Session()
+    train(tmp_path / "native", shuffled, 100, hooks=[native_hook])
+    assert native_hook.steps[-4:] == [25, 50, 75, 100]
+    assert grouped == [25, 25, 25]
+    grouped.clear()
+    train(tmp_path / "session", shuffled, 100, classic, hooks=[session_hook])
+    assert len(session_hook.steps) == 100
+    assert grouped == []
+
+
+def with_kernel_random(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    spec = classic(features, labels, mode)
+    noise = tf.raw_ops.RandomUniform(shape=[1], dtype=tf.float32, seed=3, seed2=4)
+    assert spec.loss is not None
+    return EstimatorSpec(mode, loss=spec.loss + 0 * tf.reduce_sum(noise), train_op=spec.train_op)
+
+
+def of_python() -> tf.data.Dataset:
+    features, labels = data()
+    spec = (tf.TensorSpec([7, 4]), tf.TensorSpec([7, 1]))
+    batches = [(features[:7], labels[:7])] * 200
+    return tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)
+
+
+@pytest.mark.parametrize(("model", "input_fn"), [(with_kernel_random, shuffled), (native, of_python)])
+def test_what_a_group_might_change_is_fetched_batch_by_batch(
+    tmp_path: Path, grouped: list[int], model: Any, input_fn: Any
+) -> None:
+    """Random numbers of kernels would begin anew; a Python function may look at what is trained."""
+    train(tmp_path, input_fn, 120, model)
+    assert grouped == []
+
+
+def test_short_runs_and_slow_steps_build_no_second_loop() -> None:
+    asked: list[bool] = []
+    grouping = loop_boundary.Grouping(lambda: not asked.append(True))  # type: ignore[func-returns-value]
+    assert not grouping.is_due(5_000, 50e-6, remaining=5_000)
+    assert not grouping.is_due(100, 50e-6, remaining=1e6)
+    assert not grouping.is_due(1_000, 2e-3, remaining=1e6)
+    assert not asked
+    assert grouping.is_due(1_000, 50e-6, remaining=1e6)
+    assert grouping.is_due(1_000, 50e-6, remaining=1_000)
+    assert len(asked) == 1
