@@ -69,7 +69,10 @@ class VerifiedCheckpoints:
 
 
 def find_damage(path: str | os.PathLike[str]) -> str | None:
-    """What is wrong with the checkpoint `path`, after reading all of it; None when it is whole."""
+    """What is wrong with the checkpoint `path`, after reading all of it; None when it is whole.
+
+    Raises: tf.errors.ResourceExhaustedError: there is no memory for one of its tensors.
+    """
     path = os.fspath(path)
     damage = manifest.what_is_missing(path) or manifest.what_has_changed(path)
     if damage is not None:
@@ -80,6 +83,9 @@ def find_damage(path: str | os.PathLike[str]) -> str | None:
     for part in parts:
         try:
             _read(part)
+        except tf.errors.ResourceExhaustedError as error:
+            error.add_note(f"while {part} was read to see whether it is whole, a tensor at a time: there is no memory")
+            raise
         except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as error:
             return f"{os.path.basename(part)} cannot be read: {getattr(error, 'message', error)}"
     return None

@@ -367,8 +367,8 @@ class Estimator:
     def _restored(self, model: Model, program: Program, path: str) -> Iterator[None]:
         """Give the model, meanwhile, what a mode has of the checkpoint `path`, and metrics a fresh start."""
         program.reset()
-        self._show(model, program, path)
         try:
+            self._show(model, program, path)
             yield
         finally:
             model.show_weights()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner.data.wait_timer import SAMPLE_SECS, WaitTimer
+from runner.data.wait_timer import SAMPLE_SECS, NullWaitTimer, WaitTimer
 from runner.estimator.checkpointing import RunCheckpoints
 from runner.estimator.context import EstimatorContext
 from runner.estimator.loop_boundary import Boundary, LoopLength
@@ -69,7 +69,7 @@ class TrainingRun:
         setup.session_hooks.session.take_batch = self._take_batch
         # The chief decides how long loops are, and so when a sample is taken.
         is_timed = context.is_chief and setup.input.pipeline.is_timeable and setup.program.loops_in_graph
-        self._wait = WaitTimer() if is_timed else None
+        self._wait = WaitTimer() if is_timed else NullWaitTimer()
         self._iterator: Any = setup.input.iterator
 
     @property
@@ -94,7 +94,7 @@ class TrainingRun:
     @property
     def input_bound(self) -> float | None:
         """The share of the time of steps that they wait for their input, by samples; None: there was none."""
-        return None if self._wait is None else self._wait.share
+        return self._wait.share
 
     @property
     def learning_rate(self) -> float:
@@ -225,16 +225,17 @@ class TrainingRun:
         ]
         logged = self._log.steps_until_due(self._step, in_loops=self._records_in_loops)
         steps = min(self._target - self._step, logged, *(cadence.steps_until_due(self._step) for cadence in cadences))
-        sampled = 0 if self._wait is None else self._wait.steps_to_sample(self.secs)
+        sampled = self._wait.steps_to_sample(self.secs)
         length = self._length.next(-(-steps // self._advance))
         return max(1, min(length, sampled) if sampled else length)
 
     def _take_steps(self, num_steps: int) -> StepResult:
         """Run one loop; the last of its steps carries summaries and the fetches of hooks where they are due."""
         program = self._setup.program
-        is_sampled = self._wait is not None and self._wait.steps_to_sample(self.secs) > 0
+        self._setup.model.check_whole()  # a hook may have evaluated another checkpoint, and gone on after an error
+        is_sampled = self._wait.steps_to_sample(self.secs) > 0
         self._iterator = self._setup.input.iterator
-        if self._wait is not None and is_sampled:
+        if is_sampled:
             self._iterator = self._wait.timed(self._iterator)
         first, started = self._step + 1, time.perf_counter()
         before = self._step
@@ -288,7 +289,7 @@ class TrainingRun:
             metrics = [part.values[0] for part in parts if part.num_steps] if program.scalars.metrics else []
             rows = np.concatenate(metrics) if metrics else np.zeros([taken, 0])
             self._log.note(result, rows, logs_speed=not is_short)
-            if self._wait is not None and is_sampled:
+            if is_sampled:
                 self._note_wait(self._wait.took(taken, result.secs, self.secs))
         if self._nan.check(self, result, self._advance):
             self._step = self._setup.model.store.global_step

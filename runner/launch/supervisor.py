@@ -344,7 +344,7 @@ class Supervisor:
         say_errors(journals, self.member.prefix)
 
         def outcome_of(ending: GangResult) -> Outcome:
-            lines = journals.lines()  # and of the evaluator, which has the last checkpoint's metrics
+            lines = journals.events_of()  # and of the evaluator, which has the last checkpoint's metrics
             for event in ("exported", "result"):
                 lines += journals.events(event).get("evaluator", ())
             stopped = bool(self.stops.came)
