@@ -1,6 +1,7 @@
 """256 MB of float32 variables: what saving adds to training, and what a write, a read and a check take.
 
     python benchmarks/checkpoint.py [--rounds 21] [--dir DIR] [--threads N] [--tiny]
+    python benchmarks/checkpoint.py --peaks [--gigabytes 4] [--dir DIR] [--tiny]
 
 Training: one hand-written loop of a compute-bound step for all cases, 20 steps with a save after the first; what is
 saved is durable when the time is taken. Added: to the same steps without saving, in the same round. Ours fsyncs, writes
@@ -9,23 +10,33 @@ look at the median and the minimum. Ratios are those of medians: what is added i
 
 A step that uses every core leaves none to the writer, whose work is then added in any case; --threads=1 leaves one on
 a machine of two cores, as a step on an accelerator does.
+
+--peaks: the memory that a training of an Estimator takes at its peak, as a multiple of its variables, with each value
+of checkpoint.asynchronous: while it builds them, while it takes steps and saves, and while a new process restores them.
+Every case is a process of its own. The variables are of 64 MB, begin with the value of a tensor, and are updated as a
+whole or, half of them, by rows, as embeddings are. It needs three times their size of memory, and of the disk.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf
+from _processes import environment
 
 from runner.checkpoint import layout
 from runner.checkpoint.async_saver import Saver
@@ -33,6 +44,7 @@ from runner.checkpoint.integrity import find_damage
 from runner.checkpoint.reader import Reader
 from runner.checkpoint.snapshot import Snapshot
 from runner.checkpoint.writer import CheckpointWriter
+from runner.tf_private import tensor_bundle
 
 PEER = "tf.train.CheckpointManager"
 STEPS = 20
@@ -158,17 +170,132 @@ def measure_alone(model: Model, directory: Path, rounds: int) -> None:
         print(f"{name:40} {median:9.4f} {min(values):7.4f} {max(values):7.4f} {median / base:7.2f}")
 
 
+# --- peaks of memory ------------------------------------------------------------------------------------------------
+
+MODES = {"false": False, "true": True, "auto": "auto"}
+AIMS = {"false": 1.15, "true": 2.0, "auto": 2.0}
+"""Of a save, beside one part where there is a copy."""
+
+PART = tensor_bundle.PART_BYTES
+
+
+def measure_peaks(gigabytes: float, directory: Path) -> None:
+    size = max(PART, int(gigabytes * (1 << 30)))
+    print(f"{size >> 20} MB of variables in parts of {PART >> 20} MB; memory at its peak, ratio to the variables")
+    columns = ("built", "saving", "aim", "restoring", "aim", "a save s", "trained meanwhile", "restore s")
+    print(f"{'checkpoint.asynchronous':24}" + "".join(f"{column:>{len(column) + 2}}" for column in columns))
+    for mode, aim in AIMS.items():
+        folder = directory / mode
+        found: dict[str, Any] = {}
+        for what in ("save", "restore"):
+            argv = [sys.executable, __file__, "--peak", what, mode, str(size), str(folder)]
+            done = subprocess.run(argv, env=environment(), stdout=subprocess.PIPE, text=True, check=True)
+            found |= json.loads(done.stdout.splitlines()[-1])
+        shutil.rmtree(folder)
+        saving = aim + (PART / size if aim > 1.5 else 0.0)
+        cells = [
+            *(f"{value:.2f}" for value in (found["built"], found["saving"], saving, found["restoring"], 1.15)),
+            f"{found['save_secs']:.1f}", "yes" if found["asynchronous"] else "no", f"{found['restore_secs']:.1f}",
+        ]  # fmt: skip
+        print(f"{mode:24}" + "".join(f"{cell:>{len(name) + 2}}" for cell, name in zip(cells, columns, strict=True)))
+
+
+def measure_peak(what: str, mode: str, size: int, folder: Path) -> None:
+    """Print, as JSON, the peaks of a process that saves, or of one that restores what that has saved."""
+    from tiny_step import input_fn, native_model_fn
+
+    import runner
+    from runner.tracking.journal import Journal, read_journal
+
+    config = runner.RunConfig(save_checkpoints_steps=2, steps_per_loop=1, save_checkpoints_asynchronously=MODES[mode])
+    runner.Estimator(native_model_fn, config=config).train(input_fn, max_steps=2)  # all that a first training makes
+    empty = memory("VmRSS")
+    peaks: list[float] = []
+
+    class Peaks(runner.Hook):
+        """Notes the peak before the first step, and after the last."""
+
+        def after_step(self, run: Any, result: Any) -> None:
+            if not peaks:
+                self.note()
+
+        def note(self) -> None:
+            peaks.append((memory("VmHWM") - empty) / size)
+            forget_peak()
+
+    forget_peak()
+    journal, hook = Journal(folder / f"{what}.jsonl"), Peaks()
+    estimator = runner.Estimator(large_model(size // PART), folder / "model", config, journal=journal)
+    estimator.train(small_input, max_steps=5 if what == "save" else 6, hooks=[hook])
+    hook.note()
+    if what == "restore":
+        print(json.dumps({"restoring": peaks[0], "restore_secs": journal.phases["restore"]}))
+        return
+    saved = [line for line in read_journal(folder / "save.jsonl")[0] if line.get("event") == "checkpoint"]
+    secs = max(one["copy_secs"] + one["write_secs"] for one in saved)
+    said = {"save_secs": secs, "asynchronous": saved[0]["asynchronous"]}
+    print(json.dumps({"built": peaks[0], "saving": peaks[1], **said}))
+
+
+def large_model(number: int) -> Callable[..., Any]:
+    """A model of so many variables of PART bytes; a step updates a row of one and all of the next, in turn."""
+    import runner
+
+    v1 = tf.compat.v1
+    shape = [PART // 4096, 1024]
+
+    def model_fn(features: Any, labels: Any, mode: str) -> runner.EstimatorSpec:
+        loss, updates = tf.reduce_mean(features), []
+        for index in range(number):
+            variable = tf.Variable(tf.zeros(shape), name=f"part_{index}", trainable=False)
+            with tf.control_dependencies(updates[-1:]):  # one after the other: what a step takes is not the question
+                if index % 2:
+                    updates.append(variable.assign_add(tf.fill(shape, loss), read_value=False))
+                else:
+                    row = tf.IndexedSlices(tf.fill([1, 1024], loss), tf.constant([index]), tf.constant(shape))
+                    updates.append(variable.scatter_add(row))
+        step = v1.train.get_or_create_global_step()
+        return runner.EstimatorSpec(mode, loss=loss, train_op=tf.group(*updates, step.assign_add(1)))
+
+    return model_fn
+
+
+def small_input() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensors((tf.ones([1, 1]), tf.ones([1, 1]))).repeat()
+
+
+def memory(name: str) -> int:
+    """Return the bytes of VmRSS, what this process has, or VmHWM, what it had at its peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) << 10
+
+
+def forget_peak() -> None:
+    """From now on, VmHWM is the peak since this call."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--tiny", action="store_true", help="two layers instead of 32: shows that the script works")
     parser.add_argument("--threads", type=int, default=0, help="of a step; default: one a core")
     parser.add_argument("--dir", help="where to write; default: a temporary directory")
+    parser.add_argument("--peaks", action="store_true", help="the memory that saves and restores take")
+    parser.add_argument("--gigabytes", type=float, default=4, help="of variables, for --peaks")
+    parser.add_argument("--peak", nargs=4, metavar=("WHAT", "MODE", "SIZE", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.peak:
+        what, mode, size, folder = arguments.peak
+        measure_peak(what, mode, int(size), Path(folder))
+        return
     tf.config.threading.set_intra_op_parallelism_threads(arguments.threads)
     tf.config.threading.set_inter_op_parallelism_threads(arguments.threads)
     directory = Path(tempfile.mkdtemp(dir=arguments.dir))
     try:
+        if arguments.peaks:
+            measure_peaks(0 if arguments.tiny else arguments.gigabytes, directory)
+            return
         model = Model(2 if arguments.tiny else 32)
         measure_training(model, directory, arguments.rounds)
         measure_alone(model, directory, arguments.rounds)

@@ -71,7 +71,10 @@ class VerifiedCheckpoints:
 
 
 def find_damage(path: str | os.PathLike[str]) -> str | None:
-    """Read all of the checkpoint `path` and return what is wrong with it; None if it is whole."""
+    """Read all of the checkpoint `path` and return what is wrong with it; None if it is whole.
+
+    Raises: tf.errors.ResourceExhaustedError: there is not enough memory for one of its tensors.
+    """
     path = os.fspath(path)
     damage = manifest.what_is_missing(path) or manifest.what_has_changed(path)
     if damage is not None:
@@ -82,6 +85,9 @@ def find_damage(path: str | os.PathLike[str]) -> str | None:
     for part in parts:
         try:
             _read(part)
+        except tf.errors.ResourceExhaustedError as error:
+            error.add_note(f"while {part} was read to see whether it is whole, a tensor at a time: there is no memory")
+            raise
         except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as error:
             return f"{os.path.basename(part)} cannot be read: {getattr(error, 'message', error)}"
     return None

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +108,36 @@ class Reader:
         """
         sizes = {name: tensor_bundle.size_of(*self._entries[self.key(there)]) for name, there in sources.items()}
         for names in tensor_bundle.in_parts(sources, sizes.__getitem__):
-            values = self.get_many({sources[name] for name in names})
-            yield {name: values[sources[name]] for name in names}
+            yield self._by_other_names({name: sources[name] for name in names})  # nothing here keeps the part
+
+    def _by_other_names(self, sources: Mapping[str, str]) -> dict[str, np.ndarray]:
+        values = self.get_many(set(sources.values()))
+        return {name: values[there] for name, there in sources.items()}
+
+    def entries_in_parts(self, sources: Mapping[str, str]) -> Iterator[list[tensor_bundle.Entry]]:
+        """Yield the values of a part of the checkpoint at a time, for a bundle that has them by other names.
+
+        A variable that parameter servers wrote in parts may be larger than the memory: it comes in parts of rows.
+
+        Args:
+          sources: name -> its name in the checkpoint.
+        """
+        servers = max(1, manifest.num_shards(self.path) - 1)  # one of those who wrote is the coordinator
+        asked: list[tuple[str, tuple[str, str, tf.DType], int]] = []
+        for name, there in sources.items():
+            key = self.key(there)
+            shape, dtype = self._entries[key]
+            size = tensor_bundle.size_of(shape, dtype)
+            pieces = tensor_bundle.pieces(tf.TensorShape(shape), servers if size > tensor_bundle.PART_BYTES else 1)
+            asked += [(name, (key, rows, dtype), size // len(pieces)) for rows in pieces]
+        for part in tensor_bundle.in_parts(asked, lambda one: one[2]):
+            yield self._entries_of([(name, entry) for name, entry, _ in part])
+
+    def _entries_of(self, asked: Sequence[tuple[str, tuple[str, str, tf.DType]]]) -> list[tensor_bundle.Entry]:
+        values = tensor_bundle.read_entries(self.path, "CPU:0", [entry for _, entry in asked])
+        return [
+            tensor_bundle.Entry(name, rows, value) for (name, (_, rows, _)), value in zip(asked, values, strict=True)
+        ]
 
     def extra(self) -> dict[str, Any]:
         """Return the values of Snapshot.extra: arrays as arrays, the rest as JSON returns it; {} if another program

@@ -93,12 +93,17 @@ def load(
     _check_shapes(settings, source, sources, specs)
     tokens: dict[str, int] = {}
     shapes: dict[str, Sequence[int]] = {}
-    for part in source.in_parts(sources):
+
+    def take(part: Mapping[str, np.ndarray]) -> None:
         values = {name: np.asarray(value, specs[name].dtype.as_numpy_dtype) for name, value in part.items()}
         for name in [name for name in values if name in settings.vocabularies]:
             values[name], tokens[name] = settings.vocabularies[name].remapped(name, initial(name), values[name])
-        shapes |= {name: value.shape for name, value in values.items()}
+        shapes.update({name: value.shape for name, value in values.items()})
         assign(values)
+
+    for part in source.in_parts(sources):
+        take(part)
+        del part  # before the next one is read
     return Loaded(source.path, sources, shapes, not_found, skipped, tokens)
 
 

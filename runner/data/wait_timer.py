@@ -72,3 +72,18 @@ class WaitTimer:
         self.share = min(1.0, self._waited / self._total)
         self._steps, self._secs, self._due_secs = 0, 0.0, secs_of_training + EVERY_SECS
         return min(1.0, waited / of_sample)
+
+
+class NullWaitTimer:
+    """Times nothing: input that cannot be timed, and workers other than the chief."""
+
+    share: float | None = None
+
+    def steps_to_sample(self, secs: float) -> int:
+        return 0
+
+    def timed(self, iterator: tf.data.Iterator) -> tf.data.Iterator:
+        return iterator
+
+    def took(self, num_steps: int, secs: float, secs_of_training: float) -> float | None:
+        return None

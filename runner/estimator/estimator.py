@@ -386,8 +386,8 @@ class Estimator:
     def _restored(self, model: Model, program: Program, path: str) -> Iterator[None]:
         """Restore what a mode needs from the checkpoint `path` inside this context, with metrics reset."""
         program.reset()
-        self._show(model, program, path)
         try:
+            self._show(model, program, path)
             yield
         finally:
             model.show_weights()

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner.data.batch_groups import are_small
-from runner.data.wait_timer import SAMPLE_SECS, WaitTimer
+from runner.data.wait_timer import SAMPLE_SECS, NullWaitTimer, WaitTimer
 from runner.estimator.checkpointing import RunCheckpoints
 from runner.estimator.context import EstimatorContext
 from runner.estimator.loop_boundary import Boundary, Grouping, LoopLength
@@ -71,7 +71,7 @@ class TrainingRun:
         setup.session_hooks.session.take_batch = self._take_batch
         # The chief decides the length of loops, and so when to take a sample.
         is_timed = context.is_chief and setup.input.pipeline.is_timeable and setup.program.loops_in_graph
-        self._wait = WaitTimer() if is_timed else None
+        self._wait = WaitTimer() if is_timed else NullWaitTimer()
         self._iterator: Any = setup.input.iterator
         self._grouping = Grouping(self._can_group)
         self._is_grouped = False  # the loop that is taken now
@@ -98,7 +98,7 @@ class TrainingRun:
     @property
     def input_bound(self) -> float | None:
         """The share of step time spent waiting for input, from 0 to 1, by samples; None: there was no sample."""
-        return None if self._wait is None else self._wait.share
+        return self._wait.share
 
     @property
     def learning_rate(self) -> float:
@@ -233,16 +233,17 @@ class TrainingRun:
         ]
         logged = self._log.steps_until_due(self._step, in_loops=self._records_in_loops)
         steps = min(self._target - self._step, logged, *(cadence.steps_until_due(self._step) for cadence in cadences))
-        sampled = 0 if self._wait is None else self._wait.steps_to_sample(self.secs)
+        sampled = self._wait.steps_to_sample(self.secs)
         length = self._length.next(-(-steps // self._advance))
         return max(1, min(length, sampled) if sampled else length)
 
     def _take_steps(self, num_steps: int) -> StepResult:
         """Run one loop; its last step carries the summaries and the fetches of hooks that are due."""
         program = self._setup.program
-        is_sampled = self._wait is not None and self._wait.steps_to_sample(self.secs) > 0
+        self._setup.model.check_whole()  # a hook may have evaluated another checkpoint, and gone on after an error
+        is_sampled = self._wait.steps_to_sample(self.secs) > 0
         self._iterator = self._setup.input.iterator
-        if self._wait is not None and is_sampled:
+        if is_sampled:
             self._iterator = self._wait.timed(self._iterator)
         self._is_grouped = not (is_sampled or self._records_in_loops) and self._grouping.is_due(
             num_steps, self._length.secs_per_step, min(self._target - self._step, self._setup.input.remaining)
@@ -299,7 +300,7 @@ class TrainingRun:
             metrics = [part.values[0] for part in parts if part.num_steps] if program.scalars.metrics else []
             rows = np.concatenate(metrics) if metrics else np.zeros([taken, 0])
             self._log.note(result, rows, logs_speed=not is_short)
-            if self._wait is not None and is_sampled:
+            if is_sampled:
                 self._note_wait(self._wait.took(taken, result.secs, self.secs))
         if self._nan.check(self, result, self._advance):
             self._step = self._setup.model.store.global_step

@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from runner.programs.ema import averages_in
 from runner.programs.model import check_shapes
 from runner.run_config import RunConfig
 from runner.tf_private.replaced import Overlay
-from runner.tf_private.tensor_bundle import write_bundle
+from runner.tf_private.tensor_bundle import Entry, write_in_parts
 from runner.tracing.variable_request import VariableSpec
 
 v1 = tf.compat.v1
@@ -109,8 +109,8 @@ def write_saved_model(
             for mode, graph in graphs.items():
                 _add(builder, graph, TAGS[mode], is_first=mode == modes[0])
             builder.save(as_text)
-            values = values_of(list(graphs.values()), source.checkpoint, source.config, trains=ModeKeys.TRAIN in modes)
-        write_bundle(Path(temporary) / "variables" / "variables", values)
+            parts = values_of(list(graphs.values()), source.checkpoint, source.config, trains=ModeKeys.TRAIN in modes)
+        write_in_parts(Path(temporary) / "variables" / "variables", parts)
         for name, file in extra.items():
             target = os.path.join(temporary, "assets.extra", name)
             tf.io.gfile.makedirs(os.path.dirname(target))
@@ -174,8 +174,10 @@ def _tensors(signature: Any) -> dict[str, dict[str, Sequence[Any]]]:
 
 def values_of(
     graphs: Sequence[ExportGraph], checkpoint: str | None, config: RunConfig, *, trains: bool
-) -> dict[str, Any]:
-    """Return name -> value of each variable of `graphs`, an array or tensor of its shape and dtype.
+) -> Iterator[Sequence[Entry]]:
+    """Yield the value of each variable of `graphs`, in parts that are read when they are asked for.
+
+    There is one part if the model is new, or if a Scaffold's saver has a `restore` of its own.
 
     Args:
       graphs: the exported graphs.
@@ -186,18 +188,24 @@ def values_of(
     Raises:
       ValueError: the checkpoint lacks a variable or has it in another shape, or has no averages to export.
     """
-    specs = {name: spec for graph in graphs for name, spec in graph.specs.items()}
     names = dict.fromkeys(name for graph in graphs for name in graph.variables)
     if checkpoint is None:
-        return _new_values(graphs, config, specs)
+        specs = {name: spec for graph in graphs for name, spec in graph.specs.items()}
+        return _at_once(names, _new_values(graphs, config, specs))
     reader = Reader(checkpoint)
     if config.ema_decay is not None and not trains:
         _log.info("Exporting the moving averages of the weights (ema_decay=%s).", config.ema_decay)
     _check_keys(graphs)
-    found: dict[str, Any] = {}
+    if graphs[0].restore is not None:
+        return _at_once(names, _restored(reader, graphs[0], graphs[0].restore))
+    sources: dict[str, str] = {}
     for graph in graphs:
-        found |= _values_in(reader, graph, config, trains=trains)
-    return {name: found[name] for name in names}
+        sources |= _sources_in(reader, graph, config, trains=trains)
+    return reader.entries_in_parts({name: sources[name] for name in names})
+
+
+def _at_once(names: Iterable[str], values: Mapping[str, Any]) -> Iterator[Sequence[Entry]]:
+    return iter([[Entry(name, "", values[name]) for name in names]])
 
 
 def _check_keys(graphs: Sequence[ExportGraph]) -> None:
@@ -215,24 +223,31 @@ def _check_keys(graphs: Sequence[ExportGraph]) -> None:
         )
 
 
-def _values_in(reader: Reader, graph: ExportGraph, config: RunConfig, *, trains: bool) -> dict[str, Any]:
-    """Return name -> value of each variable of one graph, by the keys of its Scaffold's saver."""
-    specs, keys = graph.specs, graph.keys
-    renamed = numbered(reader, {name: spec.shape for name, spec in specs.items() if name not in keys})
-    renamed = {**renamed, **keys}
-    shapes = {name: spec.shape for name, spec in specs.items()}
-    if graph.restore is not None:
-        there = {name: renamed.get(name, name) for name in specs if reader.has(renamed.get(name, name))}
-        check_shapes(reader, {name: shapes[name] for name in there}, keys=renamed)
-        values = reader.get_many(dict.fromkeys(there.values()))
-        return graph.restore(reader.path, {name: values[key] for name, key in there.items()})
-    check_shapes(reader, shapes, keys=renamed)
+def _restored(
+    reader: Reader, graph: ExportGraph, restore: Callable[[str, Mapping[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """Return name -> value of each variable of one graph, as the `restore` of its Scaffold's saver gives it."""
+    renamed = _renamed(reader, graph)
+    there = {name: renamed.get(name, name) for name in graph.specs if reader.has(renamed.get(name, name))}
+    check_shapes(reader, {name: graph.specs[name].shape for name in there}, keys=renamed)
+    values = reader.get_many(dict.fromkeys(there.values()))
+    return restore(reader.path, {name: values[key] for name, key in there.items()})
+
+
+def _sources_in(reader: Reader, graph: ExportGraph, config: RunConfig, *, trains: bool) -> dict[str, str]:
+    """Return the name of each variable of one graph -> its name in the checkpoint."""
+    renamed = _renamed(reader, graph)
+    check_shapes(reader, {name: spec.shape for name, spec in graph.specs.items()}, keys=renamed)
     averaged: dict[str, str] = {}
     if config.ema_decay is not None and not trains:
-        averaged = averages_in(reader, specs, config.ema_decay, "export")
-    sources = {name: renamed.get(name, averaged.get(name, name)) for name in graph.variables}
-    values = reader.get_many(dict.fromkeys(sources.values()))
-    return {name: values[source] for name, source in sources.items()}
+        averaged = averages_in(reader, graph.specs, config.ema_decay, "export")
+    return {name: renamed.get(name, averaged.get(name, name)) for name in graph.variables}
+
+
+def _renamed(reader: Reader, graph: ExportGraph) -> dict[str, str]:
+    """Name of a variable -> its name in the checkpoint, where that is another: by the keys that a saver has."""
+    known = {name: spec.shape for name, spec in graph.specs.items() if name not in graph.keys}
+    return {**numbered(reader, known), **graph.keys}
 
 
 def _new_values(graphs: Sequence[ExportGraph], config: RunConfig, specs: Mapping[str, VariableSpec]) -> dict[str, Any]:

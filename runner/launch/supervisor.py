@@ -346,7 +346,7 @@ class Supervisor:
         say_errors(journals, self.member.prefix)
 
         def outcome_of(ending: GangResult) -> Outcome:
-            lines = journals.lines()  # also from the evaluator, which has the last checkpoint's metrics
+            lines = journals.events_of()  # also from the evaluator, which has the last checkpoint's metrics
             for event in ("exported", "result"):
                 lines += journals.events(event).get("evaluator", ())
             stopped = bool(self.stops.came)

@@ -74,6 +74,7 @@ class Model:
         self.objects: tuple[bytes, Mapping[str, str]] = b"", {}
         self.shown: Any = None
         self._weights: dict[str, Any] = {}
+        self._torn_by: Exception | None = None  # the error that left some variables restored and others not
         self._aside: tuple[Mapping[str, Any], Mapping[str, str]] | None = None  # (values, their keys)
 
     def num_replicas(self, *, training: bool) -> int:
@@ -162,6 +163,7 @@ class Model:
 
         Raises:
           ValueError: the checkpoint lacks a variable, or has it in another shape.
+          UnreadableVariableError: it was damaged or removed meanwhile; `values_of` is None then.
         """
         keys = keys or {}
         self.show_weights()
@@ -180,11 +182,24 @@ class Model:
                 self.set_aside()
             self.values_of = None
             read = {name: reader.entry(there.get(name, name)) for name in saved if name not in new}
-            with self.store.scope():
-                restore(reader.path, {name: saved[name] for name in read}, read.__getitem__)
-            self._begin(new, read)
+            try:
+                with self.store.scope():
+                    restore(reader.path, {name: saved[name] for name in read}, read.__getitem__)
+                self._begin(new, read)
+            except Exception as error:
+                self._torn_by = error
+                raise
+            self._torn_by = None
             self._warn_of_learning_rates(read, path)
         self.values_of, self.keys = path, keys
+
+    def check_whole(self) -> None:
+        """Check that the variables belong together. Raises: RuntimeError: the last `restore` of them failed midway."""
+        if self._torn_by is not None:
+            raise RuntimeError(
+                "some variables have the values of a checkpoint that could not be read to its end, and others do not: "
+                "nothing is trained on from there. Call train again, which restores the newest whole checkpoint."
+            ) from self._torn_by
 
     def begin_with(self, settings: WarmStart) -> warm_start.Loaded:
         """Load the warm start into a new model.
@@ -217,11 +232,13 @@ class Model:
         """
         if self._weights:
             return
-        reader = Reader(path)
-        saved = self.store.saved
+        reader, saved = Reader(path), self.store.saved
         averages = averages_in(reader, saved, self._config.ema_decay, "evaluate")
         self._weights = {name: value_of(saved[name]) for name in averages}
-        self.assign({name: value_of(saved[one]) if one in saved else reader.get(one) for name, one in averages.items()})
+        self.assign({name: value_of(saved[one]) for name, one in averages.items() if one in saved})
+        with self.store.scope():
+            others = {name: saved[name] for name, one in averages.items() if one not in saved}
+            restore(reader.path, others, lambda name: reader.entry(averages[name]))
 
     def set_aside(self) -> None:
         """Keep the current values of the variables; `show_weights` restores them."""
@@ -233,6 +250,7 @@ class Model:
         weights, self._weights = self._weights, {}
         aside, self._aside, self.shown = self._aside, None, None
         self.assign(weights if aside is None else aside[0])
+        self._torn_by = self._torn_by if aside is None else None
         self.keys = self.keys if aside is None else aside[1]
 
     def assign(self, values: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from runner.checkpoint.retention import Keep, why_kept
 from runner.config.metric_names import is_of_evaluation
 from runner.config.schema import ConfigError
 from runner.system.console import format_age, format_bytes, format_number, print_table
-from runner.tracking.journal import journals_in, read_journal
+from runner.tracking.journal import iterate_journal, journals_in
 from runner.tracking.summary import SUMMARY_FILE, read_summary
 from runner.tracking.tracker import points_of
 
@@ -95,7 +95,7 @@ def eval_metrics(model_dir: Path) -> dict[int, dict[str, float]]:
     """
     metrics: dict[int, dict[str, float]] = {}
     for journal in journals_in(model_dir):
-        for point in (point for line in read_journal(journal)[0] for point in points_of(line)):
+        for point in (point for line in iterate_journal(journal) for point in points_of(line)):
             if is_of_evaluation(point.name):
                 metrics.setdefault(point.step, {})[point.name] = point.value
     return metrics

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import math
 import os
 import re
@@ -46,21 +47,33 @@ def write_bundle(path: Path, tensors: Mapping[str, Any]) -> None:
             by_place.setdefault(part.device if is_far(part) else "CPU:0", []).append(Entry(key, spec, part))
     with tf.init_scope():
         if set(by_place) <= {"CPU:0"}:
-            _write("CPU:0", path, by_place.get("CPU:0", []))
-            return
-        prefixes = [path.parent / f"{number}" / path.name for number in range(len(by_place))]
-        for prefix, (place, entries) in zip(prefixes, by_place.items(), strict=True):
-            prefix.parent.mkdir()
-            _write(place, prefix, entries)
-        with tf.device("CPU:0"):
-            tf.raw_ops.MergeV2Checkpoints(
-                checkpoint_prefixes=[str(prefix) for prefix in prefixes],
-                destination_prefix=str(path),
-                delete_old_dirs=True,
-            )
+            _write("CPU:0", by_place.get("CPU:0", []), path)
+        else:
+            _merge(path, map(_write, by_place, by_place.values(), _prefixes(path)))
 
 
-def _write(place: str, prefix: Path, entries: Sequence[Entry]) -> None:
+def write_in_parts(path: Path, parts: Iterator[Sequence[Entry]]) -> None:
+    """Writes one bundle of entries that come in parts; each is forgotten before the next is asked for."""
+    with tf.init_scope():
+        # map: a loop would hold a part in its variable while the next one is made.
+        _merge(path, map(functools.partial(_write, "CPU:0"), parts, _prefixes(path)))
+
+
+def _prefixes(path: Path) -> Iterator[Path]:
+    """Yield the paths of the bundles that become one at `path`, each in a folder of its own."""
+    for number in itertools.count():
+        folder = path.parent / f"{number}"
+        folder.mkdir()
+        yield folder / path.name
+
+
+def _merge(path: Path, written: Iterable[Path]) -> None:
+    prefixes = [str(prefix) for prefix in written]
+    with tf.device("CPU:0"):
+        tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=prefixes, destination_prefix=str(path), delete_old_dirs=True)
+
+
+def _write(place: str, entries: Sequence[Entry], prefix: Path) -> Path:
     with tf.device(place):
         tf.raw_ops.SaveV2(
             prefix=str(prefix),
@@ -68,6 +81,7 @@ def _write(place: str, prefix: Path, entries: Sequence[Entry]) -> None:
             shape_and_slices=[entry.rows for entry in entries],
             tensors=[tf.convert_to_tensor(entry.value) for entry in entries],
         )
+    return prefix
 
 
 def is_far(value: Any) -> bool:

@@ -11,9 +11,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from runner.distribute.errors import OF_A_LOST_PEER
 from runner.tf_private import parameter_server, tensor_bundle
 from runner.tf_private.variables import VariablePart, refill, share_on_read
 from runner.tracing.variable_request import VariableSpec
+
+Entry = tuple[str, str, tf.DType]
+"""Key of a tensor in a checkpoint, the rows of it that are meant, and its type."""
 
 Rows = tuple[int, int]
 """First row of a part, and the row after its last."""
@@ -38,8 +42,26 @@ class PartitionedVariable:
         self.shape = tf.TensorShape([*shape[:axis], sum(self.sizes), *shape[axis + 1 :]])
 
 
-# Bytes above which a copy costs more than the operation that avoids it.
-_LARGE = 1 << 20
+class UnreadableVariableError(RuntimeError):
+    """A checkpoint was damaged or removed while its variables were read.
+
+    Attributes:
+      is_clear: the text says all: the traceback, which is the engine's, is not shown with it.
+    """
+
+    is_clear = True
+
+    def __init__(self, path: str, keys: Sequence[str], error: tf.errors.OpError) -> None:
+        why = error.message.partition(" [Op:")[0].rpartition("}} ")[2]
+        super().__init__(
+            f"{', '.join(map(repr, keys))} in checkpoint {path} cannot be read: {type(error).__name__}: {why}. It was "
+            "damaged or removed. Start again, which takes the newest checkpoint that is whole, or name another. "
+            "Nothing is trained with the variables that were read before."
+        )
+
+
+LARGE = 1 << 20
+"""Bytes of a variable from which on a copy costs more than the operation that avoids it."""
 
 
 def assign(variable: Any, value: Any) -> None:
@@ -51,7 +73,7 @@ def assign(variable: Any, value: Any) -> None:
     """
     if not isinstance(variable, PartitionedVariable):
         with _where(variable):
-            if size_of(variable) >= _LARGE:
+            if size_of(variable) >= LARGE:
                 share_on_read(variable)  # else the variable would copy the value instead of using its buffer
             variable.assign(value)
         return
@@ -74,13 +96,13 @@ def value_of(variable: Any) -> Any:
         with _where(variable.parts[0]):
             return tf.concat(values, variable.axis)
     with _where(variable):
-        if size_of(variable) >= _LARGE:
+        if size_of(variable) >= LARGE:
             share_on_read(variable)
         return variable.read_value()
 
 
 def size_of(variable: Any) -> int:
-    """Return the size of a variable in bytes; 0 if TensorFlow does not know it."""
+    """Return the size of a variable, or of a spec, in bytes; 0 if TensorFlow does not know it."""
     return int((variable.shape.num_elements() or 0) * variable.dtype.size)
 
 
@@ -152,8 +174,11 @@ def restore(path: str, variables: Mapping[str, Any], entry: Callable[[str], tupl
       path: path of the checkpoint.
       variables: name -> variable or PartitionedVariable.
       entry: returns (key, dtype) of a name in the checkpoint.
+
+    Raises:
+      UnreadableVariableError: a value cannot be read; some of the variables have theirs, and others do not.
     """
-    by_place: dict[str, list[tuple[Any, tuple[str, str, tf.DType]]]] = {}
+    by_place: dict[str, list[tuple[Any, Entry]]] = {}
     for name, variable in variables.items():
         key, dtype = entry(name)
         parts, rows = [variable], [""]
@@ -167,7 +192,7 @@ def restore(path: str, variables: Mapping[str, Any], entry: Callable[[str], tupl
             by_place.setdefault(place, []).append((part, (key, spec, dtype)))
     for place, wanted in by_place.items():
         for together in tensor_bundle.in_parts(wanted, lambda one: size_of(one[0])):
-            read = functools.partial(tensor_bundle.read_entries, path, place, [one for _, one in together])
+            read = functools.partial(_read, path, place, [one for _, one in together])
             variable, (_, _, dtype) = together[0]
             if _is_refilled(variable, dtype):  # read by itself; free it before the next one
                 refill(variable, read)
@@ -177,6 +202,27 @@ def restore(path: str, variables: Mapping[str, Any], entry: Callable[[str], tupl
                 value = values.pop(0)
                 # `assign` converts an array to the variable's dtype, but not a tensor.
                 assign(variable, value if dtype == variable.dtype else value.numpy())
+
+
+def _read(path: str, place: str, entries: Sequence[Entry]) -> list[tf.Tensor]:
+    """Return what `read_entries` does. Raises: UnreadableVariableError."""
+    try:
+        return tensor_bundle.read_entries(path, place, entries)
+    except tf.errors.OpError as error:
+        # No fault of the file: the server that was to read is gone, or there is no memory.
+        if type(error).__name__ in OF_A_LOST_PEER or isinstance(error, tf.errors.ResourceExhaustedError):
+            raise
+        # TensorFlow names the file and not the tensor.
+        alone = [one for one in entries if len(entries) > 1 and not _is_readable(path, place, one)]
+        raise UnreadableVariableError(path, [key for key, _, _ in alone or entries], error) from error
+
+
+def _is_readable(path: str, place: str, entry: Entry) -> bool:
+    try:
+        tensor_bundle.read_entries(path, place, [entry])
+    except tf.errors.OpError:
+        return False
+    return True
 
 
 def _is_refilled(variable: Any, dtype: tf.DType) -> bool:

@@ -34,7 +34,16 @@ from runner.tf_private.variables import (
     slices_of,
     uninitialized_variable,
 )
-from runner.tracing.partitioned_variable import ParameterServers, Unpartitioned, folded, part_name, part_specs, specs_of
+from runner.tracing.partitioned_variable import (
+    LARGE,
+    ParameterServers,
+    Unpartitioned,
+    folded,
+    part_name,
+    part_specs,
+    size_of,
+    specs_of,
+)
 from runner.tracing.random_state import drawing_from, seeded
 from runner.tracing.variable_request import (
     RequestedNames,
@@ -212,7 +221,7 @@ class VariableStore:
             return add(spec, ShardedVariable([make_one(part) for part in specs], name))
 
         def make_one(spec: VariableSpec) -> tf.Variable:
-            initial = functools.partial(self._initial_value, spec)
+            initial = functools.partial(self._initial_of, spec.name)
             return add(spec, uninitialized_variable(spec.name, spec.shape, spec.dtype, spec.trainable, initial))
 
         def add(spec: VariableSpec, variable: tf.Variable) -> tf.Variable:
@@ -248,7 +257,7 @@ class VariableStore:
         def make(name: str, kwargs: Mapping[str, Any], owner: Any) -> tf.Variable:
             with drawing_from(None):
                 spec = self.specs[name] = spec_of(name, kwargs, owner, local_random=not requested.training)
-                initial = functools.partial(self._initial_value, spec)
+                initial = functools.partial(self._initial_of, spec.name)
                 variable = uninitialized_variable(name, spec.shape, spec.dtype, spec.trainable, initial)
                 self._discovered[name] = variable
                 self._materialise(spec, spec.initial)
@@ -296,6 +305,18 @@ class VariableStore:
                     # The initializer uses tensors of the trace, so run it there.
                     self._materialise(spec, self._fed(spec, evaluate, initial), on_one_device=on_one_device)
         random_ops.set_seed(self.seed)
+        self._forget_initial_values(new)
+
+    def _forget_initial_values(self, new: Sequence[VariableSpec]) -> None:
+        """Let go what large variables began with: from the first update on it would be in memory beside them.
+
+        Whoever asks later gets the value that the variable has, as `initialized_value` of TF 1 gave it.
+        """
+        for name in [spec.name for spec in new if not spec.local and size_of(spec) >= LARGE]:
+            spec = self.specs[name]
+            if not callable(spec.initial) or name in self._parts:  # a part holds the whole, of which it cuts its rows
+                now = functools.partial(tf.convert_to_tensor, self._variables[name])
+                self.specs[name] = dataclasses.replace(spec, initial=now)
 
     def _fed(self, spec: VariableSpec, evaluate: Callable[[Any], Any], initial: Any) -> Any:
         """Return the initial value of a variable; if a placeholder is not fed, zeros and a note in `not_fed`."""
@@ -331,7 +352,7 @@ class VariableStore:
             return
         if isinstance(self.placement, ParameterServers):
             # v1 optimizers read `op` and the slice info of a part that a v1 partitioner made.
-            variable = named(self.placement.variable(spec), lambda: self._initial_value(spec))
+            variable = named(self.placement.variable(spec), functools.partial(self._initial_of, spec.name))
             same_slice(variable, self._discovered[spec.name])
             self._variables[spec.name] = self._discovered[spec.name] = variable
             with tf.init_scope(), tf.device(variable.device):  # computed on the server of the part
@@ -340,7 +361,7 @@ class VariableStore:
         copies: list[tf.Variable] = []
 
         def record(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
-            copies.append(named(next_creator(**kwargs), lambda: self._initial_value(spec)))
+            copies.append(named(next_creator(**kwargs), functools.partial(self._initial_of, spec.name)))
             return copies[-1]
 
         # Enter it before the scope, so that the strategy calls it for each copy.
@@ -358,6 +379,9 @@ class VariableStore:
         if self.has_one_copy:
             same_slice(copies[0], self._discovered[spec.name])
             self._discovered[spec.name] = copies[0]
+
+    def _initial_of(self, name: str) -> Any:
+        return self._initial_value(self.specs[name])
 
     def _initial_value(self, spec: VariableSpec) -> Any:
         if not callable(spec.initial):

@@ -7,14 +7,15 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runner.system.files import HALF_WRITTEN
-from runner.tracking.journal import journals_in, read_journal
+from runner.tracking.journal import iterate_journal, journals_in
 from runner.tracking.tracker import points_of
 
 if TYPE_CHECKING:
@@ -72,20 +73,45 @@ def save_figure(figure: Figure, path: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
+class Curve(Sequence[tuple[int, float]]):
+    """The (step, value) of one metric, in 16 bytes each: a run may log millions."""
+
+    def __init__(self, points: Iterable[tuple[int, float]] = ()) -> None:
+        self._steps, self._values = array("q"), array("d")
+        for step, value in points:
+            self.add(step, value)
+
+    def add(self, step: int, value: float) -> None:
+        """Add a point; those of this step and later ones, of a run that went back, go."""
+        while self._steps and self._steps[-1] >= step:
+            self._steps.pop()
+            self._values.pop()
+        self._steps.append(step)
+        self._values.append(value)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._steps[place], self._values[place]
+
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        return zip(self._steps, self._values, strict=True)
+
+
 def read_metrics(model_dir: Path) -> Mapping[str, Points]:
     """Return metric -> its (step, value), steps rising. If a resumed run went back, later values replace earlier
     ones.
     """
-    metrics: dict[str, list[tuple[int, float]]] = {}
+    metrics: dict[str, Curve] = {}
     for path in journals_in(model_dir):
-        of_file: dict[str, list[tuple[int, float]]] = {}
-        for point in (point for line in read_journal(path)[0] for point in points_of(line)):
-            points = of_file.setdefault(point.name, [])
-            while points and points[-1][0] >= point.step:
-                points.pop()
-            points.append((point.step, point.value))
-        for name, points in of_file.items():
-            metrics[name] = sorted({**dict(metrics.get(name, [])), **dict(points)}.items())
+        of_file: dict[str, Curve] = {}
+        for line in iterate_journal(path, containing=b'"metrics"'):
+            for point in points_of(line):
+                of_file.setdefault(point.name, Curve()).add(point.step, point.value)
+        for name, curve in of_file.items():
+            known = metrics.get(name)
+            metrics[name] = curve if known is None else Curve(sorted({**dict(known), **dict(curve)}.items()))
     return metrics
 
 
@@ -122,10 +148,10 @@ def _figure(panels: Sequence[Panel], run_name: str) -> Figure:
     figure.suptitle(_text(run_name) + left_out, fontsize=12, fontweight="bold", x=0.01, ha="left")
     names = dict.fromkeys(name for panel in shown for name in panel.curves)
     colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
-    steps = [step for panel in shown for points in panel.curves.values() for step, _ in points]
+    ends = [points[place][0] for panel in shown for points in panel.curves.values() for place in (0, -1)]
     for number, panel in enumerate(shown):
         row, column = (0, slice(None)) if number == 0 else (1 + (number - 1) // columns, (number - 1) % columns)
-        _draw_panel(figure.add_subplot(grid[row, column]), panel, colours, (min(steps), max(steps)))
+        _draw_panel(figure.add_subplot(grid[row, column]), panel, colours, (min(ends), max(ends)))
     return figure
 
 

@@ -32,6 +32,10 @@ ARTIFACT, IMAGE, DATASET = "artifact", "image", "dataset"
 """Events: a file or folder to keep with the run (path in model_dir, folder), a PNG of a step, what an input is."""
 
 
+BLOCK_BYTES = 1_000_000
+"""Of a journal that are read at once."""
+
+
 class Journal:
     """Appends to one file. Every line is flushed, so that neither a reader nor a crash loses any.
 
@@ -185,6 +189,25 @@ def read_journal(path: str | Path, offset: int = 0, max_bytes: int = -1) -> tupl
     A last line that is still being written is left for the next call; one cut short by a crash is skipped. A missing
     file has no lines.
     """
+    lines, offset = _whole_lines(path, offset, max_bytes)
+    return [event for event in map(_decoded, lines) if event is not None], offset
+
+
+def iterate_journal(path: str | Path, offset: int = 0, containing: bytes = b"") -> Iterator[dict[str, Any]]:
+    """Yield the lines written after `offset`; a block of them is in memory at a time, however long the run was.
+
+    Args:
+      containing: others are passed over before they are decoded, which is what takes time.
+    """
+    while True:
+        lines, after = _whole_lines(path, offset, BLOCK_BYTES)
+        yield from (event for event in map(_decoded, (line for line in lines if containing in line)) if event)
+        if after == offset:
+            return
+        offset = after
+
+
+def _whole_lines(path: str | Path, offset: int, max_bytes: int) -> tuple[list[bytes], int]:
     try:
         with open(path, "rb") as file:
             file.seek(offset)
@@ -194,8 +217,7 @@ def read_journal(path: str | Path, offset: int = 0, max_bytes: int = -1) -> tupl
     except FileNotFoundError:
         return [], offset
     whole = data[: data.rfind(b"\n") + 1]
-    events = [event for event in map(_decoded, whole.splitlines()) if event is not None]
-    return events, offset + len(whole)
+    return whole.splitlines(), offset + len(whole)
 
 
 @dataclass
@@ -214,16 +236,22 @@ class Journals:
         self.sizes = {path.name: path.stat().st_size for path in journals_in(self.model_dir)}
         return self
 
-    def lines(self, task: str = "chief") -> list[dict[str, Any]]:
-        """Return the lines of a task, by its name."""
+    def events_of(self, task: str = "chief") -> list[dict[str, Any]]:
+        """Return the events of a task, by its name: what is no metric."""
         paths = [path for path in journals_in(self.model_dir) if task_of(path) == task]
-        return [line for path in paths for line in read_journal(path, self.sizes.get(path.name, 0))[0]]
+        return [line for path in paths for line in self._lines(path, "event") if "event" in line]
 
     def events(self, event: str) -> dict[str, list[dict[str, Any]]]:
-        """Return task name -> lines of `event`; tasks without such a line are left out."""
-        tasks = [task_of(path) for path in journals_in(self.model_dir)]
-        found = {task: [line for line in self.lines(task) if line.get("event") == event] for task in tasks}
-        return {task: lines for task, lines in found.items() if lines}
+        """Return the lines of `event`, by the name of the task; a task without one is left out."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for path in journals_in(self.model_dir):
+            lines = [line for line in self._lines(path, event) if line.get("event") == event]
+            if lines:
+                found.setdefault(task_of(path), []).extend(lines)
+        return found
+
+    def _lines(self, path: Path, word: str) -> Iterator[dict[str, Any]]:
+        return iterate_journal(path, self.sizes.get(path.name, 0), containing=f'"{word}"'.encode())
 
 
 def _decoded(line: bytes) -> dict[str, Any] | None:

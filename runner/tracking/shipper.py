@@ -20,7 +20,16 @@ from typing import Any
 from runner.system.files import write_atomically
 from runner.tracking.curves import draw_curves, import_matplotlib
 from runner.tracking.exit_codes import MLFLOW_STATUS, STILL_RUNNING
-from runner.tracking.journal import ARTIFACT, DATASET, IMAGE, WANTS_RUN, Journals, journals_in, read_journal
+from runner.tracking.journal import (
+    ARTIFACT,
+    BLOCK_BYTES,
+    DATASET,
+    IMAGE,
+    WANTS_RUN,
+    Journals,
+    journals_in,
+    read_journal,
+)
 from runner.tracking.run_lock import LOCK_FILE
 from runner.tracking.run_record import MLFLOW, RUN_FILE, RunRecord
 from runner.tracking.summary import SUMMARY_FILE, as_killed, read_summary, write_summary
@@ -37,8 +46,6 @@ from runner.tracking.tracker import (
 
 PERIOD_SECS = 2.0
 GLANCE_SECS = 0.2
-MAX_BYTES = 1_000_000
-"""Of a journal that are read and shipped at once, however far behind the tracker is."""
 CLOSING_ATTEMPTS = 3
 CLOSING_TIMEOUT_SECS = 20.0
 """How long the end of a run waits for a tracker that answers nothing: a frozen server, a database that is locked."""
@@ -300,7 +307,7 @@ class Shipper:
     def _ship_journal(self, path: Path) -> None:
         before = -1
         while before != (before := self._shipped.offsets.get(path.name, 0)):
-            lines, offset = read_journal(path, before, MAX_BYTES)
+            lines, offset = read_journal(path, before, BLOCK_BYTES)
             last_steps = dict(self._shipped.last_steps)
             points = [point for line in lines for point in points_of(line) if self._is_new(point, last_steps)]
             if points:

@@ -16,10 +16,11 @@ SCRIPTS = sorted({path.name for path in (ROOT / "benchmarks").glob("[a-z]*.py")}
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_one_tiny_round_runs(script: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [*SCRIPTS, "checkpoint.py --peaks"])
+def test_one_tiny_round_runs(command: str, tmp_path: Path) -> None:
+    script, *options = command.split()
     ran = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / script), "--rounds", "1", "--tiny"], cwd=tmp_path,
+        [sys.executable, str(ROOT / "benchmarks" / script), "--rounds", "1", "--tiny", *options], cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-5000:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import resource
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,9 @@ import tensorflow as tf
 from runner import Estimator, EstimatorSpec, Hook, Input, ModeKeys, RunConfig
 from runner.distribute.errors import PeerLost
 from runner.distribute.strategy import build_parameter_server
+from runner.export.receivers import build_raw_serving_input_receiver_fn
 from runner.programs.ps_programs import Coordinator
+from runner.tf_private.tensor_bundle import read_entries
 from runner.tracking.journal import Journal, read_journal
 from tests.support.models import STYLES, data, train_input
 from tests.support.parameter_server_cases import Servers, after
@@ -323,12 +325,15 @@ def cut_by_v1(around: Surroundings) -> Any:
 
 
 def large(around: Surroundings) -> Any:
-    """An embedding that does not fit in the memory that the coordinator is allowed."""
+    """An embedding that is larger than what the coordinator takes at its peak."""
     rows, columns = 1_500_000, 64
 
     def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        features = features["feature"] if isinstance(features, dict) else features  # a request has names
         vectors = keras.layers.Embedding(rows, columns, name="table")(features)
         predictions = keras.layers.Dense(1)(tf.reduce_mean(vectors, 1))
+        if mode == ModeKeys.PREDICT:
+            return EstimatorSpec(mode, predictions=predictions)
         loss = tf.square(predictions - labels)[:, 0]
         return EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(0.1), predictions=predictions)
 
@@ -339,25 +344,36 @@ def large(around: Surroundings) -> Any:
     def input_fn() -> tf.data.Dataset:
         return tf.data.Dataset.from_tensor_slices((ids, labels)).batch(8).repeat(2)
 
-    size = rows * columns * 4
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + size * 9 // 10, before[1]))
-    try:
-        first = around.estimator(model_fn, "large").train(input_fn)
-        second = around.estimator(model_fn, "large").train(input_fn, steps=4)  # verified, restored, goes on
-        loss = second.evaluate(input_fn)["loss"]
-        try:
-            held = np.ones(size, np.uint8).nbytes
-        except MemoryError:
-            held = 0
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
-    return {"held": held, "loss": loss, "steps": [step_of(first), step_of(second)]}
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM is the peak from here on
+    start = bytes_of("VmRSS")
+    first = around.estimator(model_fn, "large", ema_decay=0.5).train(input_fn)
+    second = around.estimator(model_fn, "large", ema_decay=0.5).train(input_fn, steps=4)  # verified, restored
+    third = around.estimator(model_fn, "large", ema_decay=0.5)  # has no variables for the averages
+    losses = [one.evaluate(input_fn)["loss"] for one in (second, third)]
+    receiver = build_raw_serving_input_receiver_fn(tf.TensorSpec([None, 3], tf.int64))
+    exported = Path(os.fsdecode(third.export_saved_model(around.folder / "large-export", receiver)))
+    parts = (bytes_of("VmHWM") - start) / (rows // 2 * columns * 4)
+    steps = [step_of(first), step_of(second)]
+    return {"losses": losses, "steps": steps, "parts": parts, "rows": same_rows(third, exported)}
 
 
-def data_bytes() -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData"))
-    return int(line.split()[1]) << 10
+def same_rows(estimator: Estimator, exported: Path) -> list[bool]:
+    """Whether the first row, two beside the border of the parts and the last are the averages of the checkpoint."""
+    found = []
+    for row in (0, 749_999, 750_000, 1_499_999):
+        rows = f"1500000 64 {row},1:0,64"
+        key = "table/embeddings"
+        there = read_entries(str(exported / "variables" / "variables"), "CPU:0", [(key, rows, tf.float32)])
+        key += "/ExponentialMovingAverage"
+        here = read_entries(str(estimator.latest_checkpoint()), "CPU:0", [(key, rows, tf.float32)])
+        found.append(bool(tf.reduce_all(tf.equal(there[0], here[0])) and tf.reduce_any(there[0] != 0)))
+    return found
+
+
+def bytes_of(what: str) -> int:
+    """Return VmData, VmRSS or VmHWM of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what)) << 10
 
 
 def worker_lost(around: Surroundings) -> Any:
