@@ -163,8 +163,8 @@ class ModelFn:
         declared = declared_arguments(self.fn)
         if labels is not None and "labels" not in declared and mode != ModeKeys.PREDICT:
             raise ValueError(
-                f"the input gives (features, labels) and {self.name} takes no 'labels'. "
-                "Add the argument, or let the input function return features only."
+                f"The input function returns (features, labels), but {self.name} has no argument 'labels'. Add it, or "
+                "return features only."
             )
         available = {
             "features": features,

@@ -264,7 +264,7 @@ class RunConfig:
             object.__setattr__(self, "save_summary_steps", None)
         if self.check_numerics and (self.jit or self.precision == "mixed_float16"):
             other = "jit=True" if self.jit else "precision='mixed_float16'"
-            raise ValueError(f"RunConfig(check_numerics=True, {other}) cannot be combined. Leave one out.")
+            raise ValueError(f"RunConfig(check_numerics=True, {other}) cannot be combined. Unset one of them.")
         if self.eager:
             self._check_eager()
         if self.check_numerics or self.eager:
@@ -293,7 +293,7 @@ class RunConfig:
             if getattr(self, name) != defaults[name]:
                 raise ValueError(
                     f"RunConfig(eager=True, {name}={getattr(self, name)!r}): an eager step runs on one replica, in "
-                    "float32, and no graph of it is looked at. Leave one out."
+                    "float32, and without a graph. Unset one of them."
                 )
 
     def replace(self, **changes: Any) -> RunConfig:

@@ -288,8 +288,8 @@ def _place(tf_config: str, *, has_strategy: bool) -> Cluster:
         )
     if not place.tasks and (place.task_type != "worker" or place.task_index):
         raise ValueError(
-            f"TF_CONFIG: task is {place.task_type} {place.task_index}, and there is no cluster. Add the addresses of "
-            "all, or leave the task out."
+            f"TF_CONFIG: task is {place.task_type} {place.task_index}, but there is no cluster. Add the addresses of "
+            "all tasks, or remove the task."
         )
     return place
 

@@ -170,7 +170,10 @@ class TPUEstimator(Estimator):
                 "use_tpu=False to run without one."
             )
         if isinstance(params, Mapping) and "batch_size" in params:
-            raise ValueError("TPUEstimator(params=...): batch_size is what train_batch_size and the others set in it.")
+            raise ValueError(
+                "TPUEstimator(params=...): batch_size is set by train_batch_size, eval_batch_size and "
+                "predict_batch_size. Remove it."
+            )
         self._batch_sizes = {
             ModeKeys.TRAIN: train_batch_size,
             ModeKeys.EVAL: eval_batch_size,

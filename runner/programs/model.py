@@ -356,6 +356,6 @@ def check_shapes(
         found = there.get(keys.get(name, name))
         if found is not None and not requested.is_compatible_with(found[0]):
             raise ValueError(
-                f"variable {name!r} is {list(found[0])} in checkpoint {reader.path} and was requested as "
-                f"{requested.as_list()}. A name has one shape in all modes."
+                f"variable {name!r} is {list(found[0])} in checkpoint {reader.path}, but model_fn requests "
+                f"{requested.as_list()}. Undo the change, or use a new model_dir."
             )

@@ -71,7 +71,7 @@ def cpus_of_worker(count: int) -> contextlib.AbstractContextManager[None]:
 
 
 def num_files(dataset: tf.data.Dataset) -> int:
-    """Files that `dataset` reads, the fewest of its sources; 0 where it, or a part of it, does not read files in a way
+    """Return how many files `dataset` reads, the fewest of its sources; 0 if a part of it does not read files in a way
     that `part_of_files` can divide.
 
     Private: `Dataset._inputs`, and `_filenames` of the datasets that read files. When they move: return 0, and files
@@ -98,7 +98,7 @@ def _num_files(dataset: tf.data.Dataset) -> int:
 
 
 def part_of_files(dataset: tf.data.Dataset, num_workers: int, worker_index: int) -> tf.data.Dataset:
-    """`dataset` reading every `num_workers`-th file alone: what distribute_dataset does by AutoShardPolicy.FILE.
+    """Return `dataset` reading only every `num_workers`-th file, like distribute_dataset with AutoShardPolicy.FILE.
 
     Raises: tf.errors.NotFoundError: a source of it is no file.
 

@@ -23,7 +23,7 @@ _FROM_OUTSIDE = ("PyFunc", "ReadVariable", "Dequeue")
 
 
 def stages(dataset: Any) -> list[Any]:
-    """Return the datasets that `dataset` is made of, itself first; not those that its functions make.
+    """Return the dataset and its input datasets, itself first, without those that its functions make.
 
     Private: `DatasetV2._inputs`, and `DatasetV1Adapter._dataset`, which holds the dataset that has them.
 
@@ -40,13 +40,13 @@ def stages(dataset: Any) -> list[Any]:
 
 
 def without_state(dataset: Any) -> Any:
-    """Return the dataset, whose iterators have no state that a new one could be given before its first element."""
+    """Return the dataset marked: the state of its iterators cannot be restored before the first element."""
     dataset.has_no_state = True
     return dataset
 
 
 def has_state(dataset: Any) -> bool:
-    """Report whether an iterator over `dataset` can be given the state of another: not of what is `without_state`."""
+    """Report whether the state of an iterator over `dataset` can be restored: not if it is `without_state`."""
     return not any(getattr(one, "has_no_state", False) for one in stages(dataset))
 
 
@@ -60,7 +60,7 @@ def shuffle_buffers(dataset: tf.data.Dataset) -> list[int]:
 
 
 def may_change_meanwhile(dataset: Any) -> bool:
-    """Report whether what is read next may depend on what this process does now: by a Python function or a variable.
+    """Report whether the next element may depend on what this process does now, by a Python function or a variable.
 
     What it cannot know counts as that. Private: see `why_not_repeatable`.
     """
@@ -72,7 +72,7 @@ def may_change_meanwhile(dataset: Any) -> bool:
 
 
 def why_not_repeatable(dataset: tf.data.Dataset) -> str | None:
-    """Return why another process that makes the same dataset may read other elements; None: it reads the same ones.
+    """Return why another process with the same dataset may read other elements; None: it reads the same elements.
 
     What it cannot know counts as a reason.
 
@@ -145,7 +145,7 @@ def _may_draw(node: Any) -> bool:
 
 
 def timed(iterator: tf.data.Iterator, secs: tf.Variable) -> tf.data.Dataset:
-    """Return a dataset of the elements of `iterator`, which adds the seconds that each of them took to `secs`.
+    """Return a dataset of the elements of `iterator`; it adds the seconds that each takes to `secs`, a float scalar.
 
     It asks for an element when it is asked for one, never before.
 

@@ -1,4 +1,4 @@
-"""The parts of feature columns that no public name of TensorFlow 2.21 gives, now that Keras 3 has no DenseFeatures."""
+"""Parts of feature columns without a public name in TensorFlow 2.21, needed because Keras 3 has no DenseFeatures."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Columns(_fc.StateManager):  # type: ignore[name-defined]
 
 
 def cache_of(features: Mapping[str, Any]) -> Any:
-    """What transforms each feature once, for all columns that share it."""
+    """Return the cache that transforms each feature (name -> tensor `[batch, ...]`) once for all columns."""
     return _fc.FeatureTransformationCache(features)
 
 
 def dense_tensor(column: Any, features: Mapping[str, Any]) -> tf.Tensor:
-    """A column without variables, `[batch, ...]`."""
+    """Return the values of a column without variables, float `[batch, ...]`."""
     return column.get_dense_tensor(cache_of(features), None)
 
 

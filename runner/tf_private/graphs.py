@@ -1,4 +1,4 @@
-"""Graphs: their collections, control inputs and creators, functions made of a part of one, and eager kernels."""
+"""Graphs: collections, control inputs and creators, functions made from a part of a graph, and eager kernels."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 
 @contextlib.contextmanager
 def kernels_kept() -> Iterator[None]:
-    """While it lasts, `tf.random.set_seed` leaves the kernels of eager operations where they are.
+    """Keep the kernels of eager operations when `tf.random.set_seed` is called inside this context.
 
     It throws them away, since one that draws random numbers goes on where it was; making them anew for each variable is
     two thirds of the time in which variables get their initial values. Use it only where no seed comes twice, and set
@@ -61,7 +61,7 @@ def kernels_kept() -> Iterator[None]:
 
 
 def drop_kernels() -> None:
-    """Throws away the kernels of eager operations, also while they are kept: a seed that comes again draws the same.
+    """Drop the kernels of eager operations, even while they are kept, so that a repeated seed draws the same numbers.
 
     Private: as in `kernels_kept`.
     """
@@ -92,7 +92,7 @@ class _ByIdentity(list[Any]):
 
 
 def _no_collections() -> dict[Any, Any]:
-    """Empty collections.
+    """Return empty collections.
 
     TensorFlow 2.21: on several replicas a v1 optimizer looks for its operation among TRAIN_OP, where another one may
     have left the updated global step: a tensor, which compares itself with an operation and fails.
@@ -102,7 +102,7 @@ def _no_collections() -> dict[Any, Any]:
 
 @contextlib.contextmanager
 def fresh_collections() -> Iterator[None]:
-    """Empty graph collections for one trace, at the graph being traced and at the eager level.
+    """Use empty graph collections for one trace, in the graph being traced and at the eager level.
 
     The eager level too, because v1 optimizers and moving averages make their slots under `init_scope`, in *its*
     variable store; a second trace would find them "already exists".
@@ -120,7 +120,7 @@ def fresh_collections() -> Iterator[None]:
 
 @contextlib.contextmanager
 def fresh_thread_collections(shared: Mapping[Any, list[Any]] = MappingProxyType({})) -> Iterator[None]:
-    """The collections of this thread alone, empty: one replica's call of model_fn within `fresh_collections`.
+    """Use empty collections for this thread alone: one replica's call of model_fn within `fresh_collections`.
 
     Args:
       shared: those that this thread has in common with others.
@@ -131,7 +131,7 @@ def fresh_thread_collections(shared: Mapping[Any, list[Any]] = MappingProxyType(
 
 @contextlib.contextmanager
 def creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
-    """`tf.variable_creator_scope`, which also holds inside `tf.init_scope` (where v1 slots are made).
+    """Enter a `tf.variable_creator_scope` that also holds inside `tf.init_scope`, where v1 slots are made.
 
     The stack belongs to the current graph, so it is entered on the eager level as well. Private:
     `Graph._variable_creator_scope`, what tf.variable_creator_scope calls on the default graph.
@@ -146,7 +146,7 @@ def creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
 
 
 def control_inputs(edges: Mapping[tf.Operation, list[tf.Operation]]) -> contextlib.AbstractContextManager[None]:
-    """Makes each key run after its values, for functions pruned from the graph meanwhile.
+    """Make each key run after its values, for functions pruned from the graph inside this context.
 
     The edges are taken back: a function pruned later would pull in what an earlier one had to wait for.
     """
@@ -154,7 +154,7 @@ def control_inputs(edges: Mapping[tf.Operation, list[tf.Operation]]) -> contextl
 
 
 def control_inputs_within(running: Collection[tf.Operation]) -> contextlib.AbstractContextManager[None]:
-    """Makes these operations wait only for each other, for a function of them alone."""
+    """Make these operations wait only for each other, for a function that contains no others."""
     there = set(running)
     cut = [one for one in running if not there.issuperset(one.control_inputs)]
     return _waiting_for({one: [before for before in one.control_inputs if before in there] for one in cut})
@@ -162,7 +162,7 @@ def control_inputs_within(running: Collection[tf.Operation]) -> contextlib.Abstr
 
 @contextlib.contextmanager
 def _waiting_for(wanted: Mapping[tf.Operation, Sequence[tf.Operation]]) -> Iterator[None]:
-    """Makes each key wait for its values, and for nothing else, while entered.
+    """Make each key wait for its values and nothing else, inside this context.
 
     Private: `Operation._add_control_inputs` and `_remove_all_control_inputs`; tf.control_dependencies can order
     only operations that are still to be made.
@@ -182,7 +182,7 @@ def _waiting_for(wanted: Mapping[tf.Operation, Sequence[tf.Operation]]) -> Itera
 
 
 def program_order_in_branches(graph: Any) -> None:
-    """Bodies of `tf.cond`, `tf.while_loop` in `graph` run all their effects in program order, as in tf.function.
+    """Run all effects of `tf.cond` and `tf.while_loop` bodies in `graph` in program order, as in tf.function.
 
     Private: `FuncGraph._add_control_dependencies`, which control flow takes over from the graph around it and
     wrap_function leaves off. The graph itself is pruned and ordered by `runner.tracing.trace_step`.
@@ -191,7 +191,7 @@ def program_order_in_branches(graph: Any) -> None:
 
 
 class GraphFromHere:
-    """A graph that code which is under way goes on in, from the first `placeholders` to the end of this context.
+    """A graph in which running code continues, from the first `placeholders` to the end of this context.
 
     What it does until then is eager. A context that the code has entered before may end in the graph: those of
     TensorFlow remember what they set.
@@ -230,7 +230,7 @@ class GraphFromHere:
 
 
 def no_name_scope_in_branches() -> contextlib.AbstractContextManager[None]:
-    """Meanwhile the bodies of `tf.cond` and `tf.while_loop` begin with no name scope, as in a graph of TF 1.
+    """Start bodies of `tf.cond` and `tf.while_loop` without a name scope, as in a TensorFlow 1 graph.
 
     What an optimizer makes in a branch is then `beta1_power`, as in checkpoints of tf.estimator, and not
     `cond/beta1_power`.
@@ -243,7 +243,7 @@ def no_name_scope_in_branches() -> contextlib.AbstractContextManager[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of a graph that is to be a function from values of `feeds` to values of `fetches`.
+    """A part of a graph, to be made a function from values of `feeds` to values of `fetches`.
 
     Attributes:
       running: all operations that it takes, in program order.
@@ -259,7 +259,7 @@ class Part:
 
 
 def function_of_part(part: Part, *, by_xla: bool = False) -> Callable[..., list[tf.Tensor]]:
-    """The part as a function.
+    """Return the part as a function.
 
     What `WrappedFunction.prune` gives, which copies the operations into a graph of their own first: a fifth of the
     way to the first step of a model of 120 layers. No gradient passes through it.
@@ -276,7 +276,7 @@ def function_of_part(part: Part, *, by_xla: bool = False) -> Callable[..., list[
     inputs = [*part.feeds, *(internal for _, internal in captures)]
     unfed = [op.name for op in there - {tensor.op for tensor in inputs} if op.type == "Placeholder"]
     if unfed:
-        raise ValueError(f"a value outside the step depends on the input of the step: {', '.join(sorted(unfed))}.")
+        raise ValueError(f"A value outside the step depends on the input of the step: {', '.join(sorted(unfed))}.")
     # Reads, too: whoever waits for a function waits for these alone, and a write elsewhere must not come before a read.
     waited_for = list(dict.fromkeys([*part.effects, *(op for op in part.running if op.type in _READS)]))
     handles = [external for external, _ in captures]
@@ -313,7 +313,7 @@ def _pruned_part(
 
 @functools.cache
 def operations_of_xla(device_type: str) -> frozenset[str]:
-    """Types of operations that XLA can compile for a "CPU" or a "GPU".
+    """Return the types of operations that XLA can compile for a "CPU" or a "GPU".
 
     Private: `kernels.get_all_registered_kernels`; those of XLA are there once it has compiled something.
     When it moves: leave the question out; the first step then fails with XLA's own message.
@@ -325,14 +325,14 @@ def operations_of_xla(device_type: str) -> frozenset[str]:
 
 @dataclasses.dataclass(frozen=True)
 class CallTimeValue:
-    """A value that a graph wants anew at each call: the instance keys of collectives."""
+    """A value that a graph needs anew at each call: the instance keys of collectives."""
 
     placeholder: tf.Tensor
     closure: Callable[[], Any]
     spec: Any
 
     def capture(self) -> tf.Tensor:
-        """The value for one call: eagerly now, or when the graph that is being traced is called."""
+        """Return the value for one call, a tensor of its spec: computed now, or when the traced graph is called."""
         graph = v1.get_default_graph()
         if tf.executing_eagerly():
             return self.closure()
@@ -343,7 +343,7 @@ class CallTimeValue:
 
 
 def collect_call_time_values(graph: Any) -> list[CallTimeValue]:
-    """From now on, call-time captures of `graph` become placeholders, listed in what this returns.
+    """Replace later call-time captures of `graph` by placeholders, and return the list that collects them.
 
     `WrappedFunction.prune` cannot lift a call-time capture (UnliftableError); a placeholder it can.
     Private: `FuncGraph.capture_call_time_value`, replaced on this one graph.
@@ -361,7 +361,7 @@ def collect_call_time_values(graph: Any) -> list[CallTimeValue]:
 
 
 def eager_values_as_constants() -> contextlib.AbstractContextManager[None]:
-    """While entered, an eager tensor that is used in a graph of a session becomes a constant of that graph.
+    """Turn an eager tensor that is used in a session's graph into a constant, inside this context.
 
     Anything that is no value, the handle of a variable or of a table, raises a ValueError that says what to do.
     Private: `ops._EagerTensorBase.__tf_tensor__`, by which an eager tensor enters a graph. When it moves, leave this
@@ -375,8 +375,8 @@ def eager_values_as_constants() -> contextlib.AbstractContextManager[None]:
             return convert(self, dtype, name)
         if self.dtype in (tf.resource, tf.variant):
             raise ValueError(
-                "model_fn uses a variable, table or layer that was made outside of it. What is exported has only what "
-                "model_fn makes: make it inside."
+                "model_fn uses a variable, table or layer that was made outside of it, which cannot be exported. Make "
+                "it inside model_fn."
             )
         with tf.init_scope():
             return tf.constant(self.numpy(), dtype, name=name or "value")
@@ -386,7 +386,7 @@ def eager_values_as_constants() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def optimised_once() -> Iterator[None]:
-    """A function that is called for the first time meanwhile has its graph optimised in one round, and not in two.
+    """Optimize the graphs of functions that are first called in this context in one round instead of two.
 
     The second round changed one node of 9,400 in the loop of a model of 120 layers, and took 1.4 of 5.5 s. Steps are as
     fast either way (a tiny MLP, native and classic; the digits CNN).

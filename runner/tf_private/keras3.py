@@ -25,7 +25,7 @@ class _Owners(threading.local):
 
 
 class KerasTrace:
-    """What Keras 3 does during one trace: whose variables it makes, and what its optimizers write.
+    """Keras 3's actions during one trace: whose variables it makes, and what its optimizers write.
 
     Attributes:
       written: operations that Keras optimizers issued, which return no update op to fetch.
@@ -40,7 +40,7 @@ class KerasTrace:
 
 @contextlib.contextmanager
 def keras_trace(traced: Any, reduce: Callable[[list[Any]], list[Any]] | None = None) -> Iterator[KerasTrace]:
-    """Watches Keras 3 during a trace of the graph `traced`, and gives it fresh name counters and seed generators.
+    """Watch Keras 3 during a trace of the graph `traced`, with fresh name counters and seed generators.
 
     Private, all in Keras 3.15: `backend.Variable._initialize` (Keras hands tf.Variable only the short name; its
     `path` is what a checkpoint needs), `_initialize_with_initializer` (hides the shape of what it initializes),

@@ -1,4 +1,4 @@
-"""What optimizers of Keras keep to themselves, and what TensorFlow calls their slots.
+"""Private state of Keras optimizers, and TensorFlow's names of optimizer slots.
 
 Tested with Keras 3.15 and tf_keras 2.21. When a name moves: `tests/classic/test_keras_named.py` fails by the name of
 its case.
@@ -21,7 +21,7 @@ v1 = tf.compat.v1
 
 
 def made_apart(make: Callable[[], Any]) -> Any:
-    """What `make` returns; the variables that it makes are no part of the model that is being traced.
+    """Return the result of `make`, whose variables do not become part of the model being traced.
 
     Optimizers of Keras keep their learning rate in one. Creators of variables belong to a thread, so another makes it.
     Private: `GLOBAL_STATE_TRACKER`, which counts the names of Keras 3: this optimizer takes none away.
@@ -44,7 +44,7 @@ def made_apart(make: Callable[[], Any]) -> Any:
 
 
 def schedule_of(optimizer: Any) -> Callable[[tf.Tensor], Any] | None:
-    """The learning rate of an optimizer of Keras as a function of the step; None: it is a number.
+    """Return a Keras optimizer's learning rate as a function (int64 scalar step -> float scalar); None: it is a number.
 
     Private: `_learning_rate` of Keras 3 and tf_keras; `_hyper` of what tf_keras calls legacy, where it may also be a
     tensor of the graph, which `get_config` fails on: it is replaced by a number.
@@ -63,7 +63,7 @@ def schedule_of(optimizer: Any) -> Callable[[tf.Tensor], Any] | None:
 
 
 def with_slots_in(optimizer: Any, folder: str) -> Any:
-    """The v1 optimizer, which calls its slots `<variable>/<folder>/Adam` instead of `<variable>/Adam`.
+    """Return the v1 optimizer, which then names its slots `<variable>/<folder>/Adam` instead of `<variable>/Adam`.
 
     Private: `_create_slots`, which every v1 optimizer overrides, since TF 1.
     """

@@ -1,4 +1,4 @@
-"""Parameter servers: variables and lookups on them, and what a coordinator tells of lost workers."""
+"""Parameter servers: variables and lookups on them, and a coordinator's reports of lost workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ShardedVariable = tf.__internal__.distribute.ShardedVariable
 
 
 def partitioner_of(strategy: tf.distribute.Strategy) -> Callable[..., Any] | None:
-    """The partitioner that a ParameterServerStrategy was made with; None: variables are not partitioned.
+    """Return the partitioner of a ParameterServerStrategy; None: variables are not partitioned.
 
     Private: `extended._variable_partitioner`. When it moves: have build_strategy hand the partitioner on.
     """
@@ -32,7 +32,7 @@ def partitioner_of(strategy: tf.distribute.Strategy) -> Callable[..., Any] | Non
 
 
 def tasks_of(strategy: tf.distribute.Strategy) -> Mapping[str, Sequence[str]]:
-    """Task type -> addresses of the cluster of a ParameterServerStrategy.
+    """Return task type -> addresses of the cluster of a ParameterServerStrategy.
 
     Private: `_cluster_resolver`; the public `cluster_resolver` of this strategy is None in TensorFlow 2.21.
     """
@@ -41,7 +41,7 @@ def tasks_of(strategy: tf.distribute.Strategy) -> Mapping[str, Sequence[str]]:
 
 
 def traced_before_scheduled(strategy: tf.distribute.Strategy) -> None:
-    """Lets `strategy.run` be traced on its own: what is traced here is scheduled later, inside another function.
+    """Allow `strategy.run` to be traced by itself: the trace is scheduled later, inside another function.
 
     Private: `extended._allow_run_without_coordinator`, which TensorFlow's tests set. Without it each trace logs that it
     may run on the coordinator. When it moves, leave this out.
@@ -52,7 +52,7 @@ def traced_before_scheduled(strategy: tf.distribute.Strategy) -> None:
 def variable_on(
     device: str, strategy: tf.distribute.Strategy, name: str, shape: tf.TensorShape, dtype: tf.DType, trainable: bool
 ) -> tf.Variable:
-    """A variable of `strategy` on `device`, without a value; `assign` there gives it one.
+    """Return a variable of `strategy` on `device` with this shape and dtype, without a value; assign it there.
 
     A tf.Variable made in `strategy.scope()` is wrapped, divided and put on a server in turn, whatever its size.
     Private: `UninitializedVariable(distribute_strategy=)`, which Keras and v1 optimizers ask a variable for before they
@@ -65,7 +65,7 @@ def variable_on(
 
 
 def anonymous_variable(shape: Any, dtype: Any) -> tf.Tensor:
-    """The handle of a new variable where the graph runs that this is called in; it goes with its last handle.
+    """Return the handle (resource scalar) of a new variable on the device of the graph; it is freed with the handle.
 
     Private: `context.anonymous_name`, by which an operation makes a new resource each time that it runs. When it moves:
     a name that is new for each request, and DestroyResourceOp at its end.
@@ -121,9 +121,9 @@ class LossInALine(logging.Filter):
         text, values = str(record.msg), record.args if isinstance(record.args, tuple) else ()
         worker = f"worker:{str(values[0]).rpartition(':')[2]}" if values else ""
         if text == self.LOST:
-            self._log.warning("%s was lost. What it was asked for is asked of another one, or of it again.", worker)
+            self._log.warning("%s was lost. Its request is repeated, by another worker or by itself.", worker)
         elif text.startswith(self.INTERRUPTED):
-            self._log.warning("%s was out of reach for a moment. What it was asked for is asked once more.", worker)
+            self._log.warning("%s could not be reached for a moment. Its request is repeated.", worker)
         elif text.startswith(self.RAISED):
             return not isinstance(values[1], tf.errors.UnavailableError)  # that is raised, and then said
         else:
@@ -180,7 +180,7 @@ def remote_variables() -> Iterator[None]:
 
 
 def lookup_by_rows(params: Any, ids: Any) -> tf.Tensor:
-    """Rows `ids` of a variable, which may be partitioned."""
+    """Return rows `ids` (integers `[...]`) of a variable, which may be partitioned: `[..., row shape]`."""
     parts = params.variables if isinstance(params, ShardedVariable) else [params]
     return tf.compat.v1.nn.embedding_lookup(parts, ids, "div")
 

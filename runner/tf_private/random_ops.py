@@ -1,4 +1,4 @@
-"""Random operations: which keep their state in a kernel, how they are replaced, and seeds that keep eager kernels."""
+"""Random operations with state in a kernel: how they are replaced, and seeds that keep eager kernels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KERNEL_RANDOM = frozenset(
 
 
 def call_time_value(graph: Any, closure: Callable[[], Any], spec: tf.TensorSpec) -> tf.Tensor | None:
-    """A tensor of the function `graph`, with the value that `closure` gives where it is called; None: no function.
+    """Return a tensor of the function `graph` with the value of `closure` at its call; None: `graph` is not a function.
 
     Private: `FuncGraph.capture_call_time_value`, and `FuncGraph._function_captures`: TensorFlow would hand the request
     on to the outermost function. `get_by_ref_snapshot` asks before each call for the type alone, and may fail.
@@ -56,7 +56,7 @@ def call_time_value(graph: Any, closure: Callable[[], Any], spec: tf.TensorSpec)
 
 
 def loop_counter(graph: Any) -> tf.Tensor | None:
-    """How many iterations of the tf.while_loop with the body `graph` came before this one; None for other graphs.
+    """Return the number of earlier iterations of the tf.while_loop with body `graph`, a scalar; None: not a loop body.
 
     Private: `WhileBodyFuncGraph`, whose first argument the counter is. It is found before TensorFlow lists the
     arguments: they are the first operations of the body.
@@ -72,7 +72,7 @@ def loop_counter(graph: Any) -> tf.Tensor | None:
 def replaced_random_ops(
     names: Iterable[str], replace: Callable[[str, Mapping[str, Any], int | None], Any]
 ) -> Iterator[None]:
-    """While entered, `replace` is asked first whenever a random operation of TF 1 is to be made.
+    """Call `replace` before a random operation of TF 1 is made, inside this context.
 
     Args:
       names: functions of `gen_random_ops`.

@@ -109,7 +109,7 @@ class Collector:
             self.scalars.append(SummaryScalar(key, value, written.op, tag, metadata, condition, own_step))
 
     def image(self, tensor: Any) -> Any:
-        """Return the images of a call before they are written: made outside of the branch that may write them."""
+        """Return the images of a call, string `[2 + images]`, made outside of the branch that writes them."""
         return tensor() if callable(tensor) and v1.get_default_graph() is self._graph else None
 
     def note_image(self, tag: str, images: Any, written: Any) -> None:
@@ -218,7 +218,7 @@ _collector: contextvars.ContextVar[Collector | EagerCollector | None] = contextv
 
 
 def is_collecting() -> bool:
-    """Report whether somebody notes scalars in this thread."""
+    """Report whether scalars are collected in this thread."""
     return _collector.get() is not None
 
 

@@ -35,7 +35,7 @@ class Entry(NamedTuple):
 
 
 def write_bundle(path: Path, tensors: Mapping[str, Any]) -> None:
-    """Writes one bundle; a tuple is written as the slices of one tensor.
+    """Write one bundle from key -> tensor of any shape and dtype; a tuple is written as the slices of one tensor.
 
     What is on a parameter server is written there: `path` must be the same file for all of them.
     """
@@ -160,13 +160,21 @@ def in_parts(entries: Iterable[_T], size_of: Callable[[_T], int]) -> Iterator[li
 
 
 def read_bundle(path: str, dtypes: Mapping[str, tf.DType]) -> dict[str, tf.Tensor]:
-    """Key -> tensor, read together. Raises: DataLossError: a tensor is not what its CRC-32C says."""
+    """Return key -> tensor of the saved shape and dtype, read together.
+
+    Raises:
+      DataLossError: a tensor does not match its CRC-32C.
+    """
     values = read_entries(path, "CPU:0", [(key, "", dtype) for key, dtype in dtypes.items()])
     return dict(zip(dtypes, values, strict=True))
 
 
 def read_entries(path: str, place: str, entries: Sequence[tuple[str, str, tf.DType]]) -> list[tf.Tensor]:
-    """The tensors, or rows of them (as `slice_specs` says), read by the device `place`. Raises: as `read_bundle`."""
+    """Return the tensors, or rows of them (as in `slice_specs`), read on the device `place`.
+
+    Raises:
+      DataLossError: a tensor does not match its CRC-32C.
+    """
     if not entries:
         return []
     keys, rows, dtypes = (list(column) for column in zip(*entries, strict=True))

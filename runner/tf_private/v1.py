@@ -1,4 +1,4 @@
-"""`tf.compat.v1`: what its optimizers and hooks were given, what its losses end with, and gradients in loops.
+"""`tf.compat.v1`: arguments of its optimizers and hooks, the last step of its losses, and gradients in loops.
 
 When a hook keeps its arguments elsewhere: read them there.
 """
@@ -29,7 +29,7 @@ Private: `session.SessionInterface`, since TF 1.0. When it moves: use `object`; 
 
 
 def default_session(session: Any) -> contextlib.AbstractContextManager[Any]:
-    """Meanwhile `Tensor.eval()` and `Operation.run()` are of that session.
+    """Use `session` for `Tensor.eval()` and `Operation.run()` inside this context.
 
     Private: `stack.default_session`, which `tf.compat.v1.Session.as_default` returns; in `ops` until 2.13.
     """
@@ -38,7 +38,7 @@ def default_session(session: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def scale_rate_of_v1(optimizer: Any, factor: tf.Tensor) -> bool:
-    """Makes a `tf.compat.v1.train` optimizer multiply its learning rate; False where that is not found.
+    """Make a v1 optimizer multiply its learning rate by a float scalar; return False if the rate is not found.
 
     Private: `_learning_rate` (`_lr` in Adam), a number, tensor or function, of which `_prepare` makes a tensor in
     `apply_gradients`; unchanged since TF 1. The optimizer is good for this one trace afterwards.
@@ -53,7 +53,7 @@ def scale_rate_of_v1(optimizer: Any, factor: tf.Tensor) -> bool:
 
 
 def rate_of_v1(optimizer: Any) -> tf.Tensor | None:
-    """Return the learning rate of a `tf.compat.v1.train` optimizer; None where that is not found.
+    """Return the learning rate of a `tf.compat.v1.train` optimizer, a float scalar; None if it is not found.
 
     Private: as `scale_rate_of_v1`.
     """
@@ -62,7 +62,7 @@ def rate_of_v1(optimizer: Any) -> tf.Tensor | None:
 
 
 def cadence_of_timer(hook: Any) -> tuple[int | None, float | None]:
-    """(steps, seconds) between two turns of a LoggingTensorHook or SummarySaverHook; both None: it has none.
+    """Return (steps, seconds) between two turns of a LoggingTensorHook or SummarySaverHook; both None: it has none.
 
     Private: `_timer`, and `_every_steps` and `_every_secs` of it, all unchanged since TF 1.4.
     """
@@ -86,7 +86,7 @@ _COUNTS = {v1.train.LoggingTensorHook: "_iter_count", v1.train.SummarySaverHook:
 
 
 def count_of(hook: Any) -> int | None:
-    """How many steps a LoggingTensorHook has seen; the step that a SummarySaverHook sees next (None: the first one).
+    """Return how many steps a LoggingTensorHook has seen; for a SummarySaverHook its next step (None: the first).
 
     Private: `_iter_count` and `_next_step`, which they count up by one at each call.
     """
@@ -95,7 +95,7 @@ def count_of(hook: Any) -> int | None:
 
 
 def set_count(hook: Any, count: int) -> None:
-    """Tells such a hook of steps that ran without it."""
+    """Correct the count of such a hook by steps that ran without it."""
     setattr(hook, _count_name(hook), count)
 
 
@@ -104,13 +104,13 @@ def _count_name(hook: Any) -> str:
 
 
 def tensors_logged_at_end(hook: Any) -> Any:
-    """The tensors of a LoggingTensorHook(at_end=True); None for others. Private: `_log_at_end`, `_current_tensors`."""
+    """Return the tensors of a LoggingTensorHook(at_end=True), else None. Private: `_log_at_end`, `_current_tensors`."""
     logs = isinstance(hook, v1.train.LoggingTensorHook) and hook._log_at_end
     return hook._current_tensors if logs else None
 
 
 def tensors_resolved(hook: Any, resolve: Callable[[Any], Any]) -> contextlib.AbstractContextManager[None]:
-    """Meanwhile a LoggingTensorHook has tensors of the graph where it was given names and variables.
+    """Replace names and variables of a LoggingTensorHook by graph tensors, inside this context.
 
     Private: `_tensors`, which `begin` looks up, and where it refuses variables that are none of the graph.
     """
@@ -118,7 +118,7 @@ def tensors_resolved(hook: Any, resolve: Callable[[Any], Any]) -> contextlib.Abs
 
 
 def writer_given(hook: Any, writer_of: Callable[[str], Any]) -> contextlib.AbstractContextManager[None]:
-    """Meanwhile a SummarySaverHook that has a folder and no writer has the one of that folder.
+    """Give a SummarySaverHook without a writer that of its folder, inside this context.
 
     Private: `_summary_writer` and `_output_dir`. Its own is for the session's graph, which it writes as well.
     """
@@ -128,7 +128,7 @@ def writer_given(hook: Any, writer_of: Callable[[str], Any]) -> contextlib.Abstr
 
 
 def settings_of_hook(hook: Any) -> dict[str, Any] | None:
-    """Return the arguments of one of TensorFlow's own training hooks, for the runner to do; None for others.
+    """Return the arguments of one of TensorFlow's own training hooks, which the runner replaces; None for others.
 
     Private: the attributes in which these hooks keep their arguments, unchanged since TF 1.4. A subclass may do
     more, so only the classes themselves count.
@@ -155,7 +155,7 @@ _SETTINGS: Mapping[type, Callable[[Any], dict[str, Any]]] = {
 
 
 def names_in_saver(saver: Any) -> dict[str, str]:
-    """Return variable name -> its key in a checkpoint, of all variables that a Saver has.
+    """Return variable name -> its key in a checkpoint, for all variables of a Saver.
 
     Private: `_var_list`, which the constructor was given, or filled with all variables of the graph; None where the
     Saver was not built yet. Unchanged since TF 0.6. When it moves: read it of the inputs of the restore operation.
@@ -177,7 +177,7 @@ def names_in_saver(saver: Any) -> dict[str, str]:
 
 @contextlib.contextmanager
 def iterators_made_by(build: Callable[[Any], Any]) -> Iterator[None]:
-    """Meanwhile `make_one_shot_iterator` and `make_initializable_iterator` of a dataset give what `build` makes of it.
+    """Have `build` make the one-shot and initializable iterators of datasets, inside this context.
 
     Private: `DatasetV1._make_one_shot_iterator` and `_make_initializable_iterator`, which the methods and the functions
     of `tf.compat.v1.data` call, and which every dataset inherits. When they move: replace the public ones.
@@ -192,7 +192,7 @@ def iterators_made_by(build: Callable[[Any], Any]) -> Iterator[None]:
 
 
 def summaries_of_v1() -> contextlib.AbstractContextManager[None]:
-    """While model_fn is called, `tf.compat.v1.summary` gives serialised summaries, which are in SUMMARIES.
+    """Make `tf.compat.v1.summary` return serialized summaries and collect them in SUMMARIES, while model_fn is called.
 
     TensorFlow 2.21 makes operations of TensorFlow 2 of them where there is a writer: `merge_all()` is then None.
     Private: `summary._should_invoke_v2_op`, since 2.9. When it moves: they go to the writer, and hooks find none.
@@ -202,7 +202,7 @@ def summaries_of_v1() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def weighted_losses_by(build: Callable[..., Any]) -> Iterator[None]:
-    """Meanwhile `tf.compat.v1.losses` take the loss of a batch from `build`, which gets TensorFlow's function first.
+    """Let `build` compute the loss of a batch for `tf.compat.v1.losses`; it gets TensorFlow's function first.
 
     Private: `losses_impl.compute_weighted_loss`, which is `tf.compat.v1.losses.compute_weighted_loss` and what the
     others of that module end with; unchanged since TF 1.0. When it moves: its users get what each replica finds alone.
@@ -219,7 +219,7 @@ def weighted_losses_by(build: Callable[..., Any]) -> Iterator[None]:
 
 
 def gradients_in_loops() -> contextlib.AbstractContextManager[None]:
-    """Meanwhile `tf.gradients` in the body of a loop or a branch finds what depends on variables outside of it, too.
+    """Let `tf.gradients` in a loop or branch also find what depends on variables outside of it.
 
     In a graph of TF 1 the handle of a variable was a tensor of that graph. Here it is outside of all, and each function
     has a placeholder of its own for it; TensorFlow looks for that of the innermost, which nothing outside leads to, and

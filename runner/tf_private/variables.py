@@ -1,4 +1,4 @@
-"""Variables: without a value yet, and with what an eager one lacks of a v1 graph's."""
+"""Variables without a value, and the attributes of v1 graph variables that eager ones lack."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class VariablePart:
 
 @dataclasses.dataclass(frozen=True)
 class _VariableOp:
-    """What `variable.op` of a v1 graph tells, for code that asks for its name. The same on all replicas."""
+    """Replaces `variable.op` of a v1 graph, for code that reads its name. The same on all replicas."""
 
     name: str
     type: str = "VarHandleOp"
@@ -62,7 +62,7 @@ class _Named:
 
     @property
     def constraint(self) -> Any:
-        """What optimizers of `tf.compat.v1.train` and tf_keras apply after an update.
+        """The constraint that optimizers of `tf.compat.v1.train` and tf_keras apply after an update.
 
         Keras 3 keeps the constraint of a layer on its own variable, where only its own optimizers look.
         """
@@ -70,14 +70,14 @@ class _Named:
         return own if own is not None else getattr(self.keras_variable, "constraint", None)
 
     def eval(self, session: Any = None) -> Any:
-        """Return its value in a session, as of a hook."""
+        """Return its value in a session, such as a hook's."""
         session = v1.get_default_session() if session is None else session
         if session is None:
             raise ValueError(f"{self.op.name}.eval(): there is no default session. Give one: eval(session=session).")
         return session.run(self)
 
     def load(self, value: Any, session: Any = None) -> None:
-        """Give it a value, in the session of a hook."""
+        """Assign a value (of its shape) in the session of a hook."""
         _load(self, value, session)
 
     @property
@@ -106,7 +106,7 @@ def loadable(variable: tf.Variable) -> tf.Variable:
 
 
 class _DiscoveryVariable(_Named, UninitializedVariable):
-    """A variable without a value that knows which one it will get."""
+    """A variable without a value that knows its initial value."""
 
     is_from_checkpoint = False
 

@@ -428,8 +428,8 @@ def _check_shape(name: str, variable: tf.Variable, requested: Any) -> None:
     if requested is None or variable.shape.is_compatible_with(requested):
         return
     raise ValueError(
-        f"variable {name!r} is {variable.shape.as_list()} and was requested as "
-        f"{tf.TensorShape(requested).as_list()}. A name has one shape in all modes."
+        f"variable {name!r} is {variable.shape.as_list()} but was requested as {tf.TensorShape(requested).as_list()}. "
+        "Every mode must request the same shape for a name."
     )
 
 

@@ -51,7 +51,7 @@ def write_ending(model_dir: str | os.PathLike[str], status: str, global_step: in
 
 
 def read_ending(model_dir: str | os.PathLike[str]) -> TrainingStatus:
-    """Return how training in `model_dir` has ended, or that it goes on."""
+    """Return how training in `model_dir` has ended, or that it continues."""
     return read_dataclass(TrainingStatus, Path(model_dir) / FILE)
 
 

@@ -65,7 +65,7 @@ def test_a_damaged_newest_gives_way_to_the_one_before_with_one_warning(
     resumed = estimator(trained)
     assert resumed.latest_checkpoint() == f"{trained}/model.ckpt-4"
     (warning,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
-    assert f"{trained}/model.ckpt-6: model.ckpt-6" in warning and f"{trained}/model.ckpt-4 is used instead" in warning
+    assert f"{trained}/model.ckpt-6: model.ckpt-6" in warning and f"Using {trained}/model.ckpt-4 instead" in warning
     resumed.train(points(repeat=True), max_steps=6)
     assert resumed.get_variable_value("weight") == expected, "the input went on from where it was at step 4"
     assert integrity.find_damage(f"{trained}/model.ckpt-6") is None, "step 6 was saved again"

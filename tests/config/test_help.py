@@ -28,11 +28,14 @@ def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_key_is_told_in_full_with_its_default_and_what_it_takes(ask: Any) -> None:
     assert ask("--help", "checkpoint.keep_max") == (
-        "checkpoint.keep_max=5\n    Keep this many of the newest. null: all.\n    A whole number or null, at least 1.\n"
+        "checkpoint.keep_max=5\n    Keep the newest N checkpoints. null: all.\n    A whole number or null, at least "
+        "1.\n"
     )
     assert ask("-h", "train.nan").endswith("    Allowed: stop, rollback, ignore.\n")
     below = ask("--help", "train.early_stopping")
-    assert below.count("train.early_stopping.") >= 5 and "train.early_stopping.patience_evals=1\n    End aft" in below
+    assert (
+        below.count("train.early_stopping.") >= 5 and "train.early_stopping.patience_evals=1\n    End after N" in below
+    )
 
 
 def test_a_group_is_told_in_full_with_its_files(ask: Any) -> None:

@@ -383,7 +383,7 @@ def test_variable_of_another_shape_is_named(tmp_path: Path) -> None:
     other = estimator(tmp_path, model_fn, {"width": 3})
     for call in (other.evaluate, functools.partial(other.train, steps=1)):
         with pytest.raises(
-            ValueError, match=r"variable 'kernel' is \[2\] in checkpoint .*-1 and was requested as \[3\]"
+            ValueError, match=r"variable 'kernel' is \[2\] in checkpoint .*-1, but model_fn requests \[3\]"
         ):
             call(points())
 

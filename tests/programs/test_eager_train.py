@@ -222,7 +222,7 @@ def test_a_debugger_sees_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("train.jit=true", "Set train.jit=false"),
         ("train.gradient_accumulation=2", "Set train.gradient_accumulation=1"),
         ("train.precision=mixed_bfloat16", "Set train.precision=float32"),
-        ("run.debug=nan", "Leave one out"),
+        ("run.debug=nan", "Unset one of them"),
     ],
 )
 def test_what_needs_a_graph_is_refused(override: str, message: str) -> None:

@@ -29,7 +29,7 @@ class MultiHead(base.Head):
 
     def __init__(self, heads: Sequence[base.Head], head_weights: Sequence[float] | None = None) -> None:
         if not heads:
-            raise ValueError(f"MultiHead(heads={heads}): there must be some.")
+            raise ValueError(f"MultiHead(heads={heads}): at least one head is required.")
         if head_weights and len(head_weights) != len(heads):
             raise ValueError(f"MultiHead: {len(heads)} heads and {len(head_weights)} head_weights.")
         names = [head.name for head in heads]

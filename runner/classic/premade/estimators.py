@@ -97,12 +97,12 @@ class LinearEstimator(Premade, family=V2):
     """A linear model with any head.
 
     Args:
-      head: what is done with the logits.
-      feature_columns: dense and categorical ones.
+      head: computes loss, predictions and metrics from the logits.
+      feature_columns: dense and categorical columns.
       optimizer: a name (Adagrad, Adam, Ftrl, RMSProp, SGD; learning rate 0.2), an optimizer, or a function that makes
         one; None: Ftrl with the smaller of 0.2 and 1 / sqrt(number of columns).
-      sparse_combiner: how the weights of several values of a categorical column are joined: sum, mean, sqrtn.
-      Others: see Estimator.
+      sparse_combiner: how to combine the weights of several values of a categorical column: sum, mean, sqrtn.
+      Others: as in Estimator.
     """
 
 
@@ -128,15 +128,15 @@ class DNNEstimator(Premade, family=V2):
     """A network with any head.
 
     Args:
-      head: what is done with the logits.
+      head: computes loss, predictions and metrics from the logits.
       hidden_units: sizes of the hidden layers.
-      feature_columns: dense ones; embedding_column or indicator_column make categorical ones dense.
-      optimizer: a name (Adagrad, Adam, Ftrl, RMSProp, SGD; learning rate 0.001, of SGD 0.01), an optimizer, or a
-        function that makes one.
-      activation_fn: of the hidden layers: a function, or the name of one of tf.nn.
-      dropout: in training, the share of the units of each hidden layer that is left out.
-      batch_norm: the values of each hidden layer are normalised over the batch.
-      Others: see Estimator.
+      feature_columns: dense columns; embedding_column or indicator_column make categorical ones dense.
+      optimizer: a name (Adagrad, Adam, Ftrl, RMSProp, SGD; learning rate 0.001, SGD 0.01), an optimizer, or a function
+        that makes one.
+      activation_fn: activation of the hidden layers: a function, or a name of tf.nn.
+      dropout: share of the units of each hidden layer to drop in training; None: none.
+      batch_norm: normalize the values of each hidden layer over the batch.
+      Others: as in Estimator.
     """
 
 
