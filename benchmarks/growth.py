@@ -9,7 +9,9 @@ a question. Time is CPU time of all threads and processes of a point unless its 
 the resident set (of several processes: the sum of their proportional shares).
 
 The curves: layers and variables of a model, replicas of one process, processes of a cluster, metrics, examples of an
-evaluation, bytes of a checkpoint, values in MLflow, and jobs of a sweep.
+evaluation, bytes of a checkpoint, steps in MLflow, jobs of a sweep, what a sweep does with
+their results; and what is to stay
+flat: the memory of each process of a run over steps and evaluations, in one process and in several.
 """
 
 from __future__ import annotations
@@ -19,14 +21,16 @@ import json
 import math
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -189,26 +193,32 @@ def checkpoint(megabytes: int) -> Point:
 
 
 def mlflow_steps(number: int) -> Point:
-    """Steps of five values each, from the journal into MLflow's sqlite."""
+    """Steps of one value each, from the journal into MLflow's sqlite; then what the supervisor does at the end."""
     shipping(10)  # imports MLflow and makes its tables
     empty = peak()
-    spent = shipping(number)
-    above = {"peak above that of 10, MB": peak() - empty}
-    return {"shipping, s": spent.cpu, "values a second, wall": 5 * number / spent.wall} | above
+    shipped, ended = shipping(number)
+    return {
+        "shipping, s": shipped.cpu,
+        "values a second, wall": number / shipped.wall,
+        "the end, s": ended.cpu,
+        "peak above that of 10, MB": peak() - empty,
+    }
 
 
-def shipping(number: int) -> Times:
+def shipping(number: int) -> tuple[Times, Times]:
+    """Ship so many steps, and do what a supervisor does with the journals of a run that has ended."""
     from runner.tracking.journal import Journal, Journals, journal_path
     from runner.tracking.mlflow_tracker import MlflowTracker
     from runner.tracking.run_record import RunRecord
     from runner.tracking.shipper import Shipper
+    from runner.tracking.summary import facts_in
     from runner.tracking.tracker import RunDescription
 
     with tempfile.TemporaryDirectory() as folder:
         journals, journal = Journals(Path(folder)).mark(), Journal(journal_path(Path(folder)))
         for first in range(0, number, 1000):
             steps = range(first, min(number, first + 1000))
-            journal.metrics_of_steps((step, {f"metric_{index}": float(step) for index in range(5)}) for step in steps)
+            journal.metrics_of_steps((step, {"train/loss": 1.0 / (1 + step)}) for step in steps)
         journal.close()
         tracker = MlflowTracker(f"sqlite:///{folder}/mlflow.db", "benchmark")
         described = RunDescription("benchmark", {}, {})
@@ -216,9 +226,36 @@ def shipping(number: int) -> Times:
         before = Times.now()
         shipper.start()
         shipper.drain()
-        spent = Times.now() - before
-        shipper.close("FINISHED", {}, [])
-    return spent
+        shipped, before = Times.now() - before, Times.now()
+        facts_in(journals.events_of())
+        journals.events("error")
+        shipper.close("FINISHED", {}, [])  # draws the curves
+        return shipped, Times.now() - before
+
+
+def job_results(number: int) -> Point:
+    """Jobs of a sweep that take no time: what the sweep itself does after each, and at the end."""
+    from runner.config.schema import SweepConfig, TrackingConfig
+    from runner.launch.sweep import Sweep
+
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        config: Any = SimpleNamespace(sweep=SweepConfig(), tracking=TrackingConfig(backend="none"))
+        command: Any = SimpleNamespace(env=os.environ, start="now", argv=[], is_copy=False)
+        sweep, before = Sweep(Path(folder), config, command), Times.now()
+        for index in range(number):
+            metrics = {f"eval/metric_{metric}": 1.0 / (1 + index) for metric in range(5)} | {"eval/loss": float(index)}
+            job = Path(folder) / f"{index:016x}"
+            write_summary(job, {"status": "finished", "metrics": metrics, "global_step": 1000})
+            sweep.add(sweep.result_of(job, f"learning_rate={0.001 * (1 + index):g}, units={index % 7}"))
+        added, before = Times.now() - before, Times.now()
+        sweep.end(interrupted=False, failed=False)
+        ended = Times.now() - before
+    return {"after a job, ms": 1e3 * added.cpu / number, "table and picture, s": ended.cpu, "peak, MB": peak()}
+
+
+def write_summary(job: Path, summary: Mapping[str, Any]) -> None:
+    job.mkdir()
+    (job / "summary.json").write_text(json.dumps(summary))
 
 
 def peak() -> float:
@@ -251,6 +288,63 @@ def jobs(number: int) -> Point:
         "a job, s": spent["cpu"] / number,
         "a job, wall s": spent["wall"] / number,
         "peak of all, MB": spent["peak"],
+    }
+
+
+TINY_RUN = (
+    "model=custom", "model.fn=tiny_step.native_model_fn", "input=custom", "input.train.fn=tiny_step.input_fn",
+    "input.eval.fn=tiny_step.input_fn", "eval.steps=10", "run.progress=off",
+)  # fmt: skip
+
+
+def steps(number: int) -> Point:
+    """Steps of the tiny MLP, tracked in sqlite: what each process holds."""
+    return resident("command=train", f"train.max_steps={number}")
+
+
+def evaluations(number: int) -> Point:
+    """Checkpoints, each evaluated on ten batches, with ten steps between them, tracked in sqlite."""
+    return resident(f"train.max_steps={10 * number}", "checkpoint.save_steps=10")
+
+
+def gang_steps(number: int) -> Point:
+    """Steps of two workers, whose checkpoints an evaluator follows: one every thousand steps."""
+    gang = ("strategy=multi_worker", "cluster.num_workers=2", "cluster.evaluator=true")
+    return resident(*gang, f"train.max_steps={number}", "checkpoint.save_steps=1000")
+
+
+def server_steps(number: int) -> Point:
+    """Steps of two workers and a parameter server, evaluated every thousand steps."""
+    servers = ("strategy=parameter_server", "cluster.num_workers=2", "cluster.num_ps=1")
+    return resident(*servers, f"train.max_steps={number}", "checkpoint.save_steps=1000")
+
+
+def resident(*overrides: str) -> Point:
+    """What the processes of a run hold, in MB: at the end, and how much more than after a third of their lives."""
+    with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "said", "w+") as said:
+        argv = [sys.executable, "-m", "runner", *TINY_RUN, *overrides]
+        env = environment()
+        env["PYTHONPATH"] += f"{os.pathsep}{Path(__file__).parent}"
+        begun = time.perf_counter()
+        process = psutil.Popen(argv, env=env, stdout=said, stderr=said, cwd=folder)
+        held: dict[int, list[float]] = {}
+        while process.poll() is None:
+            with suppress(psutil.Error):  # one has just ended
+                for one in (process, *process.children(recursive=True)):
+                    held.setdefault(one.pid, []).append(one.memory_info().rss / MEGABYTE)
+            time.sleep(0.25)
+        if process.returncode:
+            said.seek(0)
+            sys.exit(f"{' '.join(argv)}: exit code {process.returncode}\n{said.read()[-3000:]}")
+    long = {pid: sizes for pid, sizes in held.items() if len(sizes) >= 20}  # not what lives for a moment
+    grew = {pid: statistics.median(sizes[-len(sizes) // 10 :]) - sizes[len(sizes) // 3] for pid, sizes in long.items()}
+    tasks = {pid for pid in long if pid != process.pid}
+    return {
+        "wall s": time.perf_counter() - begun,
+        "supervisor, MB": max(held[process.pid]),
+        "it grew by": grew[process.pid],
+        "largest task, MB": max(max(long[pid]) for pid in tasks),
+        "a task grew by": max(grew[pid] for pid in tasks),
     }
 
 
@@ -326,6 +420,11 @@ CURVES = {
         Curve(mlflow_steps, (1000, 10_000, 100_000, 1_000_000), (10, 20)),
         Curve(processes, (1, 2, 4, 8), ()),
         Curve(jobs, (10, 30, 100, 500), ()),
+        Curve(job_results, (10, 30, 100, 500, 2000), (2, 4)),
+        Curve(steps, (10_000, 100_000, 1_000_000), ()),
+        Curve(evaluations, (10, 100, 1000), ()),
+        Curve(gang_steps, (3000, 30_000), ()),
+        Curve(server_steps, (3000, 30_000), ()),
     )
 }
 
@@ -366,6 +465,7 @@ def draw(curves: Mapping[str, Mapping[int, Point]], path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("svg")
+    mpl.rcParams["svg.fonttype"] = "none"  # letters as text: a tenth of their outlines
     from matplotlib import pyplot
 
     rows = math.ceil(len(curves) / 3)
@@ -380,6 +480,7 @@ def draw(curves: Mapping[str, Mapping[int, Point]], path: Path) -> None:
                 axis.plot(sizes, [value / values[0] for value in values], marker="o", markersize=3, label=column)
         axis.plot(sizes, [size / sizes[0] for size in sizes], linestyle=":", color="gray", label="linear")
         axis.set(xscale="log", yscale="log", title=name, ylabel="times the first point")
+        axis.minorticks_off()
         axis.legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(path)

@@ -103,7 +103,7 @@ class Sweep:
     @property
     def results(self) -> list[JobResult]:
         """Return the results of the jobs so far, in the order in which they ended."""
-        return [JobResult(**job) for job in (read_json(self.directory / SWEEP_FILE) or {}).get("jobs", ())]
+        return _results_in(read_json(self.directory / SWEEP_FILE) or {})
 
     def result_of(self, folder: Path, name: str, error: str | None = None) -> JobResult:
         """Return the result of the job in `folder`, from its summary.
@@ -125,7 +125,7 @@ class Sweep:
         """Write a job's result to sweep.json, replacing an earlier one."""
         with self._lock:
             record = read_json(self.directory / SWEEP_FILE) or {}
-            others = [known for known in self.results if known.folder != result.folder]
+            others = [known for known in _results_in(record) if known.folder != result.folder]
             self._save(record.get("start"), [*others, result])
 
     def end(self, *, interrupted: bool, failed: bool, total: int | None = None) -> None:
@@ -241,6 +241,10 @@ class Sweep:
         known = sorted({name for job in ranked for name in job.metrics})
         if known and metric not in known:
             say(f"sweep.metric={metric}: no job has it. There are: {', '.join(known)}.")
+
+
+def _results_in(record: Mapping[str, Any]) -> list[JobResult]:
+    return [JobResult(**job) for job in record.get("jobs", ())]
 
 
 def _shown(number: float | None) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from runner import Estimator, RunConfig
+from runner import Estimator, EstimatorSpec, RunConfig
 from runner.checkpoint import async_saver
 from runner.tf_private import tensor_bundle
 from runner.tracing import partitioned_variable
@@ -122,3 +122,27 @@ def test_auto_saves_at_once_where_the_copy_does_not_fit_and_says_so_once(
 def test_another_word_is_refused() -> None:
     with pytest.raises(ValueError, match=r"RunConfig\(save_checkpoints_asynchronously='maybe'\).*auto"):
         RunConfig(save_checkpoints_asynchronously="maybe")
+
+
+def test_what_a_large_variable_began_with_is_let_go(tmp_path: Path) -> None:
+    """It would be in memory beside the variable from its first update on; who asks later gets what it holds now."""
+
+    def model(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        values = {
+            "of_tensor": tf.Variable(tf.zeros(LARGE), name="of_tensor"),
+            "of_array": tf.Variable(np.ones(LARGE, np.float32), name="of_array"),
+            "small": tf.Variable(tf.ones([2]), name="small"),
+        }
+        loss = tf.reduce_mean(features) + tf.add_n([tf.reduce_sum(value) for value in values.values()])
+        optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.5)
+        return EstimatorSpec(mode, loss, loss, optimizer.minimize(loss, tf.compat.v1.train.get_global_step()))
+
+    estimator = Estimator(model, tmp_path, RunConfig(save_checkpoints_asynchronously=False))
+    estimator.train(points(repeat=True), max_steps=2)
+    store = estimator._models.for_training.store
+    held = {name for name, spec in store.specs.items() if tf.is_tensor(spec.initial)}
+    assert held == {"small", "global_step"}
+    for name, begins in (("of_tensor", 0.0), ("of_array", 1.0)):
+        assert estimator.get_variable_value(name)[3, 3] == begins - 1.0
+        assert store.initial_value(name)[3, 3] == begins - 1.0
+    assert store.initial_value("small").numpy().tolist() == [1.0, 1.0]
