@@ -183,7 +183,9 @@ class VariableStore:
     def initial_value(self, name: str) -> Any:
         """Return what the variable `name` starts from, computed once more."""
         graphs.drop_kernels()  # with the seed that it had the first time
-        return self._initial_value(self.specs[name])
+        spec = self.specs[name]
+        given = initial_of(self._discovered[name])  # where model_fn runs eagerly, it comes after the variable is made
+        return self._initial_value(spec if given is None else dataclasses.replace(spec, initial=given))
 
     # --- the three phases -------------------------------------------------------------------------------------
 
