@@ -14,14 +14,20 @@ import tensorflow as tf
 
 from runner.tf_private.legacy_keras import tf_keras_of_graphs
 from runner.tf_private.replaced import replaced
+from runner.tf_private.variables import begin_with
 
 v1 = tf.compat.v1
 
 
 class _Owners(threading.local):
-    """The `keras.Variable` on whose behalf tf.Variable is being called in this thread, or None."""
+    """The `keras.Variable` on whose behalf tf.Variable is being called in this thread, or None.
+
+    Attributes:
+      are_loaded: weights are being read from a file, or set from arrays, in this thread.
+    """
 
     variable: Any = None
+    are_loaded: bool = False
 
 
 class KerasTrace:
@@ -49,6 +55,9 @@ def keras_trace(traced: Any, reduce: Callable[[list[Any]], list[Any]] | None = N
     `keras.utils.clear_session` replaces; replaced and put back here, so that the caller's own models keep theirs).
     `losses.loss.scale_loss_for_distribution`: Keras divides each scalar loss by the number of replicas, for
     optimizers that sum; the runner weights gradients itself, and wants the loss as it is.
+    `saving_lib._load_state` and `legacy_h5_format._set_weights`, through which `load_model` and `load_weights` give
+    variables their values by `Variable.assign`: what is loaded while model_fn builds its layers is what these begin
+    with. As an assignment it would be part of the step, and undo the training of all steps before.
     Does nothing when Keras 3 has not been imported by the time of the trace.
     """
     trace = KerasTrace(reduce)
@@ -59,13 +68,16 @@ def keras_trace(traced: Any, reduce: Callable[[list[Any]], list[Any]] | None = N
 
 @contextlib.contextmanager
 def _watching_keras_3(trace: KerasTrace, traced: Any) -> Iterator[None]:
+    from keras import layers as keras_layers
     from keras import random as keras_random
     from keras.src.backend.common import global_state
     from keras.src.backend.tensorflow.core import Variable
     from keras.src.backend.tensorflow.optimizer import TFOptimizer
+    from keras.src.legacy.saving import legacy_h5_format
     from keras.src.losses import loss as keras_loss
+    from keras.src.saving import saving_lib
 
-    initialize, all_reduce = Variable._initialize, TFOptimizer._all_reduce_sum_gradients
+    initialize, assign, all_reduce = Variable._initialize, Variable.assign, TFOptimizer._all_reduce_sum_gradients
     next_seed = keras_random.SeedGenerator.next
 
     def owned_initialize(self: Any, value: Any) -> None:
@@ -75,6 +87,22 @@ def _watching_keras_3(trace: KerasTrace, traced: Any) -> Iterator[None]:
     def initialize_with_shape(self: Any, initializer: Any) -> None:
         """As Keras does, but so that one can see the shape: a divided variable is initialized part by part."""
         self._initialize(functools.partial(initializer, self._shape, dtype=self._dtype))
+
+    def loading(function: Callable[..., Any]) -> Callable[..., Any]:
+        def load(*args: Any, **kwargs: Any) -> Any:
+            with replaced(trace.owners, "are_loaded", True):
+                return function(*args, **kwargs)
+
+        return load
+
+    def assign_or_begin(self: Any, value: Any) -> Any:
+        if not trace.owners.are_loaded or tf.is_tensor(value):
+            return assign(self, value)
+        value = np.asarray(value)
+        if value.shape != tuple(self.shape):
+            raise ValueError(f"{self.path} has the shape {tuple(self.shape)}, and the loaded value {value.shape}.")
+        begin_with(self._value, value)
+        return value
 
     def recorded(method: Callable[..., Any]) -> Callable[..., Any]:
         def write(self: Any, variable: Any, value: Any) -> None:
@@ -101,6 +129,10 @@ def _watching_keras_3(trace: KerasTrace, traced: Any) -> Iterator[None]:
     patches: list[tuple[Any, str, Any]] = [
         (Variable, "_initialize", owned_initialize),
         (Variable, "_initialize_with_initializer", initialize_with_shape),
+        (Variable, "assign", assign_or_begin),
+        (saving_lib, "_load_state", loading(saving_lib._load_state)),
+        (legacy_h5_format, "_set_weights", loading(legacy_h5_format._set_weights)),
+        (keras_layers.Layer, "set_weights", loading(keras_layers.Layer.set_weights)),
         (TFOptimizer, "_all_reduce_sum_gradients", reduced),
         (keras_random.SeedGenerator, "next", next_of_replica),
         (keras_loss, "scale_loss_for_distribution", lambda value: value),

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 # UninitializedVariable: a tf.Variable with a handle but no value, so that discovery allocates nothing.
@@ -106,9 +107,13 @@ def loadable(variable: tf.Variable) -> tf.Variable:
 
 
 class _DiscoveryVariable(_Named, UninitializedVariable):
-    """A variable without a value that knows its initial value."""
+    """A variable without a value that knows its initial value.
 
-    is_from_checkpoint = False
+    Attributes:
+      is_given: that is another one than its initializer's.
+    """
+
+    is_given = False
 
 
 def uninitialized_variable(
@@ -224,11 +229,21 @@ def initial_values_from_checkpoints() -> contextlib.AbstractContextManager[None]
         if isinstance(variable, _DiscoveryVariable):  # others have their values
             entry = (name, rows, variable.dtype)
             variable.initial = lambda: tensor_bundle.read_entries(checkpoint, "CPU:0", [entry])[0]
-            variable.is_from_checkpoint = True
+            variable.is_given = True
 
     return replaced(checkpoint_utils, "_set_checkpoint_initializer", set_initial)
 
 
+def begin_with(variable: Any, value: np.ndarray) -> None:
+    """Have a variable begin with `value`. One that has a value already, of an earlier trace or step, keeps it."""
+    first = 0
+    for part in getattr(variable, "variables", [variable]):  # of one that is divided by rows over parameter servers
+        rows = value if part is variable else value[first : first + part.shape[0]]
+        first += len(rows) if rows.ndim else 0
+        if isinstance(part, _DiscoveryVariable) and not part.is_given:
+            part.initial, part.is_given = functools.partial(tf.constant, rows, part.dtype), True
+
+
 def initial_of(variable: tf.Variable) -> Callable[[], Any] | None:
-    """Return what gives a variable the value that `init_from_checkpoint` found; None: that was not called."""
-    return variable.initial if getattr(variable, "is_from_checkpoint", False) else None
+    """Return what gives the value that `init_from_checkpoint` or `begin_with` found; None: neither was called."""
+    return variable.initial if getattr(variable, "is_given", False) else None

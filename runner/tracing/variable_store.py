@@ -197,7 +197,9 @@ class VariableStore:
         dtype.
         """
         graphs.drop_kernels()  # with the same seed as the first time
-        return self._initial_value(self.specs[name])
+        spec = self.specs[name]
+        given = initial_of(self._discovered[name])  # an eager model_fn sets it after the variable is made
+        return self._initial_value(spec if given is None else dataclasses.replace(spec, initial=given))
 
     # --- the three phases -------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 A block with a title is a file; `bash` and `python` blocks are run in order; a `text` block is what the block before it
 prints (numbers may differ, `...` stands for other lines); `sh` blocks are not run, and `NOT_RUN` says why.
+tests/integration/test_wheel.py follows the first ones with the installed wheel.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -35,10 +37,8 @@ def blocks(page: str) -> list[tuple[str, str, str]]:
     return BLOCK.findall((TUTORIALS / f"{page}.md").read_text())
 
 
-def ran(argv: list[str], folder: Path) -> str:
+def ran(argv: list[str], folder: Path, env: Mapping[str, str]) -> str:
     """Return what a command printed, which must succeed."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
     result = subprocess.run(
         argv, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=400
     )
@@ -51,27 +51,33 @@ def plain(text: str) -> str:
     return re.sub(r"\d[\d,.]*", "#", re.sub(r"[^\S\n]+", " ", text))
 
 
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.parametrize("page", PAGES)
-def test_a_tutorial_can_be_followed(page: str, tmp_path: Path, empty_mlflow_database: Path) -> None:
-    shutil.copy(empty_mlflow_database, tmp_path / "mlflow.db")
+def follow(page: str, folder: Path, bin_folder: Path, env: Mapping[str, str]) -> None:
+    """Do in `folder` what a page says, with the Python of `bin_folder`; it must print what the page shows."""
+    env = {**env, "TF_CPP_MIN_LOG_LEVEL": "3", "PATH": f"{bin_folder}:{env['PATH']}"}
     printed, commands = "", 0
     for language, title, text in blocks(page):
         if title:
-            (tmp_path / title).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / title).write_text(text)
+            (folder / title).parent.mkdir(parents=True, exist_ok=True)
+            (folder / title).write_text(text)
         elif language == "bash":
-            printed = ran(["bash", "-ec", text], tmp_path)
+            printed = ran(["bash", "-ec", text], folder, env)
             commands += 1
         elif language == "python":
-            printed = ran([sys.executable, "-c", text], tmp_path)
+            printed = ran([str(bin_folder / "python"), "-c", text], folder, env)
         elif language == "text":
             for line in text.splitlines():
                 assert line == "..." or plain(line).strip() in plain(printed), f"{line!r} is not in:\n{printed}"
         else:
             assert language == "sh", f"a block of {page}.md that nobody runs: {text}"
     assert commands
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("page", PAGES)
+def test_a_tutorial_can_be_followed(page: str, tmp_path: Path, empty_mlflow_database: Path) -> None:
+    shutil.copy(empty_mlflow_database, tmp_path / "mlflow.db")
+    follow(page, tmp_path, Path(sys.executable).parent, {**os.environ, "PYTHONPATH": str(ROOT)})
 
 
 @pytest.mark.parametrize("page", PAGES)

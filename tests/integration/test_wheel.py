@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.docs.test_tutorials import follow
 from tests.support.wheel import ENV, ROOT, build_wheel, call, install
 
 pytestmark = pytest.mark.slow
@@ -214,3 +215,36 @@ def test_a_users_experiment_is_rehearsed_without_a_trace(project: Path, installe
     said = call(installed / "python", "-m", "runner", "experiment=mine", "command=dry_run", cwd=project)
     assert "dense/kernel" in said
     assert sorted(path for path in project.rglob("*") if "__pycache__" not in path.parts) == before
+
+
+@pytest.fixture(scope="module")
+def followed(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder in which a reader has followed the tutorial, from a first model to a sweep."""
+    home = tmp_path_factory.mktemp("tutorial")
+    for page in ("first_model", "compare_runs", "sweep"):
+        follow(page, home, installed, ENV)
+    return home
+
+
+def test_the_tutorial_is_followed_from_the_wheel_to_a_sweep_compared_in_mlflow(followed: Path, installed: Path) -> None:
+    shown = call(installed / "python", "-c", "import runner, model_fns.digits as d; print(runner.__file__, d.__file__)",
+                 cwd=followed)  # fmt: skip
+    assert all(Path(path).is_relative_to(installed.parent) for path in shown.split())
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{followed / 'mlflow.db'}")
+    runs = client.search_runs([client.get_experiment_by_name("runner").experiment_id], max_results=100)
+    by_name = {run.info.run_name: run for run in runs}
+    assert {"iris", "wide", "slow", "fast"} <= set(by_name)
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    sweeps = sorted(followed.glob("outputs/sweeps/*/sweep.json"))
+    assert [len(json.loads(path.read_text())["jobs"]) for path in sweeps] == [4, 4]  # the grid, and Optuna's
+    for path in sweeps:
+        ranked = json.loads(path.read_text())["jobs"]
+        accuracies = [job["metrics"]["eval/accuracy"] for job in ranked]
+        assert accuracies == sorted(accuracies, reverse=True)
+        for job in ranked:  # each is a run in MLflow with the numbers of the ranking, beside the others of its sweep
+            found = [run for run in runs if run.info.run_name == job["name"] and "mlflow.parentRunId" in run.data.tags]
+            assert job["metrics"]["eval/accuracy"] in [run.data.metrics["eval/accuracy"] for run in found]
+    children = [run.data.tags["mlflow.parentRunId"] for run in runs if "mlflow.parentRunId" in run.data.tags]
+    assert len(children) == 8 and len(set(children)) == 2

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -82,8 +84,10 @@ PRIVATE_NAMES = [
     "keras.src.backend.tensorflow.optimizer:TFOptimizer.assign_add",
     "keras.src.backend.tensorflow.optimizer:TFOptimizer.assign_sub",
     "keras.src.backend.common.global_state:GLOBAL_STATE_TRACKER",
+    "keras.src.legacy.saving.legacy_h5_format:_set_weights",
     "keras.src.losses.loss:scale_loss_for_distribution",
     "keras.src.losses.loss:unscale_loss_for_distribution",
+    "keras.src.saving.saving_lib:_load_state",
     "tf_keras.src.backend:_SEED_GENERATOR",
     "tf_keras.src.engine.base_layer_utils:tf1.executing_eagerly_outside_functions",
     "tf_keras.src.engine.base_layer_utils:tf.compat.v1.executing_eagerly_outside_functions",
@@ -134,6 +138,14 @@ def test_an_uninitialized_variable_takes_no_memory_until_it_is_assigned() -> Non
     assert not tf.raw_ops.VarIsInitializedOp(resource=variable.handle)
     variable.assign([1.0, 2.0, 3.0])
     assert variable.numpy().tolist() == [1.0, 2.0, 3.0]
+
+
+def test_a_divided_variable_begins_with_the_rows_of_each_part() -> None:
+    sizes = {"table/part_0": 2, "table/part_1": 1}
+    parts = [variables.uninitialized_variable(k, tf.TensorShape([n, 2]), tf.float32, True) for k, n in sizes.items()]
+    variables.begin_with(types.SimpleNamespace(variables=parts), np.arange(6.0).reshape(3, 2))
+    begun = [variables.initial_of(part) for part in parts]
+    assert [one().numpy().tolist() for one in begun if one is not None] == [[[0, 1], [2, 3]], [[4, 5]]]
 
 
 def test_keras_variables_and_writes_are_watched_and_left_as_they_were() -> None:

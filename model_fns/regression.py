@@ -1,0 +1,89 @@
+"""A network that predicts a number from measurements in their own units, and a hook that draws what it predicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import runner
+from input_fns import diabetes
+from runner import EstimatorSpec, ModeKeys, Params
+
+tf1 = tf.compat.v1
+
+
+def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, params: Params) -> EstimatorSpec:
+    """Predicts how far a disease goes.
+
+    Args:
+      features: `measurements` float32 [batch, 10], each in its own unit, so that a served model takes them as they are.
+      labels: float32 [batch], the progression.
+      params: hidden_units (of each hidden layer; []: a linear model), dropout, learning_rate, weight_decay.
+    """
+    _, measurements, progression = diabetes.read(held_out=False)  # of the training part: evaluation tells it nothing
+    mean, scale = progression.mean(), progression.std()
+
+    x = keras.layers.Normalization(mean=measurements.mean(axis=0), variance=measurements.var(axis=0))(
+        features["measurements"]
+    )
+    for i, units in enumerate(params.hidden_units):
+        x = keras.layers.Dense(units, activation="relu", name=f"hidden{i}")(x)
+        x = keras.layers.Dropout(params.dropout)(x, training=mode == ModeKeys.TRAIN)
+    scaled = keras.layers.Dense(1, name="progression")(x)[:, 0]  # of mean 0 and deviation 1, which trains well
+    predicted = mean + scale * scaled
+    if mode == ModeKeys.PREDICT:
+        return EstimatorSpec(mode, predictions={"progression": predicted, "id": features["id"]})
+
+    return EstimatorSpec(
+        mode,
+        loss=tf.square(scaled - (labels - mean) / scale),  # per example
+        optimizer=keras.optimizers.AdamW(params.learning_rate, params.weight_decay),
+        eval_metric_ops={
+            "rmse": _rmse(labels, predicted),
+            "baseline_rmse": _rmse(labels, tf.fill(tf.shape(labels), mean)),  # of predicting the mean for everybody
+        },
+        evaluation_hooks=[PredictedAgainstTrue(labels, predicted)],
+    )
+
+
+def _rmse(labels: tf.Tensor, predicted: tf.Tensor) -> keras.Metric:
+    """Return the root of the mean squared error over all examples of an evaluation."""
+    metric = keras.metrics.RootMeanSquaredError()
+    metric.update_state(labels, predicted)
+    return metric
+
+
+class PredictedAgainstTrue(tf1.train.SessionRunHook):
+    """Draws a point for each example, and keeps the figure with the run: in its folder, and in MLflow.
+
+    On several replicas it shows the examples of the first.
+
+    Args:
+      labels, predicted: float32 [batch].
+    """
+
+    def __init__(self, labels: tf.Tensor, predicted: tf.Tensor) -> None:
+        self._tensors = (labels, predicted)
+
+    def begin(self) -> None:
+        self._batches: list[Any] = []
+
+    def before_run(self, run_context: Any) -> Any:
+        return tf1.train.SessionRunArgs(self._tensors)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self._batches.append(run_values.results)
+
+    def end(self, session: Any) -> None:
+        from matplotlib.figure import Figure
+
+        labels, predicted = np.concatenate(self._batches, axis=1)
+        figure = Figure(figsize=(5, 5), layout="constrained")
+        axes = figure.subplots()
+        axes.plot([0, 350], [0, 350], color="grey", linewidth=1)
+        axes.scatter(labels, predicted, s=14)
+        axes.set(xlabel="progression of the disease", ylabel="predicted", xlim=(0, 350), ylim=(0, 350), aspect="equal")
+        runner.log_figure(figure, "predicted")
