@@ -169,7 +169,7 @@ def test_an_error_of_the_data_says_the_same(
     assert ours.said == single.said
     assert "Could not parse" in ours.said
     assert errors[0].__notes__ == errors[1].__notes__
-    assert "in the data of" in errors[0].__notes__[0]
+    assert "while reading the data of" in errors[0].__notes__[0]
 
 
 def test_hooks_are_called_at_their_steps(tmp_path: Path, grouped: list[int]) -> None:

@@ -158,7 +158,7 @@ FAILING: Mapping[str, tuple[str, str]] = {
     ),
     "not a tracker": (
         "class Fails:\n    def start(self, *args): pass\n    def log_metrics(self): pass\n",
-        r"fails.Fails: cannot be made, TypeError: a Fails has no log_points, end, which a tracker needs \(",
+        r"fails.Fails: cannot be made, TypeError: a Fails lacks log_points, end, which a tracker needs \(",
     ),
 }  # fmt: skip
 
