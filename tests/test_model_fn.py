@@ -181,7 +181,7 @@ def test_params_that_it_does_not_take_are_refused() -> None:
 def test_labels_that_it_does_not_take_are_refused(mode: str) -> None:
     with pytest.raises(
         ValueError,
-        match=rf"The input function returns \(features, labels\), but {NAME}.*has no argument 'labels'. Add it, or return features",
+        match=rf"The input function returns \(features, labels\), but {NAME}.*has no argument 'labels'. Add it, or",
     ):
         called(lambda features, mode: EstimatorSpec(mode, loss=LOSS, train_op=LOSS), mode)
 
