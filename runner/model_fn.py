@@ -126,9 +126,7 @@ class ModelFn:
             )
         if self.params and "params" not in declared:
             given = ", ".join(map(str, self.params)) if isinstance(self.params, Mapping) else repr(self.params)
-            raise ValueError(
-                f"{self.name} does not take 'params', and params were given: {given}. Add the argument 'params' to it."
-            )
+            raise ValueError(f"{self.name} has no argument 'params', but params were given: {given}. Add the argument.")
 
     @property
     def name(self) -> str:

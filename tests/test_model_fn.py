@@ -90,7 +90,7 @@ def test_partial_gets_what_it_has_not_bound() -> None:
 
     bound = functools.partial(model_fn, depth=7, params={"mine": 1})
     assert called(bound).predictions is X
-    with pytest.raises(ValueError, match="does not take 'params', and params were given: width"):
+    with pytest.raises(ValueError, match="has no argument 'params', but params were given: width"):
         called(bound, params={"width": 3})
 
 
@@ -150,7 +150,7 @@ def test_params_of_another_type_are_copied_as_they_are() -> None:
     given = argparse.Namespace(width=3)
     ModelFn(model_fn, given, RunConfig(model_dir="m"))(X, None, PREDICT)
     assert seen == [argparse.Namespace(width=4)] and given.width == 3
-    with pytest.raises(ValueError, match=r"does not take 'params', and params were given: Namespace\(width=3\)"):
+    with pytest.raises(ValueError, match=r"has no argument 'params', but params were given: Namespace\(width=3\)"):
         ModelFn(lambda features, mode: None, given, None)
 
 
@@ -173,7 +173,7 @@ def test_arguments_that_nobody_fills_are_refused() -> None:
 
 
 def test_params_that_it_does_not_take_are_refused() -> None:
-    with pytest.raises(ValueError, match="does not take 'params', and params were given: width. Add the argument"):
+    with pytest.raises(ValueError, match="has no argument 'params', but params were given: width. Add the argument"):
         called(lambda features, mode: None, params={"width": 3})
 
 
@@ -181,7 +181,7 @@ def test_params_that_it_does_not_take_are_refused() -> None:
 def test_labels_that_it_does_not_take_are_refused(mode: str) -> None:
     with pytest.raises(
         ValueError,
-        match=rf"the input gives \(features, labels\) and {NAME}.*takes no 'labels'. Add the argument, or let the in",
+        match=rf"The input function returns \(features, labels\), but {NAME}.*has no argument 'labels'. Add it, or",
     ):
         called(lambda features, mode: EstimatorSpec(mode, loss=LOSS, train_op=LOSS), mode)
 
@@ -227,7 +227,9 @@ def test_a_loss_of_unknown_shape_is_taken_for_a_scalar() -> None:
 
 
 def test_unknown_mode_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"EstimatorSpec\(mode='test'\): mode is 'train', 'eval' or 'infer'; pass on"):
+    with pytest.raises(
+        ValueError, match=r"EstimatorSpec\(mode='test'\): mode must be 'train', 'eval' or 'infer'; pass on"
+    ):
         EstimatorSpec("test")
 
 

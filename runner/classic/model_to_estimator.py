@@ -60,7 +60,7 @@ def model_to_estimator(
       ValueError: neither or both of model and path; the model is not compiled, or cannot be built again.
     """
     if (keras_model is None) == (keras_model_path is None):
-        raise ValueError("model_to_estimator: give keras_model or keras_model_path, and not both.")
+        raise ValueError("model_to_estimator: set either keras_model or keras_model_path.")
     if checkpoint_format not in _FORMATS:
         raise ValueError(f"model_to_estimator(checkpoint_format={checkpoint_format!r}): 'checkpoint' or 'saver'.")
     if keras_model_path is not None:
@@ -180,9 +180,9 @@ class _Template:
         ours, theirs = list(model.weights), list(self._model.weights)
         if [tuple(one.shape) for one in ours] != [tuple(one.shape) for one in theirs]:
             raise ValueError(
-                f"model_to_estimator: {self._model.name!r} has other weights once it is built again: "
-                f"{[tuple(one.shape) for one in ours]} and not {[tuple(one.shape) for one in theirs]}. Call it on a "
-                "batch first, so that it has all of them."
+                f"model_to_estimator: {self._model.name!r} has other weights when it is rebuilt: "
+                f"{[tuple(one.shape) for one in ours]} instead of {[tuple(one.shape) for one in theirs]}. Call it on "
+                "a batch first, so that all weights exist."
             )
         with tf.init_scope():
             values = {self._family.name(one): np.array(other) for one, other in zip(ours, theirs, strict=True)}

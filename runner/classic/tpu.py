@@ -131,17 +131,17 @@ class TPUEstimatorSpec(_TPUEstimatorSpec):
 
 
 class TPUEstimator(Estimator):
-    """As Estimator; `params["batch_size"]` of input functions and model_fn is that of what is done.
+    """An Estimator whose input functions and model_fn get the batch size of the current mode as `params["batch_size"]`.
 
     Args:
-      model_fn, model_dir, config, params, warm_start_from: as of Estimator. params may hold no batch_size.
+      model_fn, model_dir, config, params, warm_start_from: as in Estimator. params must not have a batch_size.
       use_tpu: True needs a TPUStrategy as `train_distribute` in config.
-      train_batch_size, eval_batch_size, predict_batch_size: None: not given to anybody.
-      batch_axis, eval_on_tpu, export_to_tpu, export_to_cpu, embedding_config_spec, export_saved_model_api_version: of
-        TPUs; taken and not used.
+      train_batch_size, eval_batch_size, predict_batch_size: examples per batch in that mode; None: not passed.
+      batch_axis, eval_on_tpu, export_to_tpu, export_to_cpu, embedding_config_spec, export_saved_model_api_version:
+        accepted and ignored.
 
     Raises:
-      ValueError: use_tpu without a TPUStrategy; params has a batch_size.
+      ValueError: use_tpu without a TPUStrategy, or params has a batch_size.
     """
 
     def __init__(

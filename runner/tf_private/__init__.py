@@ -1,9 +1,8 @@
-"""Every private name of TensorFlow, Keras and tf_keras that the runner uses, one file a subsystem, and nothing else.
+"""Every private name of TensorFlow, Keras and tf_keras that the runner uses, one file per subsystem, and nothing else.
 
-Written against TensorFlow 2.21, Keras 3.15 and tf_keras 2.21. Beside each name stands why no public one serves, and
-what to do when it moves. `tests/tf_private/test_private_names.py` fails first, and by name, when one is gone.
+Written for TensorFlow 2.21, Keras 3.15 and tf_keras 2.21. The docstring or comment of each name says why no public name
+serves, and what to do when it moves. `tests/tf_private/test_private_names.py` then fails with its name.
 
-`replaced` puts something in the place of an attribute of theirs for the length of a trace; nothing else does.
-
-`legacy_keras` is free of TensorFlow, for the rooms that run before it is imported. This room imports none of ours.
+`replaced` is the only way to replace one of their attributes for the length of a trace. `legacy_keras` does not import
+TensorFlow, for the rooms that run before it. This room imports no other room.
 """

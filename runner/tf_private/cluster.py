@@ -21,7 +21,7 @@ from runner.tf_private.replaced import replaced
 
 
 def replicas_in_sync(count: int) -> contextlib.AbstractContextManager[None]:
-    """While entered, the default strategy says that it has so many replicas: to `tf.distribute.get_strategy()`, and to
+    """Make the default strategy report `count` replicas inside this context: in `tf.distribute.get_strategy()`, and in
     the replica context that it makes.
 
     Private: `_num_replicas_in_sync` of the default strategy's extended object, a property of its class. When it moves:

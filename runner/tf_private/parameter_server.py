@@ -74,7 +74,9 @@ def anonymous_variable(shape: Any, dtype: Any) -> tf.Tensor:
 
 
 class _Noticed:
-    """A method that takes a request back, and who notes which. TensorFlow has one for all who use a strategy."""
+    """A method that puts a request back into the queue, and the lists that note its calls. All users of a strategy
+    share one.
+    """
 
     def __init__(self, put_back: Callable[[Any], None]) -> None:
         self.arguments: list[Any] = []

@@ -145,7 +145,7 @@ def lookup_tables() -> Any:
 
 
 class _ArgStack(threading.local):
-    """The argument scopes of a thread: replicas run model_fn at once, each in its own."""
+    """The argument scopes of a thread: replicas run model_fn at the same time, each with its own."""
 
     def __init__(self) -> None:
         self.stack: list[dict[Any, Any]] = [{}]
@@ -165,7 +165,7 @@ class _WithMoved(types.ModuleType):
 
 @functools.cache
 def prepare_slim() -> None:
-    """Import tf_slim 1.1.0, and have its modules, and no others, find what TensorFlow has moved since.
+    """Import tf_slim 1.1.0, and make its modules alone find names that TensorFlow has moved since.
 
     Private: `tensorflow.python.layers.normalization` loads `tf_keras.legacy_tf_layers.normalization`, which tf_keras
     2.21 has as `tf_keras.src.legacy_tf_layers.normalization`; `tf_slim.ops.arg_scope._get_arg_stack`, one stack for

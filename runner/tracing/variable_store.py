@@ -337,7 +337,7 @@ class VariableStore:
         for name, error in self.not_fed.items():
             error.add_note(
                 f"variable {name!r} starts from it: EstimatorSpec(scaffold=tf.train.Scaffold(init_feed_dict="
-                "{placeholder: value})). A model that resumes has its value in the checkpoint."
+                "{placeholder: value})). A resumed model reads the value from the checkpoint."
             )
             raise error
 

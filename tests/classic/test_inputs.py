@@ -253,7 +253,7 @@ def test_what_was_written_for_tpus_runs_without_one(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"use_tpu": True, "train_batch_size": 8}, "give RunConfig.train_distribute=tf.distribute.TPUStrategy"),
-        ({"use_tpu": False, "params": {"batch_size": 8}}, "batch_size is what train_batch_size"),
+        ({"use_tpu": False, "params": {"batch_size": 8}}, "batch_size is set by train_batch_size"),
     ],
 )
 def test_tpu_estimators_that_cannot_be_are_refused(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:

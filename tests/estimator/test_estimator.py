@@ -615,7 +615,7 @@ def test_labels_may_be_missing(tmp_path: Path) -> None:
 
 
 def test_labels_that_model_fn_does_not_take_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="takes no 'labels'"):
+    with pytest.raises(ValueError, match="has no argument 'labels'"):
         estimator(tmp_path, lambda features, mode: None).train(points())
 
 

@@ -122,7 +122,7 @@ def _named(tree: ast.AST) -> set[str]:
 
 
 def _judged(use: Use, installed: Installed) -> list[tuple[str, str, str]]:
-    """Return (verdict, text, name) of each thing to say of a use."""
+    """Return (verdict, text, name) of each finding about a use."""
     gone = _gone(use, installed)
     if gone is not None:
         return [(CANNOT, gone, use.said)]
@@ -174,7 +174,7 @@ _OWN_HOOK = (
 
 
 def _gives(use: Use, argument: str, num_arguments: int) -> bool:
-    """Whether the call gives `argument`, or is no call at all, where a rule is about calls without it."""
+    """Report whether the call passes `argument`, or is not a call, for rules about calls without the argument."""
     return bool(argument) and (argument in use.keywords or not 0 <= use.num_arguments < num_arguments)
 
 

@@ -31,8 +31,8 @@ def as_classic(model_fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_classic_input(input_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`input_fn`, in which the dimensions of shapes have a `value` after `tf.disable_v2_behavior()`, also in functions
-    that its datasets map.
+    """Return `input_fn` with elements of shapes that have a `value` after `tf.disable_v2_behavior()`, also in its
+    datasets' functions.
     """
     if install.called.isdisjoint(install.SHAPES):
         return input_fn

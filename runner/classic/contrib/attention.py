@@ -242,7 +242,9 @@ class AttentionWrapper(rnn_cell.RNNCell):
         )
 
     def call(self, inputs: Any, state: AttentionWrapperState) -> tuple[tf.Tensor, AttentionWrapperState]:
-        """Return (output, state)."""
+        """Return (output, state): one step of the cell on `inputs`, `[batch, ...]`, with float output `[batch,
+        units]`.
+        """
         cell_output, cell_state = self._cell(self._cell_input_fn(inputs, state.attention), state.cell_state)
         before = state.attention_state if self._is_multi else (state.attention_state,)
         alignments, attentions, states = [], [], []

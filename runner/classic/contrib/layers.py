@@ -87,7 +87,9 @@ def safe_embedding_lookup_sparse(
     partition_strategy: str = "div",
     max_norm: float | None = None,
 ) -> tf.Tensor:
-    """Return `tf.nn.safe_embedding_lookup_sparse`, whose default for `combiner` is "mean", too."""
+    """Return `tf.nn.safe_embedding_lookup_sparse`, float `[batch, dimension]`, with the combiner "mean" also for
+    None.
+    """
     return v1.nn.safe_embedding_lookup_sparse(
         embedding_weights,
         sparse_ids,

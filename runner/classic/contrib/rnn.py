@@ -91,7 +91,7 @@ class LayerNormBasicLSTMCell(rnn_cell.RNNCell):
         return tf.nn.batch_normalization(inputs, mean, variance, beta, gamma, 1e-12)
 
     def call(self, inputs: tf.Tensor, state: Any) -> tuple[tf.Tensor, Any]:
-        """Return (output, state)."""
+        """Return (output `[batch, num_units]`, state): one step of the cell on float `inputs`, `[batch, inputs]`."""
         c, h = state
         joined = tf.concat([inputs, h], 1)
         kernel = v1.get_variable("kernel", [joined.shape[-1], 4 * self._num_units], joined.dtype)
@@ -276,7 +276,9 @@ def stack_bidirectional_rnn(
     sequence_length: Any = None,
     scope: Any = None,
 ) -> tuple[Sequence[tf.Tensor], tuple[Any, ...], tuple[Any, ...]]:
-    """Like `stack_bidirectional_dynamic_rnn`, of a list of steps."""
+    """Run stacked bidirectional cells like `stack_bidirectional_dynamic_rnn`, on a list of steps, each float
+    `[batch, inputs]`.
+    """
     layers = _layers(cells_fw, cells_bw, initial_states_fw, initial_states_bw)
     states_fw, states_bw = [], []
     with v1.variable_scope(scope or "stack_bidirectional_rnn"):

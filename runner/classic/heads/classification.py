@@ -120,7 +120,9 @@ class MultiClassHead(base.HeadOfOne):
         name: str | None = None,
     ) -> None:
         if n_classes is None or n_classes <= 2:
-            raise ValueError(f"MultiClassHead(n_classes={n_classes}): more than 2; BinaryClassHead is for 2.")
+            raise ValueError(
+                f"MultiClassHead(n_classes={n_classes}): must be more than 2. Use BinaryClassHead for two classes."
+            )
         super().__init__(n_classes, weight_column, loss_reduction, loss_fn, name)
         checks.check_vocabulary(label_vocabulary, n_classes)
         self._label_vocabulary = label_vocabulary

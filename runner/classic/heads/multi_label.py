@@ -41,7 +41,7 @@ class MultiLabelHead(base.HeadOfOne):
         name: str | None = None,
     ) -> None:
         if n_classes is None or n_classes < 2:
-            raise ValueError(f"MultiLabelHead(n_classes={n_classes}): there are at least 2 classes.")
+            raise ValueError(f"MultiLabelHead(n_classes={n_classes}): must be at least 2.")
         super().__init__(n_classes, weight_column, loss_reduction, loss_fn, name)
         checks.check_vocabulary(label_vocabulary, n_classes)
         self._thresholds = checks.check_thresholds(thresholds)

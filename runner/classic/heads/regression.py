@@ -36,7 +36,7 @@ class RegressionHead(base.HeadOfOne):
         name: str | None = None,
     ) -> None:
         if label_dimension < 1:
-            raise ValueError(f"RegressionHead(label_dimension={label_dimension}): it is at least 1.")
+            raise ValueError(f"RegressionHead(label_dimension={label_dimension}): must be at least 1.")
         super().__init__(label_dimension, weight_column, loss_reduction, loss_fn, name)
         self._loss_dimension = label_dimension
         self._inverse_link_fn = inverse_link_fn

@@ -201,10 +201,10 @@ def test_values_of_labels_that_do_not_fit_are_shown(head: Head, labels: Any, mes
         (lambda: heads.BinaryClassHead(loss_reduction="none"), "loss_reduction='none' is not one of: auto, sum_over"),
         (lambda: heads.BinaryClassHead(thresholds=[0.5, 1.0]), r"each is between 0 and 1, not \[1.0\]"),
         (lambda: heads.BinaryClassHead(loss_fn=lambda y, logits: y), "missing: labels; not known: y"),
-        (lambda: heads.MultiClassHead(2), r"MultiClassHead\(n_classes=2\): more than 2"),
+        (lambda: heads.MultiClassHead(2), r"MultiClassHead\(n_classes=2\): must be more than 2"),
         (lambda: heads.MultiClassHead(3, label_vocabulary=["a"]), "has 1 entries and n_classes is 3"),
         (lambda: heads.MultiLabelHead(2, classes_for_class_based_metrics=[2]), r"ids are in 0..1"),
-        (lambda: heads.RegressionHead(0), "it is at least 1"),
+        (lambda: heads.RegressionHead(0), "must be at least 1"),
         (lambda: heads.MultiHead([heads.RegressionHead()]), r"each head needs a name of its own"),
     ],
 )
