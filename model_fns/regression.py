@@ -12,8 +12,6 @@ import runner
 from input_fns import diabetes
 from runner import EstimatorSpec, ModeKeys, Params
 
-tf1 = tf.compat.v1
-
 
 def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, params: Params) -> EstimatorSpec:
     """Predicts how far a disease goes.
@@ -56,7 +54,7 @@ def _rmse(labels: tf.Tensor, predicted: tf.Tensor) -> keras.Metric:
     return metric
 
 
-class PredictedAgainstTrue(tf1.train.SessionRunHook):
+class PredictedAgainstTrue(tf.compat.v1.train.SessionRunHook):
     """Draws a point for each example, and keeps the figure with the run: in its folder, and in MLflow.
 
     On several replicas it shows the examples of the first.
@@ -72,7 +70,7 @@ class PredictedAgainstTrue(tf1.train.SessionRunHook):
         self._batches: list[Any] = []
 
     def before_run(self, run_context: Any) -> Any:
-        return tf1.train.SessionRunArgs(self._tensors)
+        return tf.compat.v1.train.SessionRunArgs(self._tensors)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         self._batches.append(run_values.results)
