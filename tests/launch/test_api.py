@@ -93,7 +93,7 @@ def test_what_is_wrong_is_raised(tmp_path: Path) -> None:
     with pytest.raises(runner.RunError, match="model.fn=tests.support.jobs.no_such") as raised:
         runner.run(*SMALL, "model.fn=tests.support.jobs.no_such", f"model_dir={tmp_path}/run")
     assert raised.value.code == 2
-    with pytest.raises(ValueError, match="--multirun: runner.run takes overrides alone"):
+    with pytest.raises(ValueError, match="--multirun: runner.run takes overrides, not flags"):
         runner.run("--multirun", "run.seed=1,2")
     with pytest.raises(FileNotFoundError, match="there is no run in this folder"):
         runner.load(tmp_path)
