@@ -400,7 +400,7 @@ class Estimator:
             return
         savers = program.trace.collections.get(tf.compat.v1.GraphKeys.SAVERS, ())
         scaffold = ModelScaffold(program.spec.scaffold, savers)
-        model.restore(path, scaffold.keys, partly=scaffold.restores)
+        model.restore(path, scaffold.keys, partly=scaffold.restores, for_a_while=True)
         self._say_what_saver_lacks(scaffold, model, program)
         if scaffold.runs:
             session = TraceSession(program.trace, self._context.model_fn.operators)

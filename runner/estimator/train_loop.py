@@ -145,6 +145,7 @@ class TrainingRun:
         """
         hooks = self._setup.hooks
         due = [WhenDue(hook) for hook in hooks]
+        self._setup.model.is_trained = True
         try:
             self._begin()
             self._agree()
@@ -157,8 +158,7 @@ class TrainingRun:
                         hook.after_step(self, result)
                 self._checkpoints.poll()
                 # A clock, a signal or a hook of one worker concerns all: a worker that acts alone leaves the others
-                # waiting
-                # in a collective. After a rollback the checkpoint of this step exists already.
+                # waiting in a collective. After a rollback the checkpoint of this step exists already.
                 self._saves_here = self._agree(
                     saves=self._checkpoints.is_due(result) and self._step == result.last_step
                 )
@@ -174,6 +174,8 @@ class TrainingRun:
                 )
             raise
         finally:
+            self._setup.model.show_weights()
+            self._setup.model.is_trained = False
             self._context.journal.took("train", self.secs)
             self._setup.session_hooks.close()
             for hook in hooks:
@@ -240,7 +242,7 @@ class TrainingRun:
     def _take_steps(self, num_steps: int) -> StepResult:
         """Run one loop; its last step carries the summaries and the fetches of hooks that are due."""
         program = self._setup.program
-        self._setup.model.check_whole()  # a hook may have evaluated another checkpoint, and gone on after an error
+        self._setup.model.show_weights()  # as before a save
         is_sampled = self._wait.steps_to_sample(self.secs) > 0
         self._iterator = self._setup.input.iterator
         if is_sampled:
@@ -389,6 +391,7 @@ class TrainingRun:
             )
 
     def _save(self, *, asynchronous: bool) -> str:
+        self._setup.model.show_weights()  # a hook may have begun to predict with another checkpoint
         path = self._checkpoints.save(self, self._extra(), asynchronous=asynchronous)
         calls = self._after_save if not self._next.interrupted else ()
         with self._setup.program.kept_metrics.set_aside() if calls else contextlib.nullcontext():

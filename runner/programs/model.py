@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -36,6 +36,14 @@ from runner.tracking.journal import Journal, NullJournal
 _log = logging.getLogger(__name__)
 
 
+class _Aside(NamedTuple):
+    """What a model has while other values are shown: name -> value, and what `Model` says of these."""
+
+    values: Mapping[str, Any]
+    keys: Mapping[str, str]
+    values_of: str | None
+
+
 class Model:
     """A model_fn with its variables.
 
@@ -51,6 +59,7 @@ class Model:
       objects: of a Scaffold's `tf.train.Checkpoint` in training: its serialized object graph, and the keys of its
         variables in checkpoints.
       shown: the user of values other than those of `values_of`, until `show_weights` restores these.
+      is_trained: whether a run trains the variables now, and no checkpoint need have their values.
     """
 
     def __init__(
@@ -73,9 +82,9 @@ class Model:
         self.keys: Mapping[str, str] = {}
         self.objects: tuple[bytes, Mapping[str, str]] = b"", {}
         self.shown: Any = None
+        self.is_trained = False
         self._weights: dict[str, Any] = {}
-        self._torn_by: Exception | None = None  # the error that left some variables restored and others not
-        self._aside: tuple[Mapping[str, Any], Mapping[str, str]] | None = None  # (values, their keys)
+        self._aside: _Aside | None = None
 
     def num_replicas(self, *, training: bool) -> int:
         """Return the number of replicas of this process that take a step of training, or of evaluation."""
@@ -150,7 +159,9 @@ class Model:
 
     # --- values -----------------------------------------------------------------------------------------------
 
-    def restore(self, path: str, keys: Mapping[str, str] | None = None, *, partly: bool = False) -> None:
+    def restore(
+        self, path: str, keys: Mapping[str, str] | None = None, *, partly: bool = False, for_a_while: bool = False
+    ) -> None:
         """Load every variable from the checkpoint `path`, unless the variables already have its values.
 
         If they have values of `path` read by other keys, `show_weights` restores those later: an evaluation during
@@ -160,6 +171,7 @@ class Model:
           path: path of the checkpoint.
           keys: variable name -> its key in the checkpoint, if that is not its name.
           partly: variables that the checkpoint lacks keep their values.
+          for_a_while: until `show_weights`, which gives a model that is being trained its own values back.
 
         Raises:
           ValueError: the checkpoint lacks a variable, or has it in another shape.
@@ -178,28 +190,15 @@ class Model:
             if partly:
                 new |= {name: None for name in saved if not reader.has(keys.get(name, name))}
             check_shapes(reader, {name: one.shape for name, one in saved.items()}, new, there)
-            if path == self.values_of:
+            if path == self.values_of or (for_a_while and self.is_trained):
                 self.set_aside()
             self.values_of = None
             read = {name: reader.entry(there.get(name, name)) for name in saved if name not in new}
-            try:
-                with self.store.scope():
-                    restore(reader.path, {name: saved[name] for name in read}, read.__getitem__)
-                self._begin(new, read)
-            except Exception as error:
-                self._torn_by = error
-                raise
-            self._torn_by = None
+            with self.store.scope():
+                restore(reader.path, {name: saved[name] for name in read}, read.__getitem__)
+            self._begin(new, read)
             self._warn_of_learning_rates(read, path)
         self.values_of, self.keys = path, keys
-
-    def check_whole(self) -> None:
-        """Check that the variables belong together. Raises: RuntimeError: the last `restore` of them failed midway."""
-        if self._torn_by is not None:
-            raise RuntimeError(
-                "some variables have the values of a checkpoint that could not be read to its end, and others do not: "
-                "nothing is trained on from there. Call train again, which restores the newest whole checkpoint."
-            ) from self._torn_by
 
     def begin_with(self, settings: WarmStart) -> warm_start.Loaded:
         """Load the warm start into a new model.
@@ -243,15 +242,17 @@ class Model:
     def set_aside(self) -> None:
         """Keep the current values of the variables; `show_weights` restores them."""
         if self._aside is None:
-            self._aside = self.values(), self.keys
+            self._aside = _Aside(self.values(), self.keys, self.values_of)
 
     def show_weights(self) -> None:
         """Undo `show_averages`, and changes since `set_aside`."""
         weights, self._weights = self._weights, {}
         aside, self._aside, self.shown = self._aside, None, None
-        self.assign(weights if aside is None else aside[0])
-        self._torn_by = self._torn_by if aside is None else None
-        self.keys = self.keys if aside is None else aside[1]
+        if aside is None:
+            self.assign(weights)
+            return
+        self.assign(aside.values)
+        self.keys, self.values_of = aside.keys, aside.values_of
 
     def assign(self, values: Mapping[str, Any]) -> None:
         """Assign name -> value (of each variable's shape) to variables on all replicas."""

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from runner import Estimator, EstimatorSpec, Input, ModeKeys, RunConfig
+from runner import Estimator, EstimatorSpec, Every, Hook, Input, ModeKeys, RunConfig
 from runner.tracking.journal import Journal, read_journal
-from tests.support.line import line, mirrored, points, read_events, steps_of
+from tests.support.line import LINES, line, mirrored, points, read_events, steps_of
 
 v1 = tf.compat.v1
 X = np.arange(1, 9, dtype=np.float32)
@@ -726,3 +726,47 @@ def test_the_earlier_name_of_the_collectives_answers_with_a_warning(tmp_path: Pa
     estimator = Estimator(line, tmp_path)
     with pytest.warns(DeprecationWarning, match=r"agreement is now called Estimator\.collectives"):
         assert estimator.agreement is estimator.collectives
+
+
+class UsesAnother(Hook):
+    """Evaluates the first checkpoint at each step, and at step 5, which is saved, begins to predict with it."""
+
+    every = Every(steps=1)
+
+    def __init__(self, used: Estimator) -> None:
+        self._used = used
+        self._path = os.path.join(used.model_dir, "model.ckpt-2")
+        self.found: list[dict[str, Any]] = []
+        self.predictions: Any = None
+
+    def after_step(self, run: Any, result: Any) -> None:
+        self.found.append(self._used.evaluate(points(), checkpoint_path=self._path))
+        if result.last_step == 5:
+            self.predictions = self._used.predict(points(), checkpoint_path=self._path)
+            next(self.predictions)  # the others are never asked for
+
+
+@pytest.mark.parametrize("strategy", [None, mirrored], ids=["default", "mirrored"])
+@pytest.mark.parametrize("style", LINES)
+def test_a_hook_may_use_another_checkpoint_while_training_goes_on(style: str, strategy: Any, tmp_path: Path) -> None:
+    config: dict[str, Any] = {
+        "train_distribute": strategy() if strategy else None,
+        "ema_decay": 0.5 if style == "native" else None,
+        "save_checkpoints_steps": 5,
+    }
+    straight = estimator(tmp_path / "straight", LINES[style], **config).train(points(repeat=True), steps=2)
+    straight.train(points(repeat=True), steps=7)
+    trainer = estimator(tmp_path / "used", LINES[style], **config).train(points(repeat=True), steps=2)
+    expected = trainer.evaluate(points())
+    hook = UsesAnother(trainer)
+    trainer.train(points(repeat=True), steps=7, hooks=[hook])
+    assert hook.found == [expected] * 7
+    for name in straight.get_variable_names():
+        np.testing.assert_array_equal(trainer.get_variable_value(name), straight.get_variable_value(name), name)
+    used, undisturbed = (
+        one.evaluate(points(), checkpoint_path=f"{one.model_dir}/model.ckpt-5") for one in (trainer, straight)
+    )
+    assert used == undisturbed != expected, "what was saved right after the prediction began"
+    with pytest.raises(RuntimeError, match="trained or restored while predict was running"):
+        list(hook.predictions)
+    assert trainer.evaluate(points()) == straight.evaluate(points())

@@ -76,7 +76,10 @@ def test_what_is_open_stays_open_and_what_nobody_reads_is_named_once(project: Pa
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("neither model_fn nor input_fn reads it") == 1
     unread = ["model.params.layers", "model.params.tables", "model.params.lrr", "input.eval.params.tmies"]
-    assert f"No effect, because neither model_fn nor input_fn reads it: {', '.join(unread)}. Check the name" in result.stderr
+    assert (
+        f"No effect, because neither model_fn nor input_fn reads it: {', '.join(unread)}. Check the name"
+        in result.stderr
+    )
     assert json.loads((project / "run" / "summary.json").read_text())["unread_params"] == unread
 
     evaluate = ["command=evaluate", "model_dir=run", "tracking=none"]
