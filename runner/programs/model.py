@@ -343,8 +343,8 @@ def check_shapes(
     renamed = [name for name in missing if name in keys]
     if renamed:
         raise ValueError(
-            f"checkpoint {reader.path} has no {', '.join(repr(keys[name]) for name in renamed)}, the keys under which "
-            f"the saver of model_fn's Scaffold reads {', '.join(map(repr, renamed))}. It has: {', '.join(there)}."
+            f"checkpoint {reader.path} has no {', '.join(repr(keys[name]) for name in renamed)}, where the saver of "
+            f"model_fn's Scaffold looks for {', '.join(map(repr, renamed))}. It has: {', '.join(there)}."
         )
     if missing:
         raise ValueError(

@@ -533,7 +533,7 @@ BAD = [
     ),
     (["model.fn=nope.model"], "model.fn=nope.model: no module 'nope' in "),
     (["model.fn=model_fns.digts"], "model.fn=model_fns.digts: no 'digts' in model_fns ("),
-    (["model.fn=model_fns"], "model.fn=model_fns is a package. Name a module in it: digits, digits_classic"),
+    (["model.fn=model_fns"], "model.fn=model_fns is a package. Name a module in it: custom_loop, digits,"),
     (["input.train.fn=input_fns"], "input.train.fn=input_fns is a package. Name a module in it: breast_cancer, csv,"),
     (["model.fn=model_fns/digits.py"], "model.fn=model_fns/digits.py is not a dotted name. Did you mean 'model_fns.d"),
     (["model.fn=model_fns.digits:model_fn"], "is not a dotted name. Did you mean 'model_fns.digits.model_fn'? Use pac"),

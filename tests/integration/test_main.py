@@ -106,7 +106,7 @@ def test_evaluating_what_was_never_trained_says_so(tmp_path: Path, command_line:
     (tmp_path / "run").mkdir()
     result = command_line("command=evaluate", "tracking=none", "model_dir=run", cwd=tmp_path)
     assert result.returncode == 2
-    assert "no checkpoint in " in result.stderr
+    assert result.stderr == "runner: model_dir=run: it has no checkpoint for command=evaluate.\n"
     assert "Traceback" not in result.stderr
 
 

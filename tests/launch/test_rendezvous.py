@@ -314,7 +314,7 @@ def test_nobody_starts_for_a_chief_that_is_gone(tmp_path: Path) -> None:
     first.tell("ready")
     gone._say(generation=4, phase="go", nonces={"worker:0": "of another process"})
     _, worker = chief_and_worker(tmp_path)
-    with pytest.raises(TimeoutError, match="did not come within 0.3 s"):
+    with pytest.raises(TimeoutError, match="did not join within 0.3 s"):
         FollowerRendezvous(tmp_path, Cluster("worker", 0, WORKERS), 0.3).wait_for_go([])
     assert worker.code is None
 

@@ -93,5 +93,5 @@ def test_a_hook_that_is_written_wrong_is_refused(hooks: str, message: str) -> No
 def test_a_name_that_leads_nowhere_is_found_without_tensorflow() -> None:
     config = parsing.parse(composed([f"train.hooks=[{{fn: {HERE}.Wach}}]"]))
     named = next(entry for entry in config.functions() if entry[0] == "train.hooks[0].fn")
-    with pytest.raises(UserCodeError, match="defines no 'Wach'. Did you mean 'Watch'?"):
+    with pytest.raises(UserCodeError, match="does not define 'Wach'. Did you mean 'Watch'?"):
         user_code.locate(*named)
