@@ -28,7 +28,7 @@ class _EachNth(Every):
 
 
 class ProfilerHook(Hook):
-    """Profiles single steps for TensorBoard. (tf.estimator's wrote a timeline of a session.)
+    """Profiles single steps for TensorBoard. The hook of tf.estimator wrote a timeline of a session instead.
 
     Args:
       save_steps: profile each global step that is a multiple of it.

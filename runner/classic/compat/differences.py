@@ -1,4 +1,4 @@
-"""What of TensorFlow 1 and tf.estimator differs on the runner, and what cannot work: by name, with the reason."""
+"""The names of TensorFlow 1 and tf.estimator that differ on the runner or cannot work, with the reasons."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ DIFFERS, CANNOT = "differs", "cannot"
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What is said of some names.
+    """A finding about some names.
 
     Attributes:
-      names: without the module that brings them (`train.Saver`), or with it (`compat.v1.metrics.mean`); one that ends
-        in `.*` is all that begins so.
-      only_in: MODEL_FN, INPUT_FN, SCRIPT or HOOK: nothing is said of uses elsewhere.
-      without: nothing is said of a call that gives this argument; `num_arguments` by position include it.
+      names: relative to `tensorflow` or `tensorflow.compat.v1` (`train.Saver`), or to `tensorflow` only
+        (`compat.v1.metrics.mean`); a name that ends in `.*` means all names below.
+      only_in: MODEL_FN, INPUT_FN, SCRIPT or HOOK: applies only to uses there; "": everywhere.
+      without: skip calls that pass this argument, by name, or by position with at least `num_arguments` arguments.
     """
 
     verdict: str
@@ -58,7 +58,7 @@ _QUEUES = (
 )
 _RANDOM = "nn.dropout layers.dropout layers.Dropout random_uniform random_normal truncated_normal"
 
-# Place, or "" for every place -> names, with blanks between them -> what is said of them.
+# Place ("": everywhere) -> names, separated by blanks -> text of the finding.
 _CANNOT: Mapping[str, Mapping[str, str]] = {
     "": {
         _LOOPS_OVER_SESSIONS: (
@@ -219,6 +219,6 @@ REMOVED: tuple[tuple[str, str], ...] = (
 
 
 def instead_of(name: str) -> str:
-    """What to use instead of a name that is gone; "" where nothing is known."""
+    """Return what to use instead of a removed name; "" if unknown."""
     fits = (text for beginning, text in REMOVED if name == beginning or name.startswith(f"{beginning}."))
     return next(fits, "")
