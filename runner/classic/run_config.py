@@ -33,7 +33,7 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Any, str]] = {
     "session_creation_timeout_secs": (7200, "strategy.timeout_secs is how long workers wait for each other"),
     "checkpoint_save_graph_def": (True, "checkpoints hold no graph"),
 }
-"""Argument that is taken and does nothing -> (its default, why)."""
+"""Argument that is accepted and has no effect -> (its default, the reason)."""
 
 _SERVERS = (
     "Start each process with the same TF_CONFIG as `python -m runner.classic --strategy parameter_server SCRIPT` (or "
@@ -50,7 +50,7 @@ _ALLOWED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "experimental_max_worker_delay_secs": (lambda value: isinstance(value, int), "it must be an integer"),
     "session_creation_timeout_secs": (lambda value: value > 0, "it must be positive"),
 }  # fmt: skip
-"""Argument without effect -> (whether a value that is not None is allowed, what is)."""
+"""Argument -> (function that reports whether a value other than None is allowed, text of what is allowed)."""
 
 _AS_GIVEN = ("save_summary_steps", "keep_checkpoint_max", "keep_checkpoint_every_n_hours", "log_step_count_steps")
 

@@ -207,7 +207,7 @@ RUN_CONFIG: Mapping[str, str] = {
     "experimental_distribute": "there is no standalone client mode: give train_distribute= and eval_distribute=",
     "checkpoint_save_graph_def": f"{_IGNORED}: no graph is written beside checkpoints",
 }
-"""Argument of RunConfig that does not do what it did -> what is said of it."""
+"""Argument of RunConfig that works differently -> text of the finding."""
 
 REMOVED: tuple[tuple[str, str], ...] = (
     ("data.experimental.CheckpointInputPipelineHook", "remove it: every checkpoint holds the position in the input"),
@@ -215,7 +215,7 @@ REMOVED: tuple[tuple[str, str], ...] = (
     ("train.SummaryWriter", "use tf.compat.v1.summary.FileWriter"),
     ("python.pywrap_tensorflow.NewCheckpointReader", "use tf.compat.v1.train.NewCheckpointReader"),
 )
-"""Beginning of a name that TensorFlow has no more -> what to use instead; the first that fits."""
+"""(prefix of removed names, what to use instead); the first match counts."""
 
 
 def instead_of(name: str) -> str:

@@ -90,7 +90,7 @@ GONE: Mapping[str, str] = {
     "SequentialHead": "write a model_fn, and mask the loss with EstimatorSpec(loss_weight=)",
     "tpu.experimental.EmbeddingConfigSpec": "use tf.tpu.experimental.embedding with strategy=tpu",
 }
-"""Names that are not there -> what to do instead."""
+"""Removed names -> what to do instead."""
 
 
 def leads_to(table: Mapping[str, str], name: str) -> bool:

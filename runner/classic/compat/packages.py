@@ -12,7 +12,7 @@ from pathlib import Path
 from runner.classic.compat.python2 import MODULES as OF_PYTHON_2
 
 _NO_PACKAGES = ("tensorflow", "tensorflow_estimator")
-"""Packages that `check` knows name by name, so that it does not look for them."""
+"""Packages that `check` does not look for, because it knows each of their names."""
 
 _PIP_NAMES: Mapping[str, str] = {
     "Image": "Pillow",

@@ -71,7 +71,7 @@ MODULES: Mapping[str, str] = {
     "urllib2": "urllib.request",
     "urlparse": "urllib.parse",
 }
-"""Modules of Python 2 -> that of Python 3."""
+"""Module of Python 2 -> its name in Python 3."""
 
 Found = tuple[ast.expr, str, str]
 """(node, the idiom as written, text of the finding)."""

@@ -30,10 +30,10 @@ from runner.config.source_names import V1
 _log = logging.getLogger(__name__)
 
 _AS_THEY_ARE = frozenset({"compat", "contrib", "core", "examples", "keras", "python", "tools"})
-"""Parts of TensorFlow that `tensorflow.compat.v1` does not have as modules, or that name their version themselves."""
+"""Parts of TensorFlow that are not modules of `tensorflow.compat.v1`, or whose names contain their version."""
 
 _METHODS_OF_1 = frozenset({".make_one_shot_iterator", ".make_initializable_iterator"})
-"""What datasets of `tensorflow.data` have in TensorFlow 1 alone."""
+"""Methods that datasets of `tensorflow.data` have only in TensorFlow 1."""
 
 _VERSIONS = frozenset({"__version__", "VERSION"})
 _SAYING = ("print", "debug", "info", "warning")

@@ -1,4 +1,4 @@
-"""Every name of tf.contrib 1.15 that is served: where it is, or what to use instead. Imports nothing by itself."""
+"""The table of tf.contrib 1.15's supported names, and what to use instead of others. It imports no implementation."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from runner.config.error_messages import did_you_mean
 
 
 def _at(part: str, module: str, names: str) -> dict[str, str]:
-    """Return `<part>.<name>` -> "module:name" of names with blanks between them."""
+    """Return `<part>.<name>` -> "module:name" for names separated by blanks."""
     at = f"{module}." if ":" in module else f"{module}:"
     return {f"{part}.{name}": f"{at}{name}" for name in names.split()}
 
 
 def _of_tensorflow(part: str, module: str, names: str) -> dict[str, str]:
-    """Return the same of names under a module of TensorFlow, `compat.v1.train`; `new=old` renames."""
+    """Return `<part>.<name>` -> place for names in a module of TensorFlow, such as `compat.v1.train`. `new=old`
+    renames.
+    """
     pairs = (name.partition("=") for name in names.split())
     return {f"{part}.{name}": f"tensorflow:{module}.{old or name}".replace(":.", ":") for name, _, old in pairs}
 
 
 def _of_estimator(part: str, names: str) -> dict[str, str]:
-    """Return the same of names of `tf.compat.v1.estimator`; `new=old` renames."""
+    """Return `<part>.<name>` -> place for names of `tf.compat.v1.estimator`. `new=old` renames."""
     pairs = (name.partition("=") for name in names.split())
     return {f"{part}.{name}": estimator_names.V1_NAMES[old or name] for name, _, old in pairs}
 
@@ -246,7 +248,7 @@ NAMES: Mapping[str, str] = {
 """`tf.contrib.<name>` -> "module:attribute"."""
 
 _PARTS_OF_TENSORFLOW: Mapping[str, str] = {"keras": "tensorflow:keras"}
-"""Part that is a whole module of today's TensorFlow -> its place; every name under it is served."""
+"""Part of contrib -> the module of today's TensorFlow that replaces it as a whole."""
 
 _GYM = "tf.estimator has it: Estimator, TrainSpec, EvalSpec, train_and_evaluate"
 _QUEUES = "queue runners do not run here: return a tf.data.Dataset from input_fn"
@@ -343,7 +345,7 @@ GONE: tuple[tuple[str, str], ...] = (
     ("training.StopAfterNEvalsHook", "use Estimator.evaluate(steps=)"),
     ("training.SummaryAtEndHook", "Estimator.evaluate writes the summaries of eval_metric_ops"),
 )
-"""Beginning of a name that is not served -> what to use instead; the first that fits."""
+"""(prefix of unsupported names, what to use instead); the first match counts."""
 
 _PRIVATE_MODULES = frozenset(
     """
@@ -358,11 +360,11 @@ _PRIVATE_MODULES = frozenset(
     checkpoint_utils rnn_common
     """.split()
 )
-"""Last part of the modules below `tensorflow.contrib.<part>.python`."""
+"""Last parts of the names of the modules below `tensorflow.contrib.<part>.python`."""
 
 
 def public(name: str) -> str:
-    """Return the public name of one in `<part>.python...`, as which such a module counts for its part."""
+    """Return the public name for a name in `<part>.python...`; its private modules count as the part itself."""
     part, _, rest = name.partition(".python")
     if not name.startswith(f"{part}.python") or (rest and not rest.startswith(".")):
         return name
@@ -371,12 +373,12 @@ def public(name: str) -> str:
 
 
 def is_module(name: str) -> bool:
-    """Report whether the public name is a module: a part of contrib, or one inside of it with names of its own."""
+    """Report whether the public name is a supported part of contrib, or a module in one."""
     return not name or name in MODULES or name in _PARTS_OF_TENSORFLOW
 
 
 def place_of(name: str) -> str | None:
-    """Return "module:attribute" of a public name; None: it is not served."""
+    """Return "module:attribute" for a public name; None: it is not supported."""
     if name in NAMES:
         return NAMES[name]
     part, _, rest = name.partition(".")
@@ -386,14 +388,14 @@ def place_of(name: str) -> str | None:
 
 
 def is_served(name: str) -> bool:
-    """Report whether `tf.contrib.<name>` leads to something: a module, a name, or what is inside of that."""
+    """Report whether `tf.contrib.<name>` is supported: a module, an object, or an attribute of one."""
     parts = public(name).split(".")
     beginnings = [".".join(parts[: end + 1]) for end in range(len(parts))]
     return is_module(beginnings[-1]) or any(place_of(one) is not None for one in beginnings)
 
 
 def instead_of(name: str) -> str:
-    """Return what to use instead of a name that is not served."""
+    """Return what to use instead of an unsupported name."""
     for beginning, text in GONE:
         if f"{name}.".startswith(f"{beginning}."):
             return text
@@ -402,7 +404,7 @@ def instead_of(name: str) -> str:
 
 
 def within(module: str) -> list[str]:
-    """Return the names in a module."""
+    """Return the names in a module, sorted."""
     prefix = f"{module}." if module else ""
     inside = (name.removeprefix(prefix) for name in NAMES if name.startswith(prefix))
     return sorted({name.partition(".")[0] for name in inside})
@@ -411,4 +413,4 @@ def within(module: str) -> list[str]:
 MODULES: frozenset[str] = frozenset(
     ".".join(name.split(".")[:end]) for name in NAMES for end in range(1, name.count(".") + 1)
 )
-"""Modules of tf.contrib that are served, without what stands for whole modules of TensorFlow."""
+"""The supported modules of tf.contrib, except those in _PARTS_OF_TENSORFLOW."""

@@ -1,4 +1,4 @@
-"""The signatures of the premade estimators in TensorFlow 2.15: the one table that their constructors are made from."""
+"""The signatures of TensorFlow 2.15's premade estimators, from which their constructors are made."""
 
 from __future__ import annotations
 
