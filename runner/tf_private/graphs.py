@@ -95,8 +95,8 @@ class _ByIdentity(list[Any]):
 def _no_collections() -> dict[Any, Any]:
     """Return empty collections.
 
-    TensorFlow 2.21: on several replicas a v1 optimizer looks for its operation among TRAIN_OP, where another one may
-    have left the updated global step: a tensor, which compares itself with an operation and fails.
+    TensorFlow 2.21: with several replicas, a v1 optimizer searches TRAIN_OP for its operation. The list may contain a
+    tensor, the global step updated by another optimizer, and comparing a tensor with an operation fails.
     """
     return {v1.GraphKeys.TRAIN_OP: _ByIdentity()}
 
