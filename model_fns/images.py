@@ -44,11 +44,11 @@ def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, param
 def _augmented(images: tf.Tensor) -> tf.Tensor:
     """Return each image with a random flip, crop, brightness and contrast.
 
-    Args:
-      images: float32 `[batch, height, width, 3]`.
-
     The random numbers depend only on run.seed and the step, so a resumed run draws the same ones as an uninterrupted
     one.
+
+    Args:
+      images: float32 `[batch, height, width, 3]`.
     """
     batch, height, width, _ = tf.unstack(tf.shape(images))
     size = tf.random.uniform([batch, 1], 0.7, 1.0)
