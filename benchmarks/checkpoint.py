@@ -177,7 +177,7 @@ def measure_alone(model: Model, directory: Path, rounds: int) -> None:
 
 MODES = {"false": False, "true": True, "auto": "auto"}
 AIMS = {"false": 1.15, "true": 2.0, "auto": 2.0}
-"""Of a save, beside one part where there is a copy."""
+"""Allowance for a save, in addition to one part if there is a copy."""
 
 PART = tensor_bundle.PART_BYTES
 

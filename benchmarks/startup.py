@@ -33,7 +33,7 @@ POLL_SECS = 0.01
 LIMIT_SECS = 120.0
 
 MODELS = {"digits": [], "deep": ["model.fn=deep.model_fn"]}
-"""Name -> what the command line says to train it."""
+"""Model -> the overrides that train it."""
 
 
 @dataclass(frozen=True)

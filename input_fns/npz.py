@@ -18,7 +18,7 @@ from input_fns._batches import batches_of_arrays
 from input_fns._files import divide_files, find_files, shown
 
 _COPIES = 3
-"""Of the data while it is loaded: as read, all files as one array, and TensorFlow's own."""
+"""Copies of the data while it is loaded: as read, all files as one array, and TensorFlow's own."""
 
 _CGROUP = Path("/sys/fs/cgroup")
 

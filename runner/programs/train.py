@@ -141,8 +141,10 @@ class TrainProgram(Program):
         """Whether a loop reads the iterator that it is given in a graph of this process."""
         self._loop_type = loop_type or functools.partial(Loop, meets_others=meets_others)
         self.has_local_losses = meets_others and not self.is_native
-        """Report whether the losses of a loop are this worker's parts, to be summed over the workers."""
-        # so that all workers leave a loop at the same step
+        """Whether the losses of a loop are this worker's parts, to be summed over the workers."""
+        # With `optimizer=` the loss is summed together with the gradients. A user's optimizer in train_op sends only
+        # gradients, so the loss is summed after the loop. Until then a worker only knows its own part, and must not
+        # leave the loop because of it, since all workers leave at the same step.
         self._stop_at_nan = stop_at_nan and not self.has_local_losses
         self._gradients = self.trace.function
         if config.jit:

@@ -53,6 +53,9 @@ class _VariableOp:
 class _Named:
     """A variable with `op` and `initial_value`, which eager variables do not have.
 
+    v1 optimizers identify a variable by the name of its `op`, in a graph and eagerly, so all variables of a model need
+    one, the same on all replicas.
+
     Attributes:
       initial: computes the initial value, from which v1 moving averages and other variables start as well.
       keras_variable: the `keras.Variable` of Keras 3 that it belongs to; None: none.

@@ -1,4 +1,7 @@
-"""The layers of premade estimators, as tf.compat.v1 variables with tf.estimator's names."""
+"""The layers of premade estimators, as tf.compat.v1 variables with tf.estimator's names.
+
+They are not Keras layers: Keras 3 has no feature columns, and would give the variables other names.
+"""
 
 from __future__ import annotations
 
