@@ -150,8 +150,8 @@ def _check_new(spec: dict[str, Any], key: str, what: str) -> None:
 
 
 def named_only(input_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `input_fn` taking only the arguments that it names. tf.estimator passed nothing to a `**kwargs`, such
-    as that of a decorator.
+    """Wrap `input_fn` so that the runner passes nothing to its `**kwargs` (such as a decorator's), as in
+    tf.estimator.
     """
     try:
         signature = inspect.signature(input_fn)

@@ -65,7 +65,9 @@ class NanPolicy:
 
     @property
     def needs_place(self) -> bool:
-        """Report whether the input must stand behind the bad batch then: training goes on, or a checkpoint is saved."""
+        """Whether the input must be positioned after the bad batch, because training continues or a checkpoint is
+        saved.
+        """
         return self._policy == "rollback" or self._setup.overrides.stop_at_nan is False
 
     def accepts(self, losses: np.ndarray) -> bool:

@@ -142,7 +142,8 @@ class LeaderRendezvous(Rendezvous):
             return None
         self._looked = self._clock()
         answers = self._answers()
-        lost = [self._lost(name, answer) for name, answer in answers.items()]  # takes all of them in
+        # for all, since _lost also admits new supervisors
+        lost = [self._lost(name, answer) for name, answer in answers.items()]
         return self._failure(answers) or next(filter(None, lost), None)
 
     def reason(self, ending: GangResult) -> GangResult:
@@ -160,7 +161,7 @@ class LeaderRendezvous(Rendezvous):
         last, until = Answer(), self._clock() + self._timeout_secs
         while self._has_evaluator and not stops:
             self._looked = 0.0
-            ending = self.look()  # takes it in
+            ending = self.look()  # also admits a new supervisor
             answer = self._answers().get(EVALUATOR, Answer())
             if answer.state == "done":
                 return None
@@ -218,14 +219,15 @@ class LeaderRendezvous(Rendezvous):
 
 
 class FollowerRendezvous:
-    """The side of another supervisor.
+    """The side of the other supervisors.
 
     Args:
-      place: its task.
+      model_dir: the shared folder.
+      place: the task of this supervisor.
       timeout_secs: how long the chief may take to join at first.
 
     Attributes:
-      generation: that of the call for which its task was started.
+      generation: that of the call for which the task was started.
       code: exit code of the run; None until it has ended.
     """
 

@@ -108,7 +108,7 @@ HALF_WRITTEN = ".tmp"
 def remove_half_written(*folders: Path) -> None:
     """Remove temporary files that killed processes left in `folders`. No process may be writing there."""
     for folder in folders:
-        for left in folder.glob(f".*.????????{HALF_WRITTEN}"):  # as mkstemp names them
+        for left in folder.glob(f".*.????????{HALF_WRITTEN}"):  # the names that mkstemp makes
             left.unlink(missing_ok=True)
 
 

@@ -140,7 +140,7 @@ class TaskServer:
     def close(self, secs: float = REAP_SECS) -> None:
         """Let the server end after its children, and wait for that up to `secs`."""
         self._socket.close()
-        if not self.is_ready:  # it has no child, and would see the end of the socket only after its imports
+        if not self.is_ready:  # it has no child, and would notice the closed socket only after its imports
             self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(secs)
@@ -201,7 +201,7 @@ class ForkedChild:
         return self._code
 
     def _read_code(self) -> int:
-        """Return how a child ended that has."""
+        """Return the exit code of a child that has ended."""
         until = time.monotonic() + REAP_SECS
         while (code := self._told(_EXIT)) is None:
             if self._server.poll() is not None or time.monotonic() > until:
@@ -259,7 +259,7 @@ def tell_intent(status: int, code: int) -> None:
 
 
 def _tell(status: int, word: bytes, code: int) -> None:
-    with contextlib.suppress(OSError):  # nobody waits for it any more
+    with contextlib.suppress(OSError):  # the other end has closed
         os.write(status, b"%s %d\n" % (word, code))
 
 

@@ -117,7 +117,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
     def run(self, load: Callable[[], None]) -> None:
-        """Import, with what comes before and after it; once."""
+        """Import MLflow, with the calls before and after it; only once."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         self._before()
@@ -141,7 +141,7 @@ class _Loader(importlib.abc.Loader):
 
 
 def forget(env: Mapping[str, str | None]) -> None:
-    """Give the environment back, where this process does something else afterwards."""
+    """Restore the environment, if this process does something else afterwards."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
     for name, value in env.items():
         if value is None:

@@ -98,7 +98,7 @@ class RunRecord:
 
     @property
     def run_id(self) -> str | None:
-        """What MLflow calls the run."""
+        """The MLflow run's id, under the name that `Shipped` has for it."""
         return self.mlflow_run_id
 
     def save(self, model_dir: Path) -> None:
@@ -107,7 +107,7 @@ class RunRecord:
             if not self.is_held:
                 values = asdict(self)
                 del values["is_held"]
-                if not self.trackers:  # of a run with MLflow alone it is as ever
+                if not self.trackers:  # unchanged from earlier versions if MLflow is the only tracker
                     del values["trackers"]
                 write_json(model_dir / "run.json", values)
 
