@@ -192,7 +192,7 @@ def _check_text(file: str, compression: str) -> None:
     with tf.io.gfile.GFile(file, "rb") as raw, gzip.open(raw) if compression else raw as stream:
         start = stream.read(_START)
     if start.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in start:
-        raise ValueError(f"{file}: is no text in UTF-8 but, it seems, in UTF-16. Convert it: iconv -f utf-16 -t utf-8.")
+        raise ValueError(f"{file}: is not UTF-8 text, but seems to be UTF-16. Convert it: iconv -f utf-16 -t utf-8.")
 
 
 def _declared_columns(columns: Any, label: str | None) -> dict[str, Column]:
@@ -241,7 +241,7 @@ def _header(files: list[str], declared: Mapping[str, Column], delimiter: str) ->
         try:
             names = _split(lines[0].decode("utf-8-sig"), delimiter)
         except (UnicodeDecodeError, csv.Error) as error:
-            raise ValueError(f"{file} line 1: the header is no line of CSV in UTF-8 ({error}).") from error
+            raise ValueError(f"{file} line 1: the header is not a line of CSV in UTF-8 ({error}).") from error
         for name in declared:
             if name not in names:
                 near = difflib.get_close_matches(name, names, 1)

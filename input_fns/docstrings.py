@@ -62,7 +62,7 @@ def read_docstrings(package: str, is_held_out: bool, count: int) -> tuple[str, .
     """
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise ValueError(f"params.packages has {package!r}, which is no package that is installed here.")
+        raise ValueError(f"params.packages has {package!r}, which is not installed here.")
     root = Path(spec.submodule_search_locations[0])
     # Order and split depend only on names, so that they are the same on every machine.
     files = {zlib.crc32(str(path.relative_to(root)).encode()): path for path in root.rglob("*.py")}

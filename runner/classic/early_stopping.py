@@ -186,7 +186,7 @@ def _events(path: str) -> Any:
     try:
         yield from tf.compat.v1.train.summary_iterator(path)
     except tf.errors.DataLossError as error:
-        _log.warning("%s is damaged, and read up to there: %s", path, error.message)
+        _log.warning("%s is damaged, and was read up to the damage: %s", path, error.message)
 
 
 def _scalar(value: Any) -> float | None:

@@ -92,7 +92,7 @@ class Estimator(engine.Estimator):
             beside = " beside parameter servers" if cluster.task_type == "worker" else ""
             raise ValueError(
                 f"Estimator.train: TF_CONFIG says that this process is the {cluster.task_type}{beside}, which does not "
-                "train. train_and_evaluate does what each process has to do."
+                "train. Call train_and_evaluate, which does the part of each process."
             )
         if isinstance(self.config, RunConfig):
             self.config.check_strategy()

@@ -269,7 +269,7 @@ def _family_of(model: Any) -> _Family:
     for name, family in (("keras", _Family), ("tf_keras", _Keras2)):
         if name in sys.modules and isinstance(model, sys.modules[name].Model):
             return family(sys.modules[name])
-    raise ValueError(f"model_to_estimator: {model!r} is no model of Keras 3 or tf_keras.")
+    raise ValueError(f"model_to_estimator: {model!r} is not a model of Keras 3 or tf_keras.")
 
 
 def _split(features: Any) -> tuple[Any, Any]:

@@ -71,7 +71,8 @@ def optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
         return made if made is not given else copy.deepcopy(made)  # the given one would keep the slots of this trace
     if not hasattr(made, "get_config"):
         raise ValueError(
-            f"optimizer={made!r} is no optimizer of Keras or tf.compat.v1.train, nor a name or a function for one."
+            f"optimizer={made!r} is not an optimizer of Keras or tf.compat.v1.train, the name of one, or a function "
+            "that makes one."
         )
     found = named_as_before(made)
     if found is not None:

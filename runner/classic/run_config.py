@@ -222,9 +222,9 @@ class RunConfig(run_config.RunConfig):
         """Warn, in an evaluator that TF_CONFIG does not list, that the chief may evaluate as well."""
         if self.cluster.is_evaluator and self.cluster.tasks and "evaluator" not in self.cluster.tasks:
             _log.warning(
-                "TF_CONFIG: cluster does not name this evaluator. Where that of the chief does not either, it does not "
-                "know of it and evaluates, too. To leave it to the evaluator, name it there in every task: "
-                '"evaluator": ["host:port"].'
+                "TF_CONFIG: cluster does not list this evaluator. If the chief's TF_CONFIG does not list it either, "
+                "the "
+                'chief evaluates as well. List it in every task: "evaluator": ["host:port"].'
             )
 
 
@@ -270,7 +270,8 @@ def _strategies(train: Any, evaluation: Any, both: Any) -> tuple[Any, Any]:
     for strategy in (train, evaluation):
         if isinstance(strategy, tf.compat.v1.distribute.experimental.ParameterServerStrategy):
             raise ValueError(
-                "tf.compat.v1.distribute.experimental.ParameterServerStrategy trained between graphs, which are gone. "
+                "tf.compat.v1.distribute.experimental.ParameterServerStrategy needs between-graph replication, which "
+                "no longer exists.  "
                 f"{_SERVERS}"
             )
     if both is None:

@@ -75,7 +75,7 @@ class ScriptRun:
                 config, model_dir = config.replace(model_dir=self._options.model_dir), self._options.model_dir
             else:
                 _log.warning(
-                    "--model-dir=%s is that of the first Estimator; another one keeps %s.",
+                    "--model-dir=%s applies only to the first Estimator; another one uses %s.",
                     self._options.model_dir, written or "a temporary folder",
                 )  # fmt: skip
         if self._options.strategy is not None and self._strategy is not config.train_distribute:

@@ -42,7 +42,7 @@ class TrainSpec(collections.namedtuple("TrainSpec", "input_fn max_steps hooks sa
         listeners = tuple(saving_listeners or ())
         for listener in listeners:
             if not isinstance(listener, tf.compat.v1.train.CheckpointSaverListener):
-                raise TypeError(f"TrainSpec(saving_listeners=...): {listener!r} is no CheckpointSaverListener.")
+                raise TypeError(f"TrainSpec(saving_listeners=...): {listener!r} is not a CheckpointSaverListener.")
         return super().__new__(cls, input_fn, max_steps, _hooks("TrainSpec", hooks), listeners)
 
 
@@ -107,7 +107,7 @@ def train_and_evaluate(
     """
     for value, kind in ((estimator, engine.Estimator), (train_spec, TrainSpec), (eval_spec, EvalSpec)):
         if not isinstance(value, kind):
-            raise TypeError(f"train_and_evaluate: {value!r} is no {kind.__name__}.")
+            raise TypeError(f"train_and_evaluate: {value!r} is not of type {kind.__name__}.")
     # checks them again: `_replace` of a NamedTuple does not
     train_spec, eval_spec = TrainSpec(*train_spec), EvalSpec(*eval_spec)
     exporters = [_Recorded(exporter) for exporter in eval_spec.exporters]
@@ -143,7 +143,7 @@ def _hooks(what: str, given: Sequence[Any] | None) -> tuple[Any, ...]:
     for hook in given or ():
         is_native = callable(getattr(hook, "after_step", None)) or callable(getattr(hook, "after_batches", None))
         if not isinstance(hook, tf.compat.v1.train.SessionRunHook) and not is_native:
-            raise TypeError(f"{what}(hooks=...): {hook!r} is no SessionRunHook.")
+            raise TypeError(f"{what}(hooks=...): {hook!r} is not a SessionRunHook.")
     return tuple(given or ())
 
 
@@ -152,7 +152,7 @@ def _exporters(given: Any) -> tuple[Any, ...]:
     names = []
     for exporter in exporters:
         if not isinstance(exporter, Exporter):
-            raise TypeError(f"EvalSpec(exporters=...): {exporter!r} is no tf.estimator.Exporter.")
+            raise TypeError(f"EvalSpec(exporters=...): {exporter!r} is not a tf.estimator.Exporter.")
         names.append(exporter.name)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

@@ -35,8 +35,9 @@ def made_apart(make: Callable[[], Any]) -> Any:
         value = tf.get_static_value(value) if tf.is_tensor(value) else value
         if value is None:
             raise ValueError(
-                "an optimizer of Keras keeps its learning rate in a variable, which cannot begin with a tensor of the "
-                "graph. Give it a schedule of keras.optimizers.schedules, or give an optimizer of tf.compat.v1.train."
+                "an optimizer of Keras keeps its learning rate in a variable, whose initial value cannot be a tensor "
+                "of the graph.  Give it a schedule of keras.optimizers.schedules, or give an optimizer of "
+                "tf.compat.v1.train."
             )
         with futures.ThreadPoolExecutor(1) as thread:
             return thread.submit(tf.Variable, value, dtype=kwargs.get("dtype"), trainable=False).result()

@@ -29,7 +29,7 @@ def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
         if getattr(owner, name, None) is not new:
             raise RuntimeError(
                 f"{getattr(owner, '__name__', type(owner).__name__)}.{name} was replaced a second time, and the first "
-                "replacement is left before the second. Replacements are left in the opposite order of entering."
+                "replacement ended before the second. End them in reverse order."
             )
         if is_inherited:
             delattr(owner, name)

@@ -134,7 +134,7 @@ _DIFFERS: Mapping[str, Mapping[str, str]] = {
         ),
         " ".join(install.SWITCHES): (
             "it has no effect outside of model_fn, and says so: a model_fn is traced as a TensorFlow 1 graph anyway, "
-            "and everything else is eager; what needs a graph there, write it under `with tf.Graph().as_default():`"
+            "and everything else is eager; there, build graphs under `with tf.Graph().as_default():`"
         ),
         "py_func py_function numpy_function": (
             "in an input_fn the position cannot be saved: a run that resumes reads and drops the batches it had; no "

@@ -222,7 +222,7 @@ def _without_effect(name: str) -> Callable[[], None]:
             _warned.add(name)
             _log.warning(
                 "tf.%s() has no effect outside of model_fn, which is traced as a TensorFlow 1 graph anyway: everything "
-                "else is eager. What needs a graph there, write it under `with tf.Graph().as_default():`.",
+                "else is eager. There, build graphs under `with tf.Graph().as_default():`.",
                 name,
             )
 

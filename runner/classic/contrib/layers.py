@@ -129,7 +129,7 @@ def real_valued_column(
     """Return `tf.feature_column.numeric_column`."""
     if dimension is None:
         raise ValueError(
-            f"real_valued_column({column_name!r}, dimension=None): lengths that differ are not served; give a number."
+            f"real_valued_column({column_name!r}, dimension=None): varying lengths are not supported; give a number."
         )
     return columns.numeric_column(column_name, (dimension,), default_value, dtype, normalizer)
 
@@ -227,7 +227,7 @@ def create_feature_spec_for_parsing(feature_columns: Iterable[Any]) -> dict[str,
 def _combined(column: Any, combiner: str) -> Any:
     if combiner != "sum":
         raise ValueError(
-            f"combiner={combiner!r} of a column of tf.contrib.layers is not served: give it to embedding_column, or "
+            f"combiner={combiner!r} of a column of tf.contrib.layers is not supported: give it to embedding_column, or "
             "sparse_combiner= to tf.estimator.LinearClassifier."
         )
     return column

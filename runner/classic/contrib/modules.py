@@ -91,7 +91,7 @@ class _Refused(types.ModuleType):
     """
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, "A name of tf.contrib 1.15 that is not served.")
+        super().__init__(name, "A name of tf.contrib 1.15 that is not supported.")
         self.__path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:

@@ -463,7 +463,7 @@ class BeamSearchDecoder(Decoder):
         reorder_tensor_arrays: bool = True,
     ) -> None:
         if coverage_penalty_weight:
-            raise ValueError("BeamSearchDecoder(coverage_penalty_weight=) is not served; leave it 0.")
+            raise ValueError("BeamSearchDecoder(coverage_penalty_weight=) is not supported; leave it 0.")
         self._first = GreedyEmbeddingHelper(embedding, start_tokens, end_token)
         self._start_tokens = tf.convert_to_tensor(start_tokens, tf.int32)
         self._end_token = tf.convert_to_tensor(end_token, tf.int32)

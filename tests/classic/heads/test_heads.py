@@ -214,5 +214,5 @@ def test_arguments_that_mean_nothing_are_refused(make: Callable[[], Any], messag
 
 
 def test_a_weight_column_that_is_not_there_is_named() -> None:
-    with pytest.raises(ValueError, match="weight_column='w' is no feature. There are: x"):
+    with pytest.raises(ValueError, match="weight_column='w' is not a feature. There are: x"):
         heads.RegressionHead(weight_column="w").loss(tf.zeros([2, 1]), tf.zeros([2, 1]), {"x": tf.zeros([2])})
