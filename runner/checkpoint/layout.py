@@ -32,7 +32,7 @@ PREFIX = "model.ckpt-"
 STATE_FILE = "checkpoint"
 SCRATCH = ".saving"
 LEFT = f".{PREFIX}"
-"""Begins the names of what workers leave for the checkpoint that the chief is going to write."""
+"""Prefix of the files that workers leave for the next checkpoint, which the chief writes."""
 
 _log = logging.getLogger(__name__)
 

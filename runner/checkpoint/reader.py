@@ -22,7 +22,7 @@ from runner.tf_private import graphs, tensor_bundle
 GLOBAL_STEP = "global_step"
 EXTRA = "_runner/"
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-"""Key of a checkpoint of objects: which variable each of its other keys is."""
+"""Key of the object graph in a checkpoint of objects, which maps its other keys to variables."""
 
 ITERATOR = "iterator"
 

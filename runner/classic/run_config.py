@@ -223,8 +223,7 @@ class RunConfig(run_config.RunConfig):
         if self.cluster.is_evaluator and self.cluster.tasks and "evaluator" not in self.cluster.tasks:
             _log.warning(
                 "TF_CONFIG: cluster does not list this evaluator. If the chief's TF_CONFIG does not list it either, "
-                "the "
-                'chief evaluates as well. List it in every task: "evaluator": ["host:port"].'
+                'the chief evaluates as well. List it in every task: "evaluator": ["host:port"].'
             )
 
 
@@ -271,7 +270,7 @@ def _strategies(train: Any, evaluation: Any, both: Any) -> tuple[Any, Any]:
         if isinstance(strategy, tf.compat.v1.distribute.experimental.ParameterServerStrategy):
             raise ValueError(
                 "tf.compat.v1.distribute.experimental.ParameterServerStrategy needs between-graph replication, which "
-                "no longer exists.  "
+                "no longer exists. "
                 f"{_SERVERS}"
             )
     if both is None:

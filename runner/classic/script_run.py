@@ -33,7 +33,7 @@ from runner.tracking.tracker import RunDescription
 _log = logging.getLogger(__name__)
 
 STRATEGIES = ("default", "one_device", "mirrored", "central_storage", "multi_worker", "parameter_server")
-"""Names for `--strategy`, as `python -m runner strategy=` has them."""
+"""Values of `--strategy`, the same as for `python -m runner strategy=`."""
 
 CLUSTER_STRATEGIES = ("multi_worker", "parameter_server")
 

@@ -44,7 +44,7 @@ _PLUGINS = {
     "submitit_local": "hydra-submitit-launcher",
     "submitit_slurm": "hydra-submitit-launcher",
 }
-"""Launchers that work as they are, once they are installed."""
+"""Launcher -> the package that provides it."""
 
 OPTUNA = "runner.launch.optuna_sweeper.OptunaSweeper"
 
@@ -356,7 +356,7 @@ def check_groups(overrides: Sequence[str]) -> None:
 _PARAMS = re.compile(r"((?:model|input\.(?:train|predict|eval(?:\.(?!params\.)[^.]+)?))\.params)\.(.+)")
 
 _HANDED_OVER = ("batch_size", "shuffle_seed")
-"""Params of an input that have a setting of their own; `runner.config.validation` says so."""
+"""Params of an input that are set by keys of their own; `runner.config.validation` reports them."""
 
 
 def check_declared_params(overrides: Sequence[str], declared: Mapping[str, Any], final: Mapping[str, Any]) -> None:

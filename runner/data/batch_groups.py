@@ -12,11 +12,11 @@ from runner.data.dataset_adapter import none_spec
 from runner.tf_private.datasets import as_it_is, map_in_caller
 
 GROUP_SIZE = 16
-"""Elements of a group. With each `get_next` a thread wakes another one, and that the loop: nearly half of the CPU time
-of a tiny step. Groups of 4 save half of that, of 16 almost all (TensorFlow 2.21)."""
+"""Elements per group. Each `get_next` wakes another thread, which wakes the loop again: nearly half of the CPU time of
+a tiny step. Groups of 4 save half of that, groups of 16 almost all (TensorFlow 2.21)."""
 
 MAX_GROUP_BYTES = 1 << 20
-"""Two more groups are held beside the one that steps are taken on."""
+"""Largest group. Up to three are in memory: the current one and two more."""
 
 _TEXT_BYTES = 256
 

@@ -18,11 +18,11 @@ from runner.types import StepResult
 _log = logging.getLogger(__name__)
 
 MAX_ROLLBACKS = 3
-"""How often a run goes back to its last checkpoint because of a loss that is not finite."""
+"""Largest number of rollbacks in a run."""
 
 
 _SHOWN_VARIABLES = 3
-"""How many are named; the journal has all of them."""
+"""Number of variables that a message names; the journal has all of them."""
 
 
 def _named(variables: Sequence[str]) -> str:

@@ -24,11 +24,11 @@ CALL_FILE = "generation.json"
 PEERS_FOLDER = "peers"
 GLANCE_SECS = 0.2
 LOOK_SECS = 0.5
-"""How often a supervisor looks for news while its task runs."""
+"""How often a supervisor reads the messages of others while its task runs."""
 REPLACED_SECS = 600.0
-"""How long the processes of a run may take to come back after one was lost: the platform starts a new one."""
+"""How long the processes of a run may take to join again after a loss, when the platform replaces one."""
 BEAT_SECS = 5.0
-"""How often the evaluator's supervisor repeats what it said: the chief's waits for it, and for nobody who is gone."""
+"""How often the evaluator's supervisor repeats its message, so that the chief's knows that it is alive."""
 EVALUATOR = "evaluator"
 
 _NOT_EVALUATED = "Training has finished, and its last checkpoint was not evaluated"

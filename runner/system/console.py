@@ -229,7 +229,7 @@ _PHASES = {
     "restore": "restoring the checkpoint", "save": "saving a checkpoint", "evaluate": "evaluating",
     "predict": "predicting", "export": "exporting",
 }  # fmt: skip
-"""Phase of the journal -> what is said while it lasts."""
+"""Phase of the journal -> its text on the screen."""
 
 
 def _filled(facts: Sequence[str], width: int, between: str = "  ") -> list[str]:
@@ -452,7 +452,7 @@ def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
 
 
 _INPUT_BOUND = 0.05
-"""Where steps wait for their input for a larger part of their time, that is worth a look."""
+"""Share of step time spent waiting for input above which the summary points to the documentation."""
 
 
 def _input_bound(share: float | None) -> str | None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 
 HEARTBEAT = "RUNNER_HEARTBEAT_FD"
-"""The environment variable that tells a child which file descriptor its supervisor listens to."""
+"""Environment variable with the file descriptor to which a child writes heartbeats."""
 
 PERIOD_SECS = 1.0
 _BEAT, _STOP = b".", b"s"

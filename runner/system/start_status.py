@@ -15,10 +15,10 @@ from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 SCREEN = "RUNNER_SCREEN_FD"
-"""The environment variable that tells a task on which descriptor it asks for the terminal."""
+"""Environment variable with the file descriptor on which a task asks for the terminal."""
 
 ANSWER_SECS = 5.0
-"""How long a task waits for the answer: a supervisor that is stopped must not hold it up."""
+"""How long a task waits for the answer, so that a stopped supervisor does not block it."""
 
 
 def is_for(argv: Sequence[str]) -> bool:
@@ -101,7 +101,7 @@ class StartStatus:
 
 
 START_STATUS = StartStatus()
-"""That of this process: it has one terminal."""
+"""The live line of this process, which has one terminal."""
 
 
 def take_terminal(env: MutableMapping[str, str]) -> None:

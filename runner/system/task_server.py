@@ -28,13 +28,13 @@ from runner.system.child_process import LIFELINE, Descriptors, describe_exit
 from runner.system.heartbeat import HEARTBEAT
 
 START_SECS = 300.0
-"""How long a server may take to import what it preloads."""
+"""How long a server may take for its imports."""
 
 REPLY_SECS = 30.0
-"""How long it may take to fork."""
+"""How long a server may take to fork."""
 
 REAP_SECS = 5.0
-"""How long it may take to tell how a child ended, which it does at once."""
+"""How long a server may take to report how a child ended, which it does at once."""
 
 GLANCE_SECS = 0.05
 

@@ -30,10 +30,10 @@ from runner.system.task_server import ChildRequest
 from runner.task.main import end, main, quiet_import
 
 THREADS_THAT_KNOW_FORKS = ("jemalloc_bg_thd",)
-"""Names of threads, as the system has them, that may be there while a child is forked."""
+"""Names (in the operating system) of threads that may exist while a child is forked."""
 
 ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/vfio")
-"""Devices that a child cannot use once its parent has opened them."""
+"""Device files that a child cannot use if its parent has opened them."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

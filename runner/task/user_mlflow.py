@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 _MODULE = "mlflow"
 WAIT_SECS = 60.0
-"""How long a task waits for the run: the supervisor imports MLflow, and may have to make the database (up to 9 s)."""
+"""How long a task waits for the MLflow run; the supervisor may need 9 s to import MLflow and make the database."""
 
 
 def watch_import(config: Config, cluster: Cluster, journal: Journal | NullJournal, *, inline: bool) -> None:

@@ -36,7 +36,7 @@ def made_apart(make: Callable[[], Any]) -> Any:
         if value is None:
             raise ValueError(
                 "an optimizer of Keras keeps its learning rate in a variable, whose initial value cannot be a tensor "
-                "of the graph.  Give it a schedule of keras.optimizers.schedules, or give an optimizer of "
+                "of the graph. Give it a schedule of keras.optimizers.schedules, or give an optimizer of "
                 "tf.compat.v1.train."
             )
         with futures.ThreadPoolExecutor(1) as thread:

@@ -29,7 +29,7 @@ v1 = tf.compat.v1
 
 _PHILOX = 1
 _PARTS = 1_000_003
-"""More than a loop is expected to have iterations, or an update parts."""
+"""Larger than the expected number of iterations of a loop, or parts of an update."""
 
 
 class Stream:

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 CURVES_FILE = "learning_curves.png"
 MAX_PANELS = 25
 MAX_POINTS = 400
-"""More points of one curve than this are drawn as their mean over a band from least to greatest."""
+"""A curve of more points is drawn as means with a band from minimum to maximum."""
 FEW_POINTS = 40
-"""So few points of one curve are marked one by one."""
+"""The points of a curve with at most this many are marked."""
 MAX_VALUE = 1e100
-"""What is larger is drawn as infinite: the axes would overflow."""
+"""Larger values are drawn as infinite, because the axes would overflow."""
 LOG_RATIO = 100.0
 """A panel whose values span more than this is drawn on a log scale."""
 COLOURS = ("#1f6fb4", "#e4761b", "#2a9d5c", "#c23b3b", "#7d5bb5", "#8a6150", "#d36bb0", "#6b7075", "#a8a51f", "#1fa5b8")

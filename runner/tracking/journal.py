@@ -27,13 +27,13 @@ from runner.system.files import naming_need
 from runner.tracking.plain_values import json_value
 
 WANTS_RUN = "wants_run"
-"""Event: code of the user's has imported MLflow, and is to find the run there."""
+"""Event: the user's code has imported MLflow and needs the MLflow run."""
 ARTIFACT, IMAGE, DATASET = "artifact", "image", "dataset"
-"""Events: a file or folder to keep with the run (path in model_dir, folder), a PNG of a step, what an input is."""
+"""Events: a file or folder to keep with the run (path in model_dir, folder), a PNG of a step, facts of an input."""
 
 
 BLOCK_BYTES = 1_000_000
-"""Of a journal that are read at once."""
+"""Number of bytes of a journal that are read at once."""
 
 
 class Journal:

@@ -33,7 +33,7 @@ from runner.system.redaction import mask_text
 from runner.tracking.tracker import DatasetFacts, ExportedModel, NullTracker, Point, Tracker, describe
 
 MAX_NAME, MAX_PARAM, MAX_TAG = 250, 6000, 8000
-"""Characters in a name, in the value of a parameter and in that of a tag; MLflow's own limits."""
+"""MLflow's limits, in characters, for names and for the values of params and tags."""
 
 
 class UniqueNames:
@@ -65,13 +65,13 @@ def clean_text(value: Any, limit: int) -> str:
 
 
 MAX_METRICS, MAX_PARAMS_AND_TAGS, MAX_BYTES = 1000, 100, 500_000
-"""What one request may hold; MLflow's own limits are 1000, 100 and a million."""
+"""Limits per request; MLflow's are 1000, 100 and a million."""
 
 MAX_PARAMS_OF_A_RUN = 1000
-"""A run with 10,000 takes 13 s to record (measured), and MLflow's pages cannot show it."""
+"""Limit of params per run: 10,000 take 13 s to record (measured), and MLflow's pages cannot show them."""
 
 MAX_EXAMPLE_VALUES = 200_000
-"""Numbers in the input example of a model: an image of 256x256 in colour; two files of a megabyte."""
+"""Largest number of values in a model's input example: a colour image of 256x256, which makes two files of 1 MB."""
 
 LOCK_TIMEOUT_SECS = 120.0
 """How long to wait for another process that is creating the database (measured: 1.4-6.7 s)."""
@@ -85,7 +85,7 @@ QUIET = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",  # it would break the progress line
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # stdout is for the summary
 }
-"""Settings of MLflow that hold unless the environment says otherwise."""
+"""MLflow's environment variables -> values, used if they are not set."""
 
 
 class MlflowTracker(Tracker):

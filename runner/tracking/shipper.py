@@ -48,9 +48,9 @@ PERIOD_SECS = 2.0
 GLANCE_SECS = 0.2
 CLOSING_ATTEMPTS = 3
 CLOSING_TIMEOUT_SECS = 20.0
-"""How long the end of a run waits for a tracker that answers nothing: a frozen server, a database that is locked."""
+"""How long the end of a run waits for a tracker that does not answer: a frozen server or a locked database."""
 UPLOAD_BYTES_PER_SEC = 1e6
-"""A file or a model may take as much longer as it takes at this rate."""
+"""The wait is extended for files and models by their size divided by this rate."""
 
 
 class Shipper:

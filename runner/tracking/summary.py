@@ -20,7 +20,7 @@ _TYPES = {
 }  # fmt: skip
 
 _OF_READERS = ("metrics", "predictions", "exports", "mlflow_run_id")
-"""What a command that reads a run adds to the run's summary."""
+"""Fields that a command that only reads a run adds to the run's summary."""
 
 _OF_RESULT = ("global_step", "metrics", "steps_per_sec", "input_bound", "examples", "num_replicas", "devices",
               "checkpoint", "predictions", "stopped_early", "error")  # fmt: skip

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 JOBS_FILE = "parallel_coordinates.png"
 MAX_MARKS = 6
-"""More values of one key than this are not all written at its axis."""
+"""Largest number of values that are labelled on an axis."""
 
 
 def draw_jobs(jobs: Sequence[tuple[str, float | None]], metric: str, directory: Path) -> Path | None:

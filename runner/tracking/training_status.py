@@ -13,7 +13,7 @@ from runner.system.files import read_dataclass, write_json
 FILE = "training_ended.json"
 
 GENERATION = "RUNNER_GENERATION"
-"""The environment variable that tells a task which start of the run it belongs to."""
+"""Environment variable with the number of the run's start to which a task belongs."""
 
 RUNNING = "running"
 

@@ -14,9 +14,9 @@ _ROOTS = ("tensorflow", "tensorflow_estimator", "tensorflow_addons", "tf_slim")
 MODEL_FN, INPUT_FN, HOOK, SCRIPT, ELSEWHERE = "model_fn", "input_fn", "hook", "script", "elsewhere"
 """The places where a name is used.
 
-A model_fn (a function with arguments `features` and `mode`, or so named); an input_fn (so named, and no receiver
-function); a class that inherits from a hook or listener of TensorFlow; the script: the top of the file, its `main` and
-the functions that only these call, under no `with` that makes a graph the default; any other function or graph.
+MODEL_FN: a function named so, or with arguments `features` and `mode`. INPUT_FN: a function named so, but not a
+receiver function. HOOK: a class that inherits from a hook or listener of TensorFlow. SCRIPT: the top level of the file,
+`main` and functions that only these call, outside of graphs. ELSEWHERE: any other function or graph.
 """
 
 

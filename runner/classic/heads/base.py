@@ -295,7 +295,9 @@ def with_regularization(loss: tf.Tensor, regularization_losses: Losses) -> tf.Te
 
 
 def exported(predictions: Mapping[Any, tf.Tensor], **output: Any) -> dict[str, Any]:
-    """Return signature name -> outputs: a single output `output`, which is also the default, and the predictions."""
+    """Return signature name -> outputs: the output under its keyword and as the default, and the predictions as
+    `predict`.
+    """
     ((name, default),) = output.items()
     return {DEFAULT_SIGNATURE: default, name: default, "predict": PredictOutput(predictions)}
 

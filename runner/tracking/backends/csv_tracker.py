@@ -25,7 +25,7 @@ FOLDER = "tracking"
 METRICS_FILE, PARAMS_FILE, TAGS_FILE = "metrics.csv", "params.csv", "tags.csv"
 
 _LAST_BYTES = 1 << 20
-"""Of a file of metrics, in which its last row is looked for: of more than 10,000 columns."""
+"""Bytes at the end of a file that are searched for its last row; enough for over 10,000 columns."""
 
 
 class CsvTracker(Tracker):

@@ -28,7 +28,7 @@ from runner.tracking.journal import Journal, Journals
 
 MODULE = "runner.tracking.backends.session_process"
 LAST_SECS = 60.0
-"""How long a script that has ended waits for its record: longer than the process that ships takes for a frozen one."""
+"""How long the end of a script waits for its record; longer than the shipping process waits for a frozen tracker."""
 
 
 class ShippingProcess:

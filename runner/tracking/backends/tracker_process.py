@@ -29,7 +29,7 @@ _ARGUMENTS: Mapping[str, Callable[..., tuple[Any, ...]]] = {
     "log_input": lambda facts: (DatasetFacts(**facts),),
     "log_model": lambda facts: (ExportedModel(**{**facts, "path": Path(facts["path"])}),),
 }
-"""Method -> its arguments, of what came as JSON."""
+"""Method -> function that makes its arguments from JSON values."""
 _METHODS = ("start", *_ARGUMENTS, "set_tags", "end", "address")
 _NEEDED = ("start", "log_points", "end")
 

@@ -24,12 +24,12 @@ from runner.system.heartbeat import HEARTBEAT
 from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, Tracker, TrackerError
 
 SOCKET = "RUNNER_TRACKER_FD"
-"""The environment variable that tells the process of a class which file descriptor is its end of the socket."""
+"""Environment variable with the file descriptor of the tracker process's end of the socket."""
 MODULE = "runner.tracking.backends.tracker_process"
 MAX_DEATHS = 3
-"""A process that has died so often is not started again: each start imports what the class needs, beside training."""
+"""After this many deaths the process is not restarted, since each start slows training by its imports."""
 GRACE_SECS = 5.0
-"""How long the process of a class has to end, once all is recorded."""
+"""How long the tracker process may take to end after everything is recorded."""
 
 
 @runtime_checkable
