@@ -72,9 +72,9 @@ def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
             judged = [(CANNOT, _NO_ITERATOR, use.said)]
         for verdict, said, name in judged:
             if verdict == CANNOT and use.line in elsewhere:
-                verdict, said = DIFFERS, f"{said}; the lines around it are for several versions"
+                verdict, said = DIFFERS, f"{said}; the code around it supports several versions"
             elif verdict == CANNOT and (use.line, use.column) in imports and _is_of_contrib(use):
-                verdict, said = DIFFERS, f"it is refused where it is used, and not by this import: {said}"
+                verdict, said = DIFFERS, f"its use is refused, not this import: {said}"
             elif verdict == CANNOT and (own := packages.of_the_users_own(use.name, Path(file))):
                 said = f"Python looks for it in the installed TensorFlow, and not in your {own}: rename that folder"
             found.setdefault((use.line, name, said), Finding(file, use.line, use.column, verdict, name, said))
@@ -140,9 +140,9 @@ def _judged(use: Use, installed: Installed) -> list[tuple[str, str, str]]:
 
 def _differences(use: Use) -> Iterable[tuple[str, str, str]]:
     if module_paths.leads_to(use.name):
-        yield DIFFERS, "it was private: the runner has what of this module is public under tf.estimator", use.said
+        yield DIFFERS, "it was private: the runner has those of its names that are public under tf.estimator", use.said
     elif use.is_private:
-        yield DIFFERS, f"it is private: TensorFlow {VERSION} has it, and may move it in any release", use.said
+        yield DIFFERS, f"it is private: TensorFlow {VERSION} has it, but may move it in any release", use.said
     for rule in RULES:
         skipped = rule.only_in not in ("", use.place) or _gives(use, rule.without, rule.num_arguments)
         if not skipped and (rule.fits(use.api_name) or rule.fits(use.name.removeprefix("tensorflow."))):
@@ -176,8 +176,8 @@ _OWN_SAVER = (
     "tf.train.CheckpointSaverListener in CheckpointSaverHook(listeners=)"
 )
 _OWN_HOOK = (
-    "a hook of your own sees every step, since it may fetch anything and stop at any: loops of one step, which is "
-    "slower; a runner.Hook with an Every(steps=) sees a loop"
+    "your hook is called at every step, since it may fetch anything and stop at any step. Loops have one step, which "
+    "is slower; a runner.Hook with Every(steps=) is called once per loop"
 )
 
 

@@ -25,7 +25,7 @@ _PIP_NAMES: Mapping[str, str] = {
     "yaml": "PyYAML",
 }
 _ENDED: Mapping[str, str] = {
-    "tensorflow_addons": "it ended with TensorFlow 2.15: take what you use of its source into your own",
+    "tensorflow_addons": "it ended with TensorFlow 2.15: copy what you use of it into your project",
 }
 
 

@@ -252,20 +252,20 @@ _PARTS_OF_TENSORFLOW: Mapping[str, str] = {"keras": "tensorflow:keras"}
 
 _GYM = "tf.estimator has it: Estimator, TrainSpec, EvalSpec, train_and_evaluate"
 _QUEUES = "queue runners do not run here: return a tf.data.Dataset from input_fn"
-_LOOP = "the loop over a session is the runner's: call Estimator.train with what it did as hooks"
+_LOOP = "the runner replaces loops over a session: call Estimator.train with hooks for what the loop did"
 _FOREST = "use the package tensorflow_decision_forests"
 _PROBABILITY = "use the package tensorflow_probability"
-_ADDONS = "the package tensorflow_addons had it; take its source into your own"
+_ADDONS = "the package tensorflow_addons had it; copy its source into your project"
 
 GONE: tuple[tuple[str, str], ...] = (
-    ("all_reduce", "a strategy adds up gradients: tf.distribute.MirroredStrategy"),
+    ("all_reduce", "a strategy sums gradients: use tf.distribute.MirroredStrategy"),
     ("autograph", "use tf.autograph"),
     ("batching", "use tf.nondifferentiable_batch_function"),
     ("bayesflow", _PROBABILITY),
     ("boosted_trees", _FOREST),
-    ("cmake", "it was no module of programs"),
+    ("cmake", "programs did not use this module"),
     ("coder", "use the package tensorflow_compression"),
-    ("compiler", "use RunConfig(..., jit_compile=) or tf.function(jit_compile=True)"),
+    ("compiler", "use train.jit (RunConfig(jit=True)) or tf.function(jit_compile=True)"),
     ("constrained_optimization", "use the package tensorflow_constrained_optimization"),
     ("copy_graph", "graphs of a session are not supported"),
     ("cudnn_rnn", "use tf.keras.layers.LSTM or tf.keras.layers.GRU: they use cuDNN where they can"),
@@ -301,7 +301,7 @@ GONE: tuple[tuple[str, str], ...] = (
     ("linear_optimizer", "use tf.estimator.LinearClassifier(optimizer='Ftrl')"),
     ("lite", "use tf.lite"),
     ("memory_stats", "use tf.config.experimental.get_memory_info"),
-    ("nccl", "a strategy adds up gradients: tf.distribute.MirroredStrategy"),
+    ("nccl", "a strategy sums gradients: use tf.distribute.MirroredStrategy"),
     ("opt.ScipyOptimizerInterface", "it needs a session: use scipy.optimize.minimize on tf.function's gradients"),
     ("opt.ExternalOptimizerInterface", "it needs a session: use scipy.optimize.minimize on tf.function's gradients"),
     ("opt.MovingAverageOptimizer", "use tf.train.ExponentialMovingAverage in model_fn"),
@@ -320,7 +320,7 @@ GONE: tuple[tuple[str, str], ...] = (
     ("slim.dataset_data_provider", _QUEUES),
     ("slim.parallel_reader", _QUEUES),
     ("slim.prefetch_queue", _QUEUES),
-    ("specs", "write the layers out"),
+    ("specs", "call the layers directly"),
     ("staging", "tf.data prefetches to devices"),
     ("stateless", "use tf.random.stateless_uniform and the like"),
     ("summary", "use tf.summary"),
@@ -328,12 +328,12 @@ GONE: tuple[tuple[str, str], ...] = (
     ("tensorboard", "use the package tensorboard"),
     ("tensorrt", "use tf.experimental.tensorrt.Converter"),
     ("text", "use the package tensorflow_text"),
-    ("tfprof", "use tf.estimator.ProfilerHook, or train.profile of the runner"),
+    ("tfprof", "use tf.estimator.ProfilerHook, or the runner's run.profile"),
     ("timeseries", "use the package tensorflow_probability: tfp.sts"),
     ("tpu.keras_to_tpu_model", "use tf.distribute.TPUStrategy"),
     ("tpu.TPUDistributionStrategy", "use tf.distribute.TPUStrategy"),
     ("tpu.shard", "use tf.distribute.TPUStrategy"),
-    ("tpu", "use tf.compat.v1.estimator.tpu, and tf.compat.v1.tpu for what is below it"),
+    ("tpu", "use tf.compat.v1.estimator.tpu, or tf.compat.v1.tpu for lower-level functions"),
     ("training.bucket", "use tf.data.experimental.bucket_by_sequence_length"),
     ("training.bucket_by_sequence_length", "use tf.data.experimental.bucket_by_sequence_length"),
     ("training.batch_sequences_with_states", _QUEUES),
