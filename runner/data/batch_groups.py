@@ -25,7 +25,7 @@ class Group(NamedTuple):
     """Some elements of an iterator, as tensors of a graph.
 
     Attributes:
-      optionals: the elements as variants of `tf.experimental.Optional`.
+      optionals: the elements, variants of `tf.experimental.Optional` `[n]`.
       count: int64 scalar, how many of them have a value, the first ones; all of them until the data ends.
       spec: spec of an element.
     """
@@ -36,11 +36,11 @@ class Group(NamedTuple):
 
     @property
     def is_last(self) -> tf.Tensor:
-        """Report whether the data has ended."""
+        """Whether the data has ended, a bool scalar."""
         return self.count < tf.size(self.optionals)
 
     def element(self, index: tf.Tensor) -> Any:
-        """Return the element at `index`, which is below `count`."""
+        """Return the element at `index`, an integer scalar below `count`."""
         optional = tf.OptionalSpec(self.spec)
         return tf.nest.pack_sequence_as(optional, [self.optionals[index]], expand_composites=True).get_value()
 

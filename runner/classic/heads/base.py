@@ -308,6 +308,7 @@ def of_each_example(values: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 
 
 def names_of_classes(num_classes: int, label_vocabulary: Sequence[Any] | None) -> tf.Tensor:
+    """Return the names of the classes, `[num_classes]`: the vocabulary, or else their ids as strings."""
     if label_vocabulary:
         return tf.convert_to_tensor(list(label_vocabulary))
     return tf.strings.as_string(tf.range(num_classes))
