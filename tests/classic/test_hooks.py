@@ -197,7 +197,7 @@ def test_a_hook_fetches_variables_of_keras(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("hooks", "message"),
     [
-        ([Feeds("my_loss:0", [1.0])], "only a placeholder that model_fn or a hook made can be fed"),
+        ([Feeds("my_loss:0", [1.0])], "only placeholders made by model_fn or a hook can be fed"),
         ([Feeds("rate:0", [[1.0, 2.0]])], r"Cannot feed value of shape \(2,\) for Tensor 'rate:0', which has shape"),
         ([Feeds("rate:0", [1.0]), Feeds("rate:0", [1.0])], "Two hooks feed the same tensor: 'rate:0'"),
     ],
